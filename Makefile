@@ -55,7 +55,7 @@ test-docker: setup  ## images, one server and six hospitals by docker-compose; n
 
 # TORCH=cpu or another build of PyTorch's own index goes into a lock file of its own
 LOCK := docker/requirements$(if $(TORCH),-$(TORCH)).lock
-lock: setup  ## the images' dependencies anew: versions and hashes
+lock: setup  ## the images' dependencies resolved again: versions and hashes
 	$(BIN)/uv --no-config pip compile pyproject.toml --upgrade --quiet --generate-hashes --no-annotate --no-emit-index-url --python-version 3.11 --python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock$(if $(TORCH), TORCH=$(TORCH))" $(if $(TORCH),--torch-backend $(TORCH)) --output-file $(LOCK)
 	$(if $(TORCH),sed -i '1i --extra-index-url https://download.pytorch.org/whl/$(TORCH)' $(LOCK))
 

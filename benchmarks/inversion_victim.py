@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsilo.client_app.site.standardised import with_figures
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.client_app.training.loop import train_locally
+from fedsilo.client_app.training.standardised import with_figures
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.seeding import generator

@@ -4,7 +4,7 @@ Run by name it is one rival, in a process of its own, and prints how long its ro
 
     python benchmarks/peer_job.py bare | inline | ray --settings FILE.json
 
-Flower's and NVFlare's own lie in ``peer_flower.py`` and ``peer_nvflare.py``.
+Flower's and NVFlare's own are in ``peer_flower.py`` and ``peer_nvflare.py``.
 """
 
 from __future__ import annotations

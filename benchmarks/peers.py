@@ -3,7 +3,7 @@
     python benchmarks/peers.py --data-dir DIR [--nvflare PYTHON] [--rounds 5] [--csv FILE]
 
 Nine MNIST silos, one network, the same local steps, one thread a client: a bare loop and fedsilo's
-inline engine one client after the other; fedsilo by Ray, plain Flower and NVFlare's simulator two
+inline engine one client after the other; fedsilo with Ray, plain Flower and NVFlare's simulator two
 at once. Each is a process of its own. Final models are measured once, on all clients' test images;
 fedsilo draws start and order by its seed, the others as ``peer_job.py`` does.
 ``--nvflare`` is the Python of an environment in which NVFlare is installed and fedsilo's packages

@@ -3,7 +3,7 @@
     nice python benchmarks/safety_cost.py --data-dir DATA --csv docs/results/safety.csv
 
 Without: sites of a simulation, which have no floors. With: the same silos as real sites under their
-defaults (docs/site-file.md), by the in-process engine. Means are over the sites that tell of test
+defaults (docs/site-file.md), by the in-process engine. Means are over the sites that report test
 data in both. A method that a floor refuses is a line with the reason.
 """
 
@@ -87,6 +87,7 @@ def node_configs(settings: RunSettings, home: Path) -> list[dict[str, Value]]:
         {
             "site": name,
             "state-dir": str(home / name),
+            "trust": "server",
             "data-dir": data,
             "cache-dir": settings.common.cache_dir,
             "allow-embeddings": True,

@@ -6,7 +6,7 @@ from flwr.app import RecordDict
 
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.privacy.secure_aggregation import drop_secrets
-from fedsilo.client_app.training.repeatability import noted_operations
+from fedsilo.client_app.training.compute import noted_operations
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import INCOMING, SECURING, TRAINING
 from fedsilo.strategies.wire.secure_keys import SECURE

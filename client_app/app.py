@@ -20,7 +20,7 @@ from fedsilo.client_app.site.node import is_simulated
 from fedsilo.models.contract.errors import ERROR_CODES, FedsiloError, RefusedError
 from fedsilo.models.contract.messages import CONFIG, Instruction
 from fedsilo.models.contract.versions import refuse_other_versions
-from fedsilo.strategies.wire.bundles import bundle, unbundle
+from fedsilo.strategies.wire.records import bundle, unbundle
 
 app = ClientApp()
 

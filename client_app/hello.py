@@ -7,6 +7,7 @@ from fedsilo.datasets.silo.silos import SPLITS
 from fedsilo.datasets.weights.backbones import backbone_digest
 from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.feature_statistics import Sums
+from fedsilo.models.contract.settings import SERVER
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.contract.versions import installed_software
 from fedsilo.models.maths.standardisation import sums_of
@@ -15,12 +16,16 @@ from fedsilo.models.maths.standardisation import sums_of
 def site_facts(session: SiteSession) -> SiteFacts:
     """Return what the site says of itself.
 
+    Where a run is made for sites that do not trust the server with single answers, digests and
+    numbers of broken samples are not told: whoever guesses the data could check the guess.
+
     Raises:
         SiteError: its rows are too few for the sums that the run asks for, or it refuses to send
             any.
         SettingError: the weights of its network are missing.
     """
     silo, software = session.silo, {}
+    open_ = session.settings.trust == SERVER
     if not session.simulated:
         software = installed_software() | {"device": str(session.compute.device)}
     return SiteFacts(
@@ -29,11 +34,11 @@ def site_facts(session: SiteSession) -> SiteFacts:
         input_shape=silo.task.input_shape,
         classes=silo.task.classes,
         label_counts=silo.label_counts(),
-        fingerprints=silo.fingerprints,
+        fingerprints=silo.fingerprints if open_ else {},
         simulated=session.simulated,
         features=silo.features,
         sums=feature_sums(session),
-        dropped=silo.dropped,
+        dropped=silo.dropped if open_ else 0,
         schema=silo.schema,
         backbone=backbone_digest(session.settings),
         class_names=silo.classes,

@@ -33,7 +33,6 @@ from fedsilo.client_app.training.loop import (
     train_locally,
 )
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
-from fedsilo.client_app.training.unit_guard import UnitGuard
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import (
@@ -50,11 +49,10 @@ from fedsilo.models.contract.messages import (
     Instruction,
     measurement,
 )
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.maths.dirichlet import evidences
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 from fedsilo.strategies.wire.records import unpack
 
 
@@ -118,7 +116,6 @@ class Lab:
         self._arrays: dict[str, Tensor] | None = None
         self._trained: SiteNetwork | None = None
         self._continued: Arrays | None = None  # what training continues from in the next round
-        self._shares: dict[str, Tensor] = {}
         self.outbound = Outbound(session, instruction, content, self.state_files.folder)
         self.packed: RecordDict | None = None
         self.unrepeatable: Collection[str] = ()
@@ -156,10 +153,13 @@ class Lab:
         return "stored" in vars(self)
 
     def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
-        """Return the run's network with ``arrays``, or with the seed's initial weights, placed."""
+        """Return the run's network with ``arrays``, or with the seed's initial weights, placed.
+
+        What has a kind of its own, ``<kind>/<array>``, is none of the network's.
+        """
         network = initial_classifier(self.common, self.silo)
         if arrays is not None:
-            load_exchanged(network, arrays)
+            load_exchanged(network, {n: array for n, array in arrays.items() if "/" not in n})
         return self.compute.place(network)
 
     def open(self) -> SiteNetwork:
@@ -206,10 +206,8 @@ class Lab:
                 another site: no loss is reported of it and nothing is kept.
         """
         settings, split = settings or self.sampling, self.silo.train if split is None else split
-        limits, guard = self.session.limits, None
+        limits = self.session.limits
         decays = settings.rate_decay != "none"
-        if limits.minimum_batch > 1:
-            guard = UnitGuard(network, limits.minimum_batch, self._shares)
         rounds, floor = self.instruction.round - 1, limits.minimum_batch
         before = steps_before(rounds, len(split.labels), settings, floor) if decays else 0
         if beside:
@@ -230,7 +228,7 @@ class Lab:
             before_pass=anneal,
             steps_before=before,
             minimum_steps=limits.minimum_steps_per_reply,
-            guard=guard,
+            minimum_batch=limits.minimum_batch,
         )
         if aside:
             train(plan=plan)
@@ -244,8 +242,6 @@ class Lab:
         else:
             loss = train(plan=plan)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
-        if guard:
-            self.metrics[measurement(TRAINED, "train", "put-back")] = guard.put_back
 
     def reply(
         self,
@@ -279,16 +275,19 @@ class Lab:
             send = {} if network is None else exchanged_arrays(network)
         if reference is None:
             reference = self.arrays() if send else {}
-        leaving, counted = self.outbound.protected(send, reference, self._shares)
+        leaving, counted = self.outbound.protected(send, reference)
         if after_noise and leaving and self.common.clip_norm:
             leaving = after_noise(leaving)
+        cost: dict[str, float] = {}
+        if self.common.trust == SERVER:  # what an answer takes depends on the data
+            seconds = time.perf_counter() - self._started
+            cost = {SECONDS: seconds, PEAK_MEMORY: self.compute.peak_memory()}
         record = MetricRecord(
             {
                 **self.outbound.metrics(self.metrics),
                 **counted,
                 NUM_EXAMPLES: len(self.silo.train.labels),
-                SECONDS: time.perf_counter() - self._started,
-                PEAK_MEMORY: self.compute.peak_memory(),
+                **cost,
                 KEPT_STATE: int(kept),
                 **{f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)},
             }

@@ -11,8 +11,7 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from fedsilo.client_app.privacy.blur import blurred
-from fedsilo.client_app.privacy.measurements import noised, of_enough, rounded
+from fedsilo.client_app.privacy.measurements import noised, of_enough
 from fedsilo.client_app.privacy.protection import LEDGER, protect, spend_measurements
 from fedsilo.client_app.privacy.secure_aggregation import SecureSite
 from fedsilo.client_app.session import SiteSession
@@ -40,19 +39,14 @@ class Outbound:
     content: RecordDict
     folder: Path
 
-    def protected(
-        self, arrays: Arrays, reference: Arrays, shares: Arrays
-    ) -> tuple[Arrays, dict[str, float]]:
+    def protected(self, arrays: Arrays, reference: Arrays) -> tuple[Arrays, dict[str, float]]:
         """Return the arrays as they may leave, clipped and noised, and what the server is told.
 
         Args:
             arrays: what a method would send.
             reference: what clipping measures them from.
-            shares: how much samples added to each unit's change, see ``UnitGuard``.
         """
-        settings, blur = self.session.settings, self.session.limits.blur
-        if arrays and blur and not settings.noise_multiplier:  # before: a clip bounds what leaves
-            arrays = blurred(arrays, reference, shares, blur)
+        settings = self.session.settings
         clipped = bool(arrays and settings.clip_norm)
         return protect(
             arrays,
@@ -90,12 +84,12 @@ class Outbound:
     def metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """Return the metrics that leave; under a cap of the hospital's own they cost epsilon."""
         limits, cap, silo = self.session.limits, self.session.cap, self.session.silo
-        if cap is None and limits.minimum_measured <= 1 and not limits.metric_digits:
+        if cap is None and limits.minimum_measured <= 1:
             return metrics
         sizes = {name: len(split) for name, split in silo.splits().items()}
         metrics = of_enough(metrics, sizes, limits.minimum_measured)
         if cap is None:
-            return rounded(metrics, limits.metric_digits)
+            return metrics
         noise = self.session.settings.noise_multiplier
         leaving, measured = noised(metrics, sizes, silo.task.classes, noise)
         if measured:

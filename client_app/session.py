@@ -23,11 +23,11 @@ from fedsilo.client_app.site.node import built, is_simulated, own_folder
 from fedsilo.client_app.site.policy import refuse_few
 from fedsilo.client_app.site.private_state import settings_digest_of
 from fedsilo.client_app.site.secret_seed import secret_seed
-from fedsilo.client_app.site.standardised import figures_for, with_figures
 from fedsilo.client_app.training.compute import Compute, compute_of
+from fedsilo.client_app.training.standardised import figures_for, with_figures
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import DataError, RefusedError, SettingError, SiteError
+from fedsilo.models.contract.errors import DataError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.contract.methods import method_part, settings_class
 from fedsilo.models.contract.settings import CommonSettings
@@ -137,11 +137,8 @@ class SiteSession:
 
         Raises:
             SiteError: a real site (not a simulated one) named no ``state-dir``.
-            SettingError: the run's name would leave the folder.
         """
         name, site = instruction.run_name, self.silo.name
-        if not name or name != Path(name).name or name.startswith("."):
-            raise SettingError(f"run name '{name}' is no plain folder name")
         if "state-dir" in self.node_config:
             return Path(str(self.node_config["state-dir"])) / name / site
         if self.simulated and instruction.run_dir:

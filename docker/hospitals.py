@@ -20,7 +20,7 @@ from typing import Any
 
 from fedsilo.server_app.doctor.findings import Refused
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # as datasets/silo/site_names.py has it
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # as datasets/silo/declared_silos.py has it
 
 
 def register(folder: Path, name: str, public_key: str) -> str:

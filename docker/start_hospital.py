@@ -2,7 +2,7 @@
 
 The node is Flower's SuperNode and a worker, which executes the image's own fedsilo only. The site's
 name, the server's address and the device come from the environment (``FEDSILO_SITE``,
-``FEDSILO_SERVER``, ``FEDSILO_DEVICE``), secrets only from files.
+``FEDSILO_SERVER``, ``FEDSILO_DEVICE``, ``FEDSILO_TRUST``), secrets only from files.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from fedsilo.server_app.doctor.secrets import (
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+_TRUST = re.compile(r"server|sums|nobody")
 
 
 def supernode_command(given: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
@@ -45,6 +46,8 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
         "cache-dir": writable_folder(given.cache_dir, "cache directory"),
         "device": device,
     }
+    if environment.get("FEDSILO_TRUST"):
+        node["trust"] = _variable(environment, "FEDSILO_TRUST", "", _TRUST, _TRUST.pattern)
     if site_file(given.site_file):
         node["site-file"] = given.site_file
     authority = certificate(given.secrets / "ca.crt")

@@ -35,7 +35,7 @@ SAME_STATE = {
     *("feddistill-vit", "fedevprompt-g", "fedproto-nearest", "fedproto-vit"),
     *("fedefm-ring-vit", "star", "cross", "fedaligncl", "local-half-epochs", "mix-half-epochs"),
 }
-# A run of each of these is begun anew and must give the same
+# A run of each of these is started again and must give the same
 TWICE = ("uefl", "fedaligncl", "fedefm-ring-vit", "cross")
 # Who keeps what others do not, at the server or at its sites; the others die in `make test-soak`
 DIE = {
@@ -109,7 +109,7 @@ def test_a_run_writes_the_whole_run_directory(
 def test_a_run_has_the_bits_that_were_recorded(
     variant: str, tiny: Tiny, finished: Callable[[str], RunDirectory]
 ) -> None:
-    """What is meant to change them records them anew: python -m tests.support.golden."""
+    """What is meant to change them records them again: python -m tests.support.golden."""
     content = golden.recorded()
     if content["machine"] != golden.machine():
         pytest.skip(f"golden.json is of {content['machine']}, and this is {golden.machine()}")

@@ -40,6 +40,10 @@ HEART: dict[str, Value] = {
 # UEFL reads its uncertainty off validation rows, and codes need hidden units
 TABLES: dict[str, dict[str, Value]] = {
     "fedavg-ft": {"fedavg-ft.finetune-rounds": 1},
+    "fedbabu": {"fedavg-ft.finetune-rounds": 1, "network": "mlp", "width": 8},
+    "fedper": {"network": "mlp", "width": 8},
+    "fedrep": {"network": "mlp", "width": 8},
+    "fedswa": {"fedswa.averaged-rounds": 1},
     "picsr": {"picsr.expert-rounds": 1, "standardise": "declared"},
     "uefl": {
         "network": "mlp",
@@ -53,7 +57,7 @@ TABLES: dict[str, dict[str, Value]] = {
         "uefl.stop-when-certain": False,
     },
 }
-ONCE = {"ensemble", "cross", "fedavg-ft"}  # of two rounds one brings arrays
+ONCE = {"ensemble", "cross", "fedavg-ft", "fedbabu"}  # of two rounds one brings arrays
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]
 
@@ -174,7 +178,8 @@ def test_real_hospitals_draw_secret_noise_and_end_the_run_by_their_own_cap(
 ) -> None:
     def deployed(name: str) -> RunDirectory:
         nodes: list[dict[str, Value]] = [
-            {"site": site, "state-dir": str(tmp_path / name / site)} for site in ("s1a", "s2a")
+            {"site": site, "state-dir": str(tmp_path / name / site), "trust": "server"}
+            for site in ("s1a", "s2a")
         ]
         nodes[1]["max-epsilon"] = between(2)
         settings = resolve(

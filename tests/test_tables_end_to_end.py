@@ -49,6 +49,10 @@ UEFL: dict[str, Value] = {
 }
 OWN: dict[str, dict[str, Value]] = {
     "fedavg-ft": {"fedavg-ft.finetune-rounds": 1},
+    "fedbabu": {"fedavg-ft.finetune-rounds": 1, "network": "mlp", "width": 8},
+    "fedper": {"network": "mlp", "width": 8},
+    "fedrep": {"network": "mlp", "width": 8},
+    "fedswa": {"fedswa.averaged-rounds": 1},
     "picsr": {"picsr.expert-rounds": 1},
     "uefl": UEFL,
 }
@@ -66,7 +70,7 @@ VARIANTS: dict[str, dict[str, Value]] = {
     },
     "local-own-figures": {"method": "local", "standardise": "site"},
 }
-# A run of each of these is begun anew and must give the same
+# A run of each of these is started again and must give the same
 TWICE = ("fedavg", "fedefm", "picsr-finetuned", "local-own-figures", "uefl")
 InlineRun = Callable[..., RunDirectory]
 Finished = Callable[[str, int], RunDirectory]
@@ -94,7 +98,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 def test_a_method_of_images_is_refused_on_a_table() -> None:
     of_images = [name for name in METHODS if not strategy_class(name).capabilities.tables]
-    assert set(of_images) == {"distrans", "fedaligncl", "fedevprompt"}
+    assert set(of_images) == {"distrans", "fedaligncl", "fedbn", "fedevprompt"}
     needed: dict[str, dict[str, Value]] = {"distrans": {}, "fedevprompt": {"network": "vit"}}
     for name, network in needed.items():
         said = f"method '{name}' is of images, and data set 'heart-synthetic' is a table"

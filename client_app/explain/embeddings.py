@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.networks.classifier import TokenClassifier
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 EMBEDDING, PENULTIMATE = "embedding", "penultimate"
 LAYERS = (EMBEDDING, PENULTIMATE)

@@ -17,9 +17,9 @@ from fedsilo.models.methods.fedaligncl import (
     discriminator_loss,
     paired_alignment_loss,
 )
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.resnet22 import still_statistics
+from fedsilo.models.networks.site_network import TokenClassifier
 
 
 def embedded(network: TokenClassifier, inputs: Tensor) -> Tensor:

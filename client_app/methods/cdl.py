@@ -19,8 +19,8 @@ from fedsilo.client_app.methods.moon import twin
 from fedsilo.client_app.training.loop import Objective, open_optimiser
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.methods.cdl import CDLSettings, contrastive_divergence
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import TokenClassifier
 
 _SUPPORT = "support/"
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.base import Answer, SiteMethod
-from fedsilo.client_app.training.eager_optimisers import eager
 from fedsilo.client_app.training.initial_network import initial_classifier
+from fedsilo.client_app.training.loop import eager
 from fedsilo.models.methods.distrans import (
     OFFSET,
     OFFSETS,

@@ -20,9 +20,8 @@ from fedsilo.client_app.methods.adversarial_alignment import Aligner, embedded
 from fedsilo.client_app.methods.base import Answer, SiteMethod
 from fedsilo.client_app.privacy.noise_source import noise_source
 from fedsilo.client_app.session import SiteSession
-from fedsilo.client_app.training.eager_optimisers import eager
 from fedsilo.client_app.training.evaluation import over_batches
-from fedsilo.client_app.training.loop import micro_batches
+from fedsilo.client_app.training.loop import eager, micro_batches
 from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
 from fedsilo.client_app.training.pacing import Pacing, refuse_other_data
 from fedsilo.models.contract.array_names import with_prefix
@@ -41,11 +40,10 @@ from fedsilo.models.methods.fedaligncl import (
     curriculum_scores,
     perturbed,
 )
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.resnet22 import still_statistics
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 _WEIGHTS, _MOMENTS = DISCRIMINATOR, "discriminator-moments/"
 _RIGHT, _RIGHT_EPOCH = "right", "right-epoch"

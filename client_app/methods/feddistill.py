@@ -18,8 +18,8 @@ from fedsilo.client_app.training.loop import Objective
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.maths.class_means import class_targets, matching_loss
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import TokenClassifier
 
 
 class FedDistillSite(LocalSite):

@@ -26,8 +26,8 @@ from fedsilo.models.methods.fedefm import (
     FedEFMSettings,
     multishot_loss,
 )
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import TokenClassifier
 
 
 class FedEFMSite(DecentralisedSite):

@@ -15,9 +15,8 @@ from fedsilo.client_app.training.loop import Objective
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.maths.class_means import ClassTargets, class_targets, matching_loss
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings, NearestPrototype
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 
 class FedProtoSite(LocalSite):

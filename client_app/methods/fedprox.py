@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from fedsilo.client_app.lab import Lab
@@ -24,11 +26,14 @@ class FedProxSite(SiteMethod):
         return lab.reply(network)
 
 
-def proximal(network: SiteNetwork, mu: float) -> Penalty:
-    """Return the proximal term around the weights that ``network`` has now."""
-    trained = network.parameters()
-    weights = [weight for weight in trained if weight.requires_grad]  # not a ViT's 22 million
-    anchors = [weight.detach().clone() for weight in weights]
+def proximal(
+    network: SiteNetwork, mu: float, around: Mapping[str, Tensor] | None = None
+) -> Penalty:
+    """Return the proximal term around the arrays ``around``, or what ``network`` is now."""
+    # not a ViT's 22 million
+    trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    weights = list(trained.values())
+    anchors = [(around or trained)[name].detach().clone().to(p) for name, p in trained.items()]
 
     def term() -> Tensor:
         return proximal_term(mu, weights, anchors)

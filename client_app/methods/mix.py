@@ -8,9 +8,9 @@ import torch
 
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.base import Answer, SiteMethod
-from fedsilo.client_app.site.standardised import ready_silo
 from fedsilo.client_app.training.evaluation import measure
 from fedsilo.client_app.training.initial_network import set_prior
+from fedsilo.client_app.training.standardised import ready_silo
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError

@@ -25,9 +25,8 @@ from fedsilo.models.methods.moon import (
     build_projection,
     contrastive_loss,
 )
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 _PREVIOUS, _HEAD = "previous/", "projection."  # as the network's own arrays name the head
 

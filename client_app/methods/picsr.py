@@ -25,38 +25,21 @@ from fedsilo.models.methods.picsr import (
     OWN_EXPERT,
     OWN_PROTOTYPE,
     PROTOTYPE,
-    ROUTER,
     ROUTING_STAGE,
     WARMUP,
     PICSRNetwork,
     PICSRSettings,
+    RoutingProbe,
     StageNotes,
-    build_router,
+    opened_router,
     prototype,
-    routing_metrics,
+    routing_weights,
 )
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.mixture import expert_array, open_experts
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.mixture import open_experts
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.models.privacy.gaussian_noise import normals
-
-
-class RoutingProbe:
-    """The router's weights of a split's samples; only their summary leaves."""
-
-    def __init__(self, sites: list[str], min_samples: int) -> None:
-        self.sites = sites
-        self.min_samples = min_samples
-        self.weights: list[Tensor] = []
-
-    def see(self, tokens: Tensor) -> None:
-        """Keep the weights of a batch."""
-        self.weights.append(_routing_weights(tokens))
-
-    def values(self) -> dict[str, float]:
-        """Return mean and quantiles per expert."""
-        return routing_metrics(torch.cat(self.weights), self.sites, self.min_samples)
 
 
 class PICSRSite(SiteMethod):
@@ -89,7 +72,7 @@ class PICSRSite(SiteMethod):
         lab.measure(network)
         if stage == ROUTING_STAGE:
             lab.fit(network, settings=self._router_settings(lab))
-            return lab.reply(network, send=self._trained(cast(PICSRNetwork, network)))
+            return lab.reply(network, send=cast(PICSRNetwork, network).trained_arrays())
         lab.fit(network)
         if stage == WARMUP:
             return lab.reply(network)
@@ -105,7 +88,7 @@ class PICSRSite(SiteMethod):
         least = max(self.settings.prototype_min_count, lab.session.limits.sums_min_count)
 
         def weights_of(tokens: Tensor) -> dict[str, Tensor]:
-            columns = _routing_weights(tokens).unbind(dim=1)
+            columns = routing_weights(tokens).unbind(dim=1)
             return {f"weight.{site}": weight for site, weight in zip(sites, columns, strict=True)}
 
         return [Measured(network, None, lambda split: RoutingProbe(sites, least), weights_of)]
@@ -117,22 +100,11 @@ class PICSRSite(SiteMethod):
         return replace(lab.sampling, learning_rate=rate, weight_decay=decay)
 
     def _router_network(self, lab: Lab) -> PICSRNetwork:
-        arrays, shape = lab.arrays(), lab.silo.task.input_shape
+        arrays = lab.arrays()
         experts = open_experts(lab.common, lab.silo.task, arrays)
-        router = build_router(self.settings, shape, len(experts), lab.common.seed)
-        load_exchanged(router, arrays_below(ROUTER, arrays))
         prototypes = arrays_below(PROTOTYPE, arrays)
+        router = opened_router(self.settings, prototypes, arrays)
         return PICSRNetwork(experts, prototypes, router, self.settings.train_experts)
-
-    def _trained(self, network: PICSRNetwork) -> dict[str, Tensor]:
-        arrays = with_prefix(ROUTER, exchanged_arrays(network.router))
-        if self.settings.train_experts:
-            for site, expert in zip(network.sites, network.experts, strict=True):
-                arrays |= {
-                    expert_array(site, name): array
-                    for name, array in exchanged_arrays(expert).items()
-                }
-        return arrays
 
     def _prototype(self, lab: Lab) -> Tensor:
         mean = prototype(float_inputs(lab.silo.train.inputs))
@@ -146,8 +118,3 @@ class PICSRSite(SiteMethod):
 def _stage(lab: Lab) -> str:
     """Return what the server says that this round is about."""
     return StageNotes.from_values(lab.instruction.notes).stage
-
-
-def _routing_weights(tokens: Tensor) -> Tensor:
-    """Return the weights (batch, experts) in a mixture's tokens: the last channel's logarithms."""
-    return tokens[..., -1].float().exp().cpu()

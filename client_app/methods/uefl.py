@@ -27,41 +27,14 @@ from fedsilo.models.methods.uefl import (
     CODEBOOK,
     NEW_CODEWORDS,
     CentroidNotes,
+    CodeUse,
     UEFLNetwork,
     UEFLSettings,
     gaussian_codebook,
-    perplexity,
     segment_dimension,
 )
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import SiteNetwork
-
-
-class CodeUse:
-    """Code use as perplexity (eq. 11), and how far tokens are from their codewords (eq. 6)."""
-
-    def __init__(self, network: UEFLNetwork) -> None:
-        self.network = network
-        self.counts = torch.zeros(len(network.codebook()), dtype=torch.int64)
-        self.squared = 0.0
-        self.elements = 0
-
-    def see(self, tokens: Tensor) -> None:
-        """Count the codes of a batch of tokens (batch, l, c)."""
-        nearest = self.network.nearest(tokens)
-        codes = nearest.codes.flatten().cpu()
-        self.counts += torch.bincount(codes, minlength=len(self.counts))
-        self.squared += float((nearest.codewords - tokens.float()).square().sum())
-        self.elements += tokens.numel()
-
-    def values(self) -> dict[str, float]:
-        """Return ``perplexity``, ``codebook-loss`` and, without its weights, the distance."""
-        settings, distance = self.network.settings, self.squared / self.elements
-        return {
-            "perplexity": perplexity(self.counts),
-            "codeword-distance": distance,
-            "codebook-loss": (settings.codebook_weight + settings.commitment_weight) * distance,
-        }
 
 
 class UEFLSite(SiteMethod):
@@ -78,7 +51,7 @@ class UEFLSite(SiteMethod):
             for name in sorted(arrays)
             if name.startswith(CODEBOOK)
         }
-        if self._personal():
+        if self.settings.personal:
             dimension = segment_dimension(classifier.channels, self.settings.segments)
             books = self._own_books(lab, dimension)
         load_exchanged(classifier, arrays)
@@ -90,7 +63,7 @@ class UEFLSite(SiteMethod):
         lab.measure(network)
         lab.fit(network)
         weights, books = exchanged_arrays(network.classifier), _books(network)
-        if self._personal():
+        if self.settings.personal:
             return lab.reply(network, send=weights, keep=books)
         return lab.reply(network, send=weights | books)
 
@@ -106,13 +79,15 @@ class UEFLSite(SiteMethod):
         network = cast(UEFLNetwork, lab.open())
         refreshes = CentroidNotes.from_values(lab.instruction.notes).refreshes
         gaussian = self.settings.codeword_start == "gaussian" and not refreshes
-        if gaussian and not self._personal():  # the server draws it: nothing need leave the site
+        if (
+            gaussian and not self.settings.personal
+        ):  # the server draws it: nothing need leave the site
             lab.metrics[NEW_CODEWORDS] = self.settings.codes
             return lab.reply()
         found = self._sampled(lab, network) if gaussian else self._clustered(lab, network)
         centres, counts = torch.from_numpy(found.centres), torch.from_numpy(found.counts)
         lab.metrics[NEW_CODEWORDS] = float(len(counts))
-        if not self._personal():
+        if not self.settings.personal:
             return lab.reply(send={"centroids": centres, "counts": counts})
         books = _books(network)
         if len(counts):
@@ -143,9 +118,6 @@ class UEFLSite(SiteMethod):
             each=len(features) // len(tokens),
             min_samples=lab.session.limits.sums_min_count,
         )
-
-    def _personal(self) -> bool:
-        return self.settings.codebooks == "personal"
 
     def _own_books(self, lab: Lab, dimension: int) -> dict[str, Tensor]:
         own = lab.state()

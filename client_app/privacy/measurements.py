@@ -1,4 +1,4 @@
-"""Which measurements leave a site, and how exactly: of whole splits of enough samples, rounded.
+"""Which measurements leave a site, and how exactly: of whole splits of enough samples.
 
 Under a cap of the hospital's own exact figures have no place: means of bounded numbers leave with
 Gaussian noise, and are entered in the hospital's ledger as one noisy message.
@@ -27,13 +27,6 @@ def of_enough(
         if sizes.get(split, 0) < minimum
     }
     return {key: value for key, value in metrics.items() if key not in few}
-
-
-def rounded(metrics: Mapping[str, float], digits: int) -> dict[str, float]:
-    """Return the metrics with so many significant digits; 0: as they are."""
-    if not digits:
-        return dict(metrics)
-    return {key: float(f"{value:.{digits}g}") for key, value in metrics.items()}
 
 
 def noised(

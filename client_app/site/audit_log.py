@@ -19,7 +19,7 @@ from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.messages import CONFIG
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, defaults
-from fedsilo.strategies.wire.bundles import record_bytes
+from fedsilo.strategies.wire.records import record_bytes
 
 ANSWERED, REFUSED, FAILED = "answered", "refused", "failed"
 

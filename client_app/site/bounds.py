@@ -16,6 +16,7 @@ from fedsilo.client_app.site.limits import MEGABYTE, limits_of
 from fedsilo.client_app.site.node import built, own_cache, own_folder
 from fedsilo.client_app.site.private_state import drop_old_states
 from fedsilo.client_app.site.run_book import RunBook
+from fedsilo.client_app.site.trust import refuse_distrusted
 from fedsilo.client_app.site.watch import watched
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.silo.retention import prune_cache
@@ -39,6 +40,7 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
     with refusing_as(site):
         limits = limits_of(context)
         settings = built(CommonSettings, context.run_config)
+        refuse_distrusted(context.node_config, settings)
         limits.refuse_settings(settings)
     folder = own_folder(context, site)
     if folder is None or CONFIG not in message.content.config_records:

@@ -23,17 +23,11 @@ MEGABYTE = 10**6
 class Limits:
     """Floors and quotas of one hospital; docs/site-file.md says each key in words."""
 
-    minimum_batch: int = setting(8, "samples behind a step and a unit's change", minimum=1)
+    minimum_batch: int = setting(8, "different samples behind an optimiser step", minimum=1)
     minimum_measured: int = setting(20, "samples behind a measurement", minimum=1)
     minimum_steps_per_reply: int = setting(2, "optimiser steps behind a reply", minimum=1)
     sums_min_count: int = setting(
         10, "samples behind sums and means; the run's may be higher", minimum=1
-    )
-    metric_digits: int = setting(
-        3, "digits of a measurement that leave; 0: all", minimum=0, maximum=17
-    )
-    blur: float = setting(
-        0.5, "noise on a unit's change, in its size and its samples'; 0: none", minimum=0.0
     )
     max_messages: int = setting(100, "messages of one run that are answered", minimum=1)
     max_repeats: int = setting(3, "answers to one phase of one round", minimum=1)
@@ -72,8 +66,6 @@ NO_LIMITS = Limits(
     minimum_measured=1,
     minimum_steps_per_reply=1,
     sums_min_count=1,
-    metric_digits=0,
-    blur=0.0,
 )
 
 

@@ -21,6 +21,7 @@ from fedsilo.client_app.site.audit_log import check_log, grouped, names_in
 from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import Limits
 from fedsilo.client_app.site.node import built, own_folder
+from fedsilo.client_app.site.trust import MEANINGS
 from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.messages import CONFIG, SURVEYED
 from fedsilo.models.contract.settings import CommonSettings
@@ -36,7 +37,8 @@ def _lower_cap(one: float, other: float) -> float:
     return min(one, other) if one and other else one or other  # 0 is no cap
 
 
-_fewer_digits = _lower_cap  # 0 means all
+def _less_trust(one: str, other: str) -> str:
+    return max(one, other, key=("", *MEANINGS).index)
 
 
 # Where the node config has the key too, the stricter of both holds
@@ -47,8 +49,6 @@ _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
     "minimum-measured": max,
     "minimum-steps-per-reply": max,
     "sums-min-count": max,
-    "metric-digits": _fewer_digits,
-    "blur": max,
     "max-messages": min,
     "max-repeats": min,
     "max-runs-per-day": min,
@@ -58,6 +58,7 @@ _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
     "max-cache": min,
     "max-epsilon": _lower_cap,
     "delta": min,
+    "trust": _less_trust,
     "allow-folds": min,  # of two, one false is false
     "allow-embeddings": min,
 }
@@ -73,6 +74,9 @@ class SiteFile(Limits):
     """
 
     site: str = setting("", "the site that the file is for: the node config's 'site'")
+    trust: str = setting(
+        "", "whom the site trusts; without it the site takes no part", choices=tuple(MEANINGS)
+    )
     methods: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
     records: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from flwr.app import Context
 
 from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile, read_site_file
+from fedsilo.client_app.site.trust import MEANINGS
 from fedsilo.models.contract.settings_schema import build, key_of
 
 _GIGABYTE = 1000  # megabytes
@@ -100,6 +101,9 @@ SENTENCES: Mapping[str, Callable[[SiteFile], str]] = {
         if r.app == "installed"
         else "a run may bring any code along, and that code may pass by all that follows"
     ),
+    "trust": lambda r: MEANINGS.get(
+        r.trust, "the site takes no part: it does not say whom it trusts"
+    ),
     "methods": lambda r: _listed("method", r.methods),
     "datasets": lambda r: _listed("data set", r.datasets),
     "max-rounds": lambda r: _if(
@@ -139,8 +143,7 @@ SENTENCES: Mapping[str, Callable[[SiteFile], str]] = {
         r.minimum_per_label, "training samples of a label that it has"
     ),
     "minimum-batch": lambda r: (
-        f"a run may not take an optimiser step on fewer than {r.minimum_batch} samples, and what "
-        "fewer of them changed is put back"
+        f"a run may not take an optimiser step on fewer than {r.minimum_batch} samples"
     ),
     "minimum-steps-per-reply": lambda r: (
         f"leaves nothing that was trained in fewer than {r.minimum_steps_per_reply} steps"
@@ -150,16 +153,6 @@ SENTENCES: Mapping[str, Callable[[SiteFile], str]] = {
     ),
     "sums-min-count": lambda r: (
         f"leaves no sum, mean or count of fewer than {r.sums_min_count} samples"
-    ),
-    "metric-digits": lambda r: _if(
-        r.metric_digits,
-        f"leaves of a measurement {r.metric_digits} significant digits",
-        "leaves measurements with all their digits",
-    ),
-    "blur": lambda r: _if(
-        r.blur,
-        f"leaves what was trained with noise of {r.blur:g} of its size, where a run does not clip",
-        "leaves what was trained without noise of the hospital's own",
     ),
     "records": _records,
     "refused-records": _refused,

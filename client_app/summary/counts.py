@@ -123,7 +123,7 @@ class Answering:
                 continue
             if not self.simulated:
                 values = values.clip(one.edges[0], one.edges[-1])
-            mean, sd = self._rounded(values.mean()), self._rounded(values.std())
+            mean, sd = float(values.mean()), float(values.std())
             yield one.name, Spread(mean=mean, sd=sd)
 
     def _percentiles(
@@ -138,7 +138,7 @@ class Answering:
             values = self._told(one, split, few_too)
             if values is not None and _TAIL * len(values) >= self.floor:
                 low, high = np.quantile(values, [_TAIL, 1 - _TAIL])
-                found[one.name] = self._rounded(low), self._rounded(high)
+                found[one.name] = float(low), float(high)
         return found
 
     def _told(self, measure: Measure, split: str, few_too: bool = False) -> Values | None:
@@ -149,10 +149,6 @@ class Answering:
             return None
         many = self.simulated or few_too or len(np.unique(known)) > _FEW_VALUES
         return known if many else None
-
-    def _rounded(self, value: float) -> float:
-        digits = self.limits.metric_digits
-        return float(f"{value:.{digits}g}") if digits else float(value)
 
 
 def _declared(measure: Measure) -> Measured:

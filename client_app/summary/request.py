@@ -17,7 +17,7 @@ from fedsilo.client_app.summary.first_answer import Kept, first_answer
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.errors import DataError, RefusedError
 from fedsilo.models.contract.messages import SURVEYED
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.models.contract.survey import ABOUT, Survey
 
@@ -48,6 +48,11 @@ def answer_survey(context: Context) -> RecordDict:
 
 
 def _refuse_where_noise_is_demanded(context: Context) -> None:
+    if (trust := str(context.node_config.get("trust", ""))) != SERVER:
+        raise RefusedError(
+            f"the site file says 'trust: {trust}', and a survey's counts are this site's alone, "
+            "without noise: leave the site out"
+        )
     if node_cap(context).max_epsilon:
         raise RefusedError(
             "the site has a cap on epsilon, and a survey's counts have no noise: leave the site "

@@ -1,19 +1,26 @@
-"""The one place that decides where and how precisely a site computes."""
+"""The one place that decides where and how precisely a site computes, and how repeatably.
+
+Operations without a deterministic form are named, or refused, as 'deterministic' says; PyTorch says
+which they are as it meets one, by a warning or an error.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedsilo.client_app.training.streamed import Streamed
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.settings import GPU_SHARE, CommonSettings
 
 _HELD = 2**31  # bytes
@@ -137,3 +144,42 @@ def _be_repeatable(precision: str, deterministic: str) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not wanted
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
+
+
+_SAID = re.compile(r"(\S+) does not have a deterministic implementation")
+_PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+@contextmanager
+def noted_operations() -> Iterator[set[str]]:
+    """Collect the names of the operations that PyTorch warns of; other warnings pass.
+
+    Raises:
+        SiteError: one is refused, since 'deterministic' is 'true'.
+    """
+    found: set[str] = set()
+    pass_on = warnings.showwarning
+
+    def note(message: Warning | str, *where: Any, **more: Any) -> None:
+        if operation := _operation(str(message)):
+            found.add(operation)
+        else:
+            pass_on(message, *where, **more)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=r"\S+ does not have a deterministic")
+        warnings.showwarning = note
+        try:
+            yield found
+        except RuntimeError as error:
+            if operation := _operation(str(error)):
+                raise SiteError(
+                    f"'{operation}' has no deterministic form on this device and 'deterministic' "
+                    "is 'true': set it to 'warn', which names such operations in summary.json"
+                ) from None
+            raise
+
+
+def _operation(text: str) -> str:
+    match = _SAID.match(text)
+    return _PLAIN.sub("-", match[1]).lstrip("-")[:100] if match else ""

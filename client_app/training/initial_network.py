@@ -10,7 +10,7 @@ from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import evidences, skewed_prior
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier
 
 
 def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:

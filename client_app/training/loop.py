@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.eager_optimisers import eager
-from fedsilo.client_app.training.unit_guard import UnitGuard
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.seeding import derive_seed, seeded
@@ -23,6 +22,8 @@ from fedsilo.models.maths.dirichlet import annealing, evidences
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
+
+_GUARDED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 Penalty = Callable[[], Tensor]
 AfterStep = Callable[[Tensor, Optimizer], None]
@@ -89,6 +90,20 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     kind = eager(kinds[settings.optimiser])
     decay, fused = settings.weight_decay, settings.fused_optimiser or None
     return kind(groups, lr=settings.learning_rate, weight_decay=decay, fused=fused)
+
+
+@cache
+def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """Return an optimiser class that computes what ``kind`` does, and is never compiled.
+
+    PyTorch guards methods of its optimisers against ``torch.compile``, and the guards import
+    ``torch._dynamo`` at the first call: more than a second in every process. Each guard names the
+    method that it wraps, so a subclass can have the methods without it.
+    """
+    base = cast(type[Optimizer], kind)
+    methods = {name: inspect.unwrap(getattr(base, name)) for name in _GUARDED}
+    methods["step"] = torch.no_grad()(inspect.unwrap(base.step))
+    return type(base.__name__, (base,), methods)
 
 
 def micro_batches(count: int, size: int) -> list[slice]:
@@ -170,7 +185,7 @@ def train_locally(
     after_step: AfterStep | None = None,
     steps_before: int = 0,
     minimum_steps: int = 1,
-    guard: UnitGuard | None = None,
+    minimum_batch: int = 1,
 ) -> float:
     """Train a network in place and return its mean loss over the last pass.
 
@@ -188,7 +203,7 @@ def train_locally(
         after_step: called with each batch's inputs and the optimiser after its step.
         steps_before: steps that the site has taken before, for 'rate-decay'.
         minimum_steps: steps that must be taken.
-        guard: a hospital's floor on the samples behind a step and a unit's change, if it has one.
+        minimum_batch: different samples that must be behind each step.
 
     Raises:
         SiteError: the loss is not finite.
@@ -203,17 +218,14 @@ def train_locally(
     set_rates = decayed_rates(optimiser, settings, steps_before) if decays else None
     if plan is None:
         rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
-        plan = schedule(len(split.labels), settings, rng, guard.minimum if guard else 1)
+        plan = schedule(len(split.labels), settings, rng, minimum_batch)
     # One block for all draws of the training: dropout's follow one another over the batches
-    with (
-        guard.watching() if guard else nullcontext(),
-        seeded(settings.seed, "training", *key, device=compute.device),
-    ):
+    with seeded(settings.seed, "training", *key, device=compute.device):
         for number, batches_of_pass in enumerate(plan):
             if before_pass:
                 before_pass(number)
-            if guard:
-                guard.next_pass(batches_of_pass)
+            if minimum_batch > 1:
+                _refuse_small(batches_of_pass, minimum_batch)
             total.zero_()
             for indices in batches_of_pass:
                 batch, truth = pick(indices), labels[indices]
@@ -221,8 +233,6 @@ def train_locally(
                     set_rates()
                 optimiser.zero_grad(set_to_none=True)
                 loss = add_gradients(objective, batch, truth, settings, compute, penalty)
-                if guard:
-                    guard.add_step()
                 optimiser.step()
                 if after_step:
                     after_step(batch, optimiser)
@@ -231,6 +241,15 @@ def train_locally(
         mean = total.item() / sum(map(len, batches_of_pass))
         _refuse_unusable(mean, steps, minimum_steps)
     return mean
+
+
+def _refuse_small(batches_of_pass: list[Tensor], minimum: int) -> None:
+    smallest = min((len(set(batch.tolist())) for batch in batches_of_pass), default=minimum)
+    if smallest < minimum:
+        raise RefusedError(
+            f"{smallest} samples would be behind an optimiser step, and at least {minimum} must "
+            "be ('minimum-batch'): ask for larger batches, or leave the site out"
+        )
 
 
 def _refuse_unusable(loss: float, steps: int, minimum: int) -> None:

@@ -10,19 +10,57 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import BeforeValidator, ConfigDict, model_validator
 
-from fedsilo.datasets.images.dataset import Classes, ImageDataSet
+from fedsilo.datasets.images.dataset import SMALLEST_IMAGE, Classes, ImageDataSet
 from fedsilo.datasets.images.decoding import describe
 from fedsilo.datasets.images.index import ImageIndex, take_share
+from fedsilo.datasets.io.declarations import FileModel, as_text, fault, whole
+from fedsilo.datasets.io.declarations import number as number_between
 from fedsilo.datasets.io.locations import Places, data_folder, find_places
 from fedsilo.datasets.io.text_files import read_rows, same_text
+from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, one_class_each
 from fedsilo.datasets.silo.silos import SPLITS, no_such_silo
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
+
+_LARGEST_IMAGE = 4096
+
+
+def _names_as_lists(content: Any) -> Any:
+    """Return the mapping that a list of classes stands for: they are their own labels."""
+    if not isinstance(content, list):
+        return content
+    names = [as_text(name) for name in content]
+    if len(set(names)) != len(names):
+        raise fault("under 'classes' a name stands twice")
+    return {name: [name] for name in names}
+
+
+class ImagesModel(FileModel):
+    """What every site's images are, as the file has it; ``given`` has what it says."""
+
+    model_config = ConfigDict(title="the file")
+
+    sites: Sites
+    classes: Annotated[ClassLists, BeforeValidator(_names_as_lists)]
+    image_size: Annotated[int, whole(SMALLEST_IMAGE, _LARGEST_IMAGE)] = SMALLEST_IMAGE
+    test_share: Annotated[float, number_between(0.0, 0.9)] = 0.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ImagesModel:
+        one_class_each(self.classes)
+        return self
+
+
+class DeepImagesModel(ImagesModel):
+    """The same of images that may have more than 8 bits a pixel."""
+
+    bits: Annotated[int, whole(8, 16)] = 8
 
 
 @dataclass(frozen=True)
@@ -71,7 +109,7 @@ def read_declaration(path: Path, form: Form = IMAGES_FORM) -> Declaration:
         DataError: the file is missing, no YAML, or a key is unknown, missing or of a wrong kind.
     """
     # pydantic takes a while to import
-    from fedsilo.datasets.images.declaration import DeepImagesModel, ImagesModel
+    from fedsilo.datasets.images.manifests import DeepImagesModel, ImagesModel
     from fedsilo.datasets.silo.declared_silos import one_class_each, read_declared
 
     declared = read_declared(path, ImagesModel if form.bits is None else DeepImagesModel)

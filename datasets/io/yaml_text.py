@@ -88,13 +88,24 @@ def parse_yaml(text: str, file: str = "it") -> Any:
 def _refuse_deep(text: str) -> None:
     """Refuse deep nesting before nodes are made: libyaml would overflow the stack."""
     depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
+    for event in _events(text):
         if isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         elif isinstance(event, yaml.NodeEvent) and depth > _DEEPEST:
             raise YamlError(f"is nested deeper than {_DEEPEST} levels (line {_line(event)})")
         elif isinstance(event, yaml.CollectionStartEvent):
             depth += 1
+
+
+def _events(text: str) -> Iterator[yaml.Event]:
+    try:
+        yield from yaml.parse(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        # Newer versions of libyaml refuse a depth of their own before any event
+        if "nesting depth" in str(error.problem) and error.problem_mark:
+            line = error.problem_mark.line + 1
+            raise YamlError(f"is nested deeper than {_DEEPEST} levels (line {line})") from None
+        raise
 
 
 def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:

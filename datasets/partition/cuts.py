@@ -10,16 +10,17 @@ where the data set has it, and the run's seed decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedsilo.datasets.images.dataset import ImageDataSet
 from fedsilo.datasets.io.locations import Places, find_places
 from fedsilo.datasets.io.sealed_folders import json_digest
-from fedsilo.datasets.partition.label_sets import LabelCut, Rows, label_sets
-from fedsilo.datasets.partition.label_skew import dealt, dirichlet_shares, label_shares
+from fedsilo.datasets.partition.label_sets import LabelCut, Labels, Rows, label_sets
 from fedsilo.datasets.partition.pool import CutPool, open_cut_pool
 from fedsilo.datasets.partition.silo_sets import open_silo_set
 from fedsilo.datasets.shifted.shifted import VALIDATION_SHARE, ShiftedImages
@@ -28,6 +29,55 @@ from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
+
+Shares = npt.NDArray[np.float64]
+
+
+def dirichlet_shares(
+    classes: int, silos: int, concentration: float, rng: np.random.Generator
+) -> Shares:
+    """Return (classes, silos) shares of each label, 1 in all."""
+    shares = rng.dirichlet(np.full(silos, concentration), classes)
+    return np.nan_to_num(shares)  # a concentration near 0 leaves nothing to divide by
+
+
+def label_shares(classes: int, silos: int, held: int, rng: np.random.Generator) -> Shares:
+    """Return (classes, silos) shares of each label among its silos, each of which holds ``held``.
+
+    Labels are dealt out in turn, so that holders of two labels differ by one silo at most.
+
+    Raises:
+        SettingError: silos cannot hold so many, or some label would be at none.
+    """
+    if held > classes or held * silos < classes:
+        raise SettingError(
+            f"setting 'labels-per-silo' is {held}, and {silos} silos share {classes} labels: it "
+            f"must be {-(-classes // silos)} to {classes}"
+        )
+    order, holds = rng.permutation(classes), np.zeros((classes, silos))
+    for silo in range(silos):
+        holds[order[np.arange(silo * held, (silo + 1) * held) % classes], silo] = 1
+    shares: Shares = holds / holds.sum(axis=1, keepdims=True)
+    return shares
+
+
+def dealt(
+    labels: Mapping[str, Labels], shares: Shares, rng: np.random.Generator
+) -> list[dict[str, Rows]]:
+    """Return each silo's rows of the parts, ascending: of each label its share, at random."""
+    silos = shares.shape[1]
+    found: list[dict[str, Rows]] = [{} for _ in range(silos)]
+    for part, of_part in labels.items():
+        own: list[list[Rows]] = [[] for _ in range(silos)]
+        for label, of_label in enumerate(shares):
+            rows = rng.permutation(np.flatnonzero(of_part == label))
+            edges = np.rint(np.cumsum(of_label) * len(rows)).astype(int)
+            for silo, piece in enumerate(np.split(rows, edges[:-1])):
+                own[silo].append(piece)
+        for silo, pieces in enumerate(own):
+            found[silo][part] = np.sort(np.concatenate(pieces)) if pieces else np.empty(0, np.int64)
+    return found
+
 
 _KEYS = frozenset(keys_with(CommonSettings, "silo"))
 UNSEEN, DIRICHLET, LABELS = "unseen", "dirichlet", "labels"

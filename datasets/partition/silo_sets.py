@@ -19,7 +19,7 @@ from itertools import combinations
 from pathlib import Path
 
 from fedsilo.datasets.io.text_files import read_rows
-from fedsilo.datasets.silo.site_names import site_name_fault
+from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.models.contract.errors import DataError
 
 GAIA = "gaia"

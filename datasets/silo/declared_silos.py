@@ -5,6 +5,7 @@ Errors name the file and the key, and never a value. Imported when a file is rea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -20,8 +21,21 @@ from fedsilo.datasets.io.declarations import (
 )
 from fedsilo.datasets.io.text_files import read_text, same_text
 from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml
-from fedsilo.datasets.silo.site_names import site_name_fault
 from fedsilo.models.contract.errors import DataError
+
+LONGEST = 64
+_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+def site_name_fault(name: str) -> str | None:
+    """Return what is wrong with a site's name, which names folders and columns, or None."""
+    if _PATTERN.fullmatch(name) and name != "all" and len(name) <= LONGEST:
+        return None
+    return (
+        f"site '{name}' is no plain name of letters, digits, '.', '_' and '-' of at most "
+        f"{LONGEST} characters, or is 'all', which stands for the mean over sites"
+    )
+
 
 M = TypeVar("M", bound=FileModel)
 

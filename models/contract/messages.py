@@ -8,11 +8,13 @@ is ``incoming`` (the model as it was when the message came) or ``trained`` (afte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.one_line import shown
 from fedsilo.models.contract.settings_schema import Value
 
 ARRAYS = "arrays"
@@ -33,6 +35,13 @@ INCOMING = "incoming"
 TRAINED = "trained"
 
 _NOTE = "note."
+
+# A run's name, which names folders at the server and at its sites
+RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{,127}")
+RUN_NAME_WORDS = (
+    "a plain name of at most 128 letters, digits, '.', '_', '+' and '-', the first of them a "
+    "letter, a digit or '_'"
+)
 
 HELLO = "query.hello"
 SURVEY = "query.survey"
@@ -91,8 +100,11 @@ class Instruction:
         """Read an instruction back.
 
         Raises:
-            SiteError: a key is missing; server and site then run different versions.
+            SiteError: a key is missing, then server and site run different versions; or the run's
+                name cannot be one.
         """
+        if not RUN_NAME.fullmatch(name := str(config.get("run-name", "_"))):
+            raise SiteError(f"a message's 'run-name' is {shown(name)}; it must be {RUN_NAME_WORDS}")
         try:
             return cls(
                 round=int(str(config["round"])),

@@ -24,6 +24,7 @@ from functools import partial
 from fedsilo.models.contract.settings_schema import choice, setting
 
 AGGREGATIONS = ("mean", "norm-clip", "median", "trimmed", "multikrum")
+SERVER, SUMS, NOBODY = "server", "sums", "nobody"  # whom a hospital trusts
 GPU_SHARE = "FEDSILO_GPU_SHARE"  # in the environment: the part of a GPU that a client may take
 
 _count = partial(setting, minimum=0)
@@ -59,10 +60,10 @@ class CommonSettings:
         "trimmed (mean of each number) and multikrum (the sites nearest to one another)",
         roles="combining",
     )
-    aggregation_faulty: int = _count(
+    aggregation_faulty: int = _positive(
         1,
         "sites f that may be faulty: trimmed drops f at each end and needs 2f + 1 sites, multikrum "
-        "leaves out f and needs 2f + 3",
+        "leaves out f and needs 2f + 3; of 0 both would be the mean",
         roles="combining",
     )
     max_update_norm: float = _count(
@@ -240,6 +241,13 @@ class CommonSettings:
     )
     use_test: bool = setting(
         True, "read test rows; false while choosing settings", roles=("split", "validation")
+    )
+    trust: str = choice(
+        *(SERVER, SUMS, NOBODY),
+        help="whom sites must trust to take part: the server with single answers, the server with "
+        "sums over sites (needs secagg), or nobody (all that leaves is differentially private per "
+        "patient)",
+        roles="privacy",
     )
     clip_norm: float = _count(
         0.0, "differential privacy: L2 norm of a site's contribution; 0: none", roles="privacy"

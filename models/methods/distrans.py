@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fedsilo.models.contract.seeding import generator, seeded
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import setting
-from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier
 
 OFFSET = "offset.weight"  # on the wire and in the network, (pixels, 1)
 OFFSETS = "offset/"  # offset/<site>, in a model with one for each site

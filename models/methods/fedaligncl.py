@@ -4,7 +4,7 @@ Two points differ from the paper: the discriminator has one output, a logit, whe
 two, and the classification loss is softmax cross-entropy in place of eq. 1's two sigmoids.
 
 Equations (arXiv:2107.02504):
-  (1) classification loss -> models.networks.classifier.TokenClassifier.loss
+  (1) classification loss -> models.networks.site_network.TokenClassifier.loss
   (2) discriminator's loss -> models.methods.fedaligncl.discriminator_loss
   (3) alignment loss -> models.methods.fedaligncl.paired_alignment_loss
   (3, complement) as one site computes it -> models.methods.fedaligncl.alignment_loss

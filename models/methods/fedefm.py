@@ -26,7 +26,7 @@ from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.maths.earth_movers import SOLVERS, closeness, pooled_tokens
 from fedsilo.models.maths.mc_dropout import only_dropout_active
 from fedsilo.models.methods.decentralised import TopologySettings
-from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier
 
 OVERSEAS = "overseas"
 VISITOR = "visitor/"  # visitor/<owner>/<array>, at a host

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.maths.class_means import ClassTargets
-from fedsilo.models.networks.classifier import TokenClassifier
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 PROTOTYPE = "prototype/"
 

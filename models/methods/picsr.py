@@ -23,11 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.notes import Notes
 from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings_schema import setting
-from fedsilo.models.networks.classifier import TokenClassifier
-from fedsilo.models.networks.mixture import Mixture
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.mixture import Mixture, expert_array
+from fedsilo.models.networks.site_network import TokenClassifier
 
 PROTOTYPE = "prototype/"
 ROUTER = "router/"
@@ -137,6 +139,20 @@ def build_router(
         return Router(features=math.prod(input_shape), experts=experts, settings=settings)
 
 
+def opened_router(
+    settings: PICSRSettings, prototypes: Mapping[str, Tensor], arrays: Mapping[str, Tensor]
+) -> Router:
+    """Return the router of ``arrays``, by wire names, for ``prototypes`` (*input_shape) by site.
+
+    Raises:
+        SettingError: the arrays do not fit the settings.
+    """
+    shape = next(iter(prototypes.values())).shape
+    router = build_router(settings, shape, len(prototypes), seed=0)
+    load_exchanged(router, arrays_below(ROUTER, arrays))
+    return router
+
+
 class PICSRNetwork(Mixture):
     """Eq. 1: the experts, mixed by the router's weights.
 
@@ -167,6 +183,14 @@ class PICSRNetwork(Mixture):
         """Return the router's log h(x), (batch, experts)."""
         return self.router.log_weights(inputs, self.prototypes)
 
+    def trained_arrays(self) -> dict[str, Tensor]:
+        """Return the router's arrays by wire name and, if they are trained, the experts'."""
+        arrays = with_prefix(ROUTER, exchanged_arrays(self.router))
+        if self.train_experts:
+            for site, expert in zip(self.sites, self.experts, strict=True):
+                arrays |= with_prefix(expert_array(site, ""), exchanged_arrays(expert))
+        return arrays
+
 
 def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> dict[str, float]:
     """Return ``routing.<expert>.mean`` and ``routing.<expert>.q05`` to ``.q95``.
@@ -184,6 +208,28 @@ def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> 
             key = f"{ROUTING}{site}.q{round(100 * share):02d}"
             metrics[key] = torch.quantile(column, share).item()
     return metrics
+
+
+def routing_weights(tokens: Tensor) -> Tensor:
+    """Return the weights (batch, experts) in a mixture's tokens: the last channel's logarithms."""
+    return tokens[..., -1].float().exp().cpu()
+
+
+class RoutingProbe:
+    """The router's weights of a split's samples; only their summary leaves."""
+
+    def __init__(self, sites: Sequence[str], min_samples: int) -> None:
+        self.sites = sites
+        self.min_samples = min_samples
+        self.weights: list[Tensor] = []
+
+    def see(self, tokens: Tensor) -> None:
+        """Keep the weights of a batch."""
+        self.weights.append(routing_weights(tokens))
+
+    def values(self) -> dict[str, float]:
+        """Return mean and quantiles per expert."""
+        return routing_metrics(torch.cat(self.weights), self.sites, self.min_samples)
 
 
 def feature_contributions(

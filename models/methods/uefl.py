@@ -6,10 +6,10 @@ straight-through -> classifier.
 Equations (arXiv:2402.18888):
   (1) tokens, codewords, prediction -> models.networks.site_network.SiteNetwork.forward
   (2) local training -> client_app.training.loop.train_locally
-  (3) mean weighted by samples -> strategies.loop.replies.weighted_mean
+  (3) mean weighted by samples -> strategies.loop.ask.weighted_mean
   (4) nearest codewords -> models.methods.uefl.nearest_codewords
   (4, gradient) straight-through estimator -> models.methods.uefl.straight_through
-  (5) task loss -> models.networks.classifier.TokenClassifier.loss
+  (5) task loss -> models.networks.site_network.TokenClassifier.loss
   (6) codebook loss -> models.methods.uefl.codebook_loss
   (7) total loss -> models.methods.uefl.UEFLNetwork.loss
   (8) predictive entropy -> models.maths.mc_dropout.predictive_entropy
@@ -32,8 +32,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.notes import Notes
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings_schema import setting
-from fedsilo.models.networks.classifier import TokenClassifier
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
 NEW_CODEWORDS = "new-codewords"  # how many codewords a site started, in a centroids reply
@@ -66,6 +65,21 @@ class UEFLSettings:
         choices=("kmeans", "none"),
     )
     centroid_min_count: int = setting(10, "centroids of fewer features stay at the silo", minimum=1)
+
+    @property
+    def personal(self) -> bool:
+        """Whether each site has books of its own, which it never sends."""
+        return self.codebooks == "personal"
+
+    def sends_centroids(self, uncertain: bool) -> bool:
+        """Tell whether uncertain or else certain sites send codewords, found by K-means."""
+        found = self.codeword_start if uncertain else self.refresh
+        return not self.personal and found == "kmeans"
+
+    def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
+        """Tell whether ``round_`` is the last of an iteration, from 1, and another may follow."""
+        end = self.iteration_rounds + (iteration - 1) * self.extension_rounds
+        return round_ == end and iteration < self.max_iterations and round_ < rounds
 
 
 @dataclass(frozen=True)
@@ -178,6 +192,33 @@ class UEFLNetwork(SiteNetwork):
         return self.classifier.criterion(logits, labels) + codebook_loss(
             tokens.float(), codewords, settings.codebook_weight, settings.commitment_weight
         )
+
+
+class CodeUse:
+    """Code use as perplexity (eq. 11), and how far tokens are from their codewords (eq. 6)."""
+
+    def __init__(self, network: UEFLNetwork) -> None:
+        self.network = network
+        self.counts = torch.zeros(len(network.codebook()), dtype=torch.int64)
+        self.squared = 0.0
+        self.elements = 0
+
+    def see(self, tokens: Tensor) -> None:
+        """Count the codes of a batch of tokens (batch, l, c)."""
+        nearest = self.network.nearest(tokens)
+        codes = nearest.codes.flatten().cpu()
+        self.counts += torch.bincount(codes, minlength=len(self.counts))
+        self.squared += float((nearest.codewords - tokens.float()).square().sum())
+        self.elements += tokens.numel()
+
+    def values(self) -> dict[str, float]:
+        """Return ``perplexity``, ``codebook-loss`` and, without its weights, the distance."""
+        settings, distance = self.network.settings, self.squared / self.elements
+        return {
+            "perplexity": perplexity(self.counts),
+            "codeword-distance": distance,
+            "codebook-loss": (settings.codebook_weight + settings.commitment_weight) * distance,
+        }
 
 
 def segment_dimension(channels: int, segments: int) -> int:

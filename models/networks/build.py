@@ -12,10 +12,10 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.encoders import ConvEncoder, RowEncoder, VggEncoder
 from fedsilo.models.networks.kinds import Task, network_kind
 from fedsilo.models.networks.resnet22 import build_radiograph_classifier
+from fedsilo.models.networks.site_network import TokenClassifier
 
 
 def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:

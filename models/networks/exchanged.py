@@ -49,3 +49,23 @@ def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(arrays[name])
+
+
+def last_layers(module: nn.Module, count: int) -> list[str]:
+    """Return the exchanged arrays of the last ``count`` layers with weights of their own."""
+    parts = {
+        name: part
+        for name, part in module.named_modules()
+        if any(p.requires_grad for p in part.parameters(recurse=False))
+    }
+    return _below(module, list(parts)[-count:])
+
+
+def batch_norms(module: nn.Module) -> list[str]:
+    """Return the exchanged arrays of batch norms: weights, running means and variances."""
+    kinds = nn.modules.batchnorm._BatchNorm  # what torch's own checks name
+    return _below(module, [n for n, part in module.named_modules() if isinstance(part, kinds)])
+
+
+def _below(module: nn.Module, parts: list[str]) -> list[str]:
+    return [name for name in exchanged_arrays(module) if name.rpartition(".")[0] in parts]

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import TokenClassifier
 
 _STAGES = 5
 _HIDDEN = (128, 64)  # of the paper's classifier, which reads 256 channels

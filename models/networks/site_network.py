@@ -1,10 +1,13 @@
-"""The interface that every network at a site implements: three steps and a loss."""
+"""The interface of every network at a site, and the classifier of tokens that most of them are."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from torch import Tensor, nn
+
+from fedsilo.models.maths.dirichlet import Evidence
 
 
 class SiteNetwork(nn.Module, ABC):
@@ -38,3 +41,61 @@ class SiteNetwork(nn.Module, ABC):
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs (batch, *input_shape) to logits (batch, classes)."""
         return self.classify(self.features(self.encode(inputs)))
+
+
+class TokenClassifier(SiteNetwork):
+    """An encoder and a head; evidential if ``evidence`` is given.
+
+    Args:
+        encoder: maps inputs to maps (batch, channels, rows, columns).
+        head: maps flattened tokens (batch, tokens * channels) to outputs; it has all dropout.
+        tokens: l, the number of places of a map.
+        channels: c.
+        evidence: turns the head's outputs into log alpha.
+
+    Attributes:
+        criterion: the mean loss of logits (batch, classes) and labels (batch,): cross-entropy, or
+            the evidential loss.
+    """
+
+    criterion: Callable[[Tensor, Tensor], Tensor]
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        *,
+        tokens: int,
+        channels: int,
+        evidence: Evidence | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.tokens = tokens
+        self.channels = channels
+        self.head = head
+        self.evidence = evidence
+        self.criterion = evidence.loss if evidence else nn.functional.cross_entropy
+
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Map inputs (batch, *input_shape) to tokens z (batch, l, c)."""
+        maps: Tensor = self.encoder(inputs)
+        return maps.flatten(2).transpose(1, 2)
+
+    def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``encode`` of inputs and the last feature map (batch, rows, columns, channels)."""
+        maps: Tensor = self.encoder(inputs)
+        return maps.flatten(2).transpose(1, 2), maps.permute(0, 2, 3, 1)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Map features (batch, l, c) to logits (batch, classes).
+
+        The logits of an evidential network are log alpha; their softmax gives its expected
+        probabilities, so that every caller may treat both kinds alike.
+        """
+        logits: Tensor = self.head(features.flatten(1))
+        return self.evidence(logits) if self.evidence else logits
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the criterion of a batch."""
+        return self.criterion(self(inputs), labels)

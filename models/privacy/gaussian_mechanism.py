@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import NOBODY, SERVER, SUMS, CommonSettings
 from fedsilo.models.privacy.gaussian_noise import normals
 
 _VARIANCE = "running_var"
@@ -92,6 +92,7 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
     ``table`` says whether the data are a table, whose pooled statistics leave without noise.
     """
     clip, noise = common.clip_norm, common.noise_multiplier
+    _check_trust(common, table)
     if common.secure_aggregation != "none":
         _check_secure_settings(common)
     elif bool(clip) != bool(noise):
@@ -113,6 +114,28 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
         raise SettingError(
             f"setting 'clip-norm' is {clip:g} and 'standardise' is 'pooled': the sums that a site "
             "sends to be pooled leave without noise; set 'standardise' to 'declared' or 'site'"
+        )
+
+
+def _check_trust(common: CommonSettings, table: bool) -> None:
+    """Refuse a run that is made for a level of trust whose promise its settings break."""
+    if common.trust == SERVER:
+        return
+    said = f"setting 'trust' is '{common.trust}' and"
+    if common.trust == SUMS and common.secure_aggregation == "none":
+        raise SettingError(
+            f"{said} 'secure-aggregation' is 'none': the server would see what single sites "
+            "answer; set it to 'secagg'"
+        )
+    if common.trust == NOBODY and not common.noise_multiplier:
+        raise SettingError(
+            f"{said} {_ZERO[bool(common.clip_norm)]} nothing that leaves is differentially "
+            "private; set 'clip-norm' and 'noise-multiplier'"
+        )
+    if table and common.standardise == "pooled":
+        raise SettingError(
+            f"{said} 'standardise' is 'pooled': a site would send exact sums of its own rows; set "
+            "it to 'declared' or 'site'"
         )
 
 

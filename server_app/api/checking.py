@@ -31,7 +31,7 @@ def site(
     from fedsilo.server_app.deploy.deployment import read_deployment
     from fedsilo.server_app.doctor import setups
     from fedsilo.server_app.doctor.findings import examine
-    from fedsilo.server_app.doctor.registry import TARGETS
+    from fedsilo.server_app.doctor.setups import TARGETS
     from fedsilo.server_app.doctor.site import SiteSetup
     from fedsilo.server_app.run.planning import planned
 
@@ -67,9 +67,8 @@ def server(
     from fedsilo.server_app.config.operator_files import REGISTRY
     from fedsilo.server_app.deploy.deployment import read_deployment
     from fedsilo.server_app.doctor.findings import examine
-    from fedsilo.server_app.doctor.registry import TARGETS
     from fedsilo.server_app.doctor.server import ServerSetup
-    from fedsilo.server_app.doctor.setups import server_of
+    from fedsilo.server_app.doctor.setups import TARGETS, server_of
 
     if deployment:
         _refuse_both({"--database": database, "--hospital": hospital})
@@ -100,8 +99,8 @@ def run(
     """Meet the sites of a run and train nothing."""
     from fedsilo.server_app.deploy.deployment import read_deployment
     from fedsilo.server_app.doctor.findings import examine
-    from fedsilo.server_app.doctor.registry import TARGETS
     from fedsilo.server_app.doctor.run import RunSetup
+    from fedsilo.server_app.doctor.setups import TARGETS
 
     where = read_deployment(Path(deployment)) if deployment else None
     setup = RunSetup(experiment, run_sources(sources), seed, supernodes, where)

@@ -72,7 +72,7 @@ def watch(look: Callable[[], View], *, once: bool = False, port: int | None = No
                 server.serve_forever()
     else:
         from fedsilo.server_app.run.progress_bars import make_console
-        from fedsilo.server_app.studies.watch.terminal import follow
+        from fedsilo.server_app.studies.watch.view import follow
 
         with suppress(KeyboardInterrupt):
             follow(look, make_console())
@@ -207,8 +207,7 @@ def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
 
 def _findings(target: str) -> Callable[..., None]:
     def show(found: Iterable[Finding], *, as_json: bool = False) -> None:
-        from fedsilo.server_app.doctor.findings import exit_code
-        from fedsilo.server_app.doctor.report import document, last_line, lines_of
+        from fedsilo.server_app.doctor.findings import document, exit_code, last_line, lines_of
 
         seen: list[Finding] = []
         for finding in found:

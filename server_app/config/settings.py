@@ -90,7 +90,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
             method or data set are unknown, or settings contradict each other.
     """
     from fedsilo.models.privacy.gaussian_mechanism import check_privacy_settings
-    from fedsilo.strategies.loop.sampling import refuse_site_count
+    from fedsilo.strategies.loop.round_loop import refuse_site_count
     from fedsilo.strategies.methods.registry import strategy_class
 
     known = known_defaults()

@@ -19,7 +19,7 @@ import tomli_w
 from pydantic import TypeAdapter
 
 from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.silo.site_names import LONGEST, site_name_fault
+from fedsilo.datasets.silo.declared_silos import LONGEST, site_name_fault
 from fedsilo.models.contract.errors import FedsiloError, SettingError
 from fedsilo.models.contract.settings_schema import Value, unknown_name
 from fedsilo.models.contract.versions import git_revision

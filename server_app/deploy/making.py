@@ -71,7 +71,7 @@ def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
             f"--deployment {folder} is in fedsilo's checkout, which goes to every site with a run: "
             f"choose a folder outside, or {app / 'deployment'}"
         )
-    defaults: dict[str, Value] = {"device": "cpu"}
+    defaults: dict[str, Value] = {"device": "cpu", "trust": "server"}
     for key, variable in (("data-dir", "FEDSILO_DATA"), ("cache-dir", "FEDSILO_CACHE")):
         if given := os.environ.get(variable):
             defaults[key] = str(Path(given).expanduser().resolve())

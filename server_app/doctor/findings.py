@@ -1,7 +1,11 @@
-"""A check and its findings: PASSED, FAILED with how to fix it, or SKIPPED with the reason."""
+"""A check and its findings: PASSED, FAILED with how to fix it, or SKIPPED with the reason.
+
+Findings become lines, or JSON whose schema is in docs/doctor.md.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -9,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.versions import FEDSILO
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -133,3 +138,33 @@ def exit_code(findings: Iterable[Finding]) -> int:
     if Status.FAILED in found:
         return 1
     return 0 if Status.PASSED in found else 3
+
+
+_WIDTH = 12  # of a check's name
+
+
+def lines_of(finding: Finding) -> Iterator[str]:
+    """Yield the line of a finding with its fix, and one more for each detail."""
+    about = f"{finding.about}: " if finding.about else ""
+    fix = f" -- {finding.fix}" if finding.fix else ""
+    yield f"{finding.status:7} {finding.check:{_WIDTH}} {about}{finding.said}{fix}"
+    for detail in finding.details:
+        yield f"{'':8}{'':{_WIDTH}}   {detail}"
+
+
+def last_line(findings: Iterable[Finding]) -> str:
+    """Return how many checks passed, failed and were skipped."""
+    count = Counter(finding.status for finding in findings)
+    return ", ".join(f"{count[status]} {status.lower()}" for status in Status)
+
+
+def document(target: str, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return what ``--json`` prints for the checks of ``site``, ``server`` or ``run``."""
+    count = Counter(finding.status for finding in findings)
+    return {
+        "target": target,
+        "fedsilo": FEDSILO,
+        "exit-code": exit_code(findings),
+        "count": {str(status): count[status] for status in Status},
+        "findings": [finding.document() for finding in findings],
+    }

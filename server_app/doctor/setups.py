@@ -1,15 +1,24 @@
-"""The setups that doctor looks at: a node config by hand, and those of a deployment."""
+"""What doctor checks by target, and the setups: a node config by hand, those of a deployment."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value, unknown_name
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.deploy.deployment import SERVER, Deployment
+from fedsilo.server_app.doctor import run, server, site
+from fedsilo.server_app.doctor.findings import Check
 from fedsilo.server_app.doctor.server import ServerSetup
 from fedsilo.server_app.doctor.site import SiteSetup
+
+TARGETS: Mapping[str, Sequence[Check[Any]]] = {
+    "site": site.CHECKS,
+    "server": server.CHECKS,
+    "run": run.CHECKS,
+}
 
 
 def node_config(texts: Sequence[str]) -> dict[str, Value]:

@@ -17,7 +17,7 @@ from fedsilo.client_app.site.node import own_cache
 from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
 from fedsilo.client_app.site.sentences import effective, explained
 from fedsilo.client_app.worker.installed import refuse_other_flower
-from fedsilo.datasets.silo.site_names import site_name_fault
+from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.models.contract.messages import (
     ARRAYS,
     CONFIG,
@@ -242,7 +242,7 @@ def _gpu(setup: SiteSetup) -> Passed:
 
 CHECKS: tuple[Check[SiteSetup], ...] = (
     Check("software", "the versions that this fedsilo requires", _software),
-    Check("node config", "what the node is told about itself", _node_config),
+    Check("node config", "what the node config says", _node_config),
     Check("site file", "what the hospital allows, in sentences", _rules, ("node config",)),
     Check("authority", "the certificate by which the server is known", _certificate),
     Check("key", "by which the server knows the hospital", _key),

@@ -12,7 +12,7 @@ from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import differences
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 
 KEPT = 2  # as many as a site keeps states of
 

@@ -15,7 +15,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.privacy.accountant import epsilon, epsilon_of_a_change
 from fedsilo.strategies.loop.asking import TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.reply import Reply
 

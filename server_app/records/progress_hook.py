@@ -29,7 +29,7 @@ from fedsilo.server_app.records.progress import Progress, SiteProgress, Status, 
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 
 _PAUSE = 1.0  # seconds from one writing to the next, at least

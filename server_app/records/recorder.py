@@ -1,11 +1,23 @@
-"""The hook that writes metrics.csv and traffic.csv and remembers what a run's end reports."""
+"""The hook that writes metrics.csv and traffic.csv and remembers what a run's end reports.
+
+Both files grow by the round, so that a late round costs no more than an early one: final lines are
+appended once, and open lines follow them, which the next writing replaces. A checkpoint holds how
+many bytes are final and their CRC-32; a resumed run continues after those bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.errors import CheckpointError, RunDirectoryError
 from fedsilo.models.contract.messages import (
     EVALUATE,
     INCOMING,
@@ -16,13 +28,92 @@ from fedsilo.models.contract.messages import (
     UNREPEATABLE,
     measurements,
 )
-from fedsilo.server_app.records.growing_csv import GrowingCsv, Row
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.state import State
-from fedsilo.strategies.loop.update_statistics import UpdateStatistics
+from fedsilo.strategies.loop.method import State
+from fedsilo.strategies.loop.plausible import UpdateStatistics
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.reply import Reply
+
+Row = Sequence[Any]
+
+
+class GrowingCsv:
+    """A CSV file that grows, as far as this run has written it.
+
+    Attributes:
+        final: how many ``bytes`` will not change any more, the header among them, and their
+            ``crc32``; 0 bytes before the first writing.
+    """
+
+    def __init__(self, path: Path, header: Row) -> None:
+        self.path = path
+        self.header = header
+        self.final = {"bytes": 0, "crc32": 0}
+
+    def write(self, final: Sequence[Row], still_open: Sequence[Row] = ()) -> None:
+        """Append final rows, and put open ones behind them.
+
+        Raises:
+            RunDirectoryError: the file is gone, or shorter than it was.
+        """
+        text, size = io.StringIO(), self.final["bytes"]
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows(final if size else [self.header, *final])
+        added = text.getvalue().encode()
+        writer.writerows(still_open)
+        lines = text.getvalue().encode()
+        try:
+            if not size:
+                write_atomically(self.path, lines)
+            else:
+                with self.path.open("r+b") as file:
+                    if file.seek(0, os.SEEK_END) < size:
+                        raise OSError(None, "it is shorter than it was")
+                    file.seek(size)
+                    file.write(lines)
+                    file.truncate()
+                    file.flush()
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self.path} cannot be continued ({error.strerror}): resume the run once it can, "
+                "or start a new one"
+            ) from None
+        crc32 = zlib.crc32(added, self.final["crc32"])
+        self.final = {"bytes": size + len(added), "crc32": crc32}
+
+    def rows(self) -> Iterator[list[str]]:
+        """Yield the final rows."""
+        if self.final["bytes"]:
+            with self.path.open("rb") as file:
+                text = io.StringIO(file.read(self.final["bytes"]).decode(), newline="")
+            reader = csv.reader(text)
+            next(reader)
+            yield from reader
+
+    def restore(self, final: dict[str, int]) -> None:
+        """Continue after the bytes that a checkpoint knows as ``final``.
+
+        Raises:
+            CheckpointError: the file does not begin with them.
+        """
+        size = final["bytes"]
+        if size and self._checksum(size) != final["crc32"]:
+            raise CheckpointError(
+                f"{self.path} does not begin with the {size} bytes that the checkpoint knows: it "
+                "was altered; restore it, or start a new run"
+            )
+        self.final = {"bytes": size, "crc32": final["crc32"]}
+
+    def _checksum(self, size: int) -> int | None:
+        """Return the CRC-32 of the first ``size`` bytes, or None if there are fewer."""
+        try:
+            data = self.path.read_bytes()[:size]
+        except OSError:
+            return None
+        return zlib.crc32(data) if len(data) == size else None
+
 
 METRICS_HEADER = ("round", "site", "split", "metric", "value")
 TRAFFIC_HEADER = ("round", "phase", "site", "bytes_down", "bytes_up", "seconds")
@@ -85,9 +176,9 @@ class Recorder(Hook):
         measured = phase in TRAINING or phase == EVALUATE
         for site, reply in replies.items():
             metrics = reply.metrics
-            seconds = round(metrics[SECONDS], 3)
+            seconds = round(metrics.get(SECONDS, 0.0), 3)
             self._add_traffic([round_, phase, site, reply.bytes_down, reply.bytes_up, seconds])
-            peak = int(metrics[PEAK_MEMORY])
+            peak = int(metrics.get(PEAK_MEMORY, 0))
             self.peak_memory[site] = max(peak, self.peak_memory.get(site, 0))
             self.unrepeatable |= {
                 name.removeprefix(UNREPEATABLE) for name in metrics if name.startswith(UNREPEATABLE)

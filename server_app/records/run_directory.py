@@ -13,7 +13,6 @@ import fcntl
 import json
 import os
 import platform
-import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,8 @@ import tomli_w
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.messages import RUN_NAME, RUN_NAME_WORDS
+from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, grouped
 from fedsilo.server_app.records.forms import Content, check_table, read_content
@@ -120,10 +120,9 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     Raises:
         RunDirectoryError: a new run's directory exists, or that of a run to resume does not.
     """
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+-]*", run_name):
+    if not RUN_NAME.fullmatch(run_name):
         raise RunDirectoryError(
-            f"setting 'run-name' is '{run_name}'; it must be a plain name of letters, digits, "
-            "'.', '_', '+' and '-'"
+            f"setting 'run-name' is {shown(run_name)}; it must be {RUN_NAME_WORDS}"
         )
     path = runs_folder(out) / run_name
     if path.exists() and not resume and not _left_by_a_start(path):

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedsilo.client_app.site.trust import MEANINGS
+from fedsilo.models.contract.settings import NOBODY, SERVER, SUMS
 from fedsilo.server_app.records.many_sites import MANY, worst
 
 Values = Mapping[str, Mapping[str, float]]
@@ -17,20 +19,33 @@ Values = Mapping[str, Mapping[str, float]]
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 NO_PRIVACY = "no differential-privacy guarantee"
 ALWAYS_LEAVES = (
-    "at the start: the site's name, its label counts per class and split, the shape of its inputs, "
-    "the names of the classes, for tables the features' names, a SHA-256 of the schema, how many "
-    "samples were left out, the site's 'sums-min-count', the SHA-256 of the weights file that the "
-    "network starts from, a SHA-256 of each split, versions and revision of fedsilo, Flower and "
+    "at the start: the site's name, the shape of its inputs, the names of the classes, for tables "
+    "the features' names, a SHA-256 of the schema, the site's 'sums-min-count', the SHA-256 of the "
+    "weights file that the network starts from, versions and revision of fedsilo, Flower and "
     "PyTorch, and the device",
-    "with each reply: the number of training samples, measurements (accuracy, balanced accuracy, "
-    "AUC, average precision, calibration error, loss, entropy and the method's own) on training, "
-    "validation and test data, seconds, peak memory; with few samples, these and the label counts "
-    "reveal each sample's; from an evidential network also mean vacuity; at the end, with enough "
-    "test samples, also how many fall into each tenth of confidence and of uncertainty (from an "
-    "evidential network of vacuity), how many of those are right, their mean, and by class how "
-    "many are found, how many others are taken for it, and its AUC",
     "when something fails: the error's text, which names files, lines and columns, no values",
 )
+BY_TRUST: Mapping[str, Sequence[str]] = {
+    SERVER: (
+        "at the start: its label counts per class and split, how many samples were left out, and "
+        "a SHA-256 of each split",
+        "with each reply: the number of training samples, seconds, peak memory, and measurements "
+        "on training, validation and test data (accuracy, balanced accuracy, AUC, average "
+        "precision, calibration error, loss, entropy and the method's own; mean vacuity of an "
+        "evidential network); with few samples, these and the label counts reveal each sample's",
+        "at the end, with enough test samples: how many fall into each tenth of confidence and of "
+        "uncertainty (vacuity of an evidential network), how many of those are right and their "
+        "mean; by class how many are found, how many others are taken for it, and its AUC",
+    ),
+    SUMS: (
+        "with each reply: masked numbers, of which the server learns sums over at least "
+        "'secure-threshold' sites: numbers of samples and measurements",
+    ),
+    NOBODY: (
+        "at the start: its label counts per class and split, with noise",
+        "with each reply: accuracy, loss and entropy of the model that came, with noise",
+    ),
+}
 COUNTED = "with each reply: how many noisy messages the site has made in this run"
 
 
@@ -58,6 +73,7 @@ def by_distribution(
 
 def privacy_document(
     method: str,
+    trust: str,
     leaves: Sequence[str],
     totals: Mapping[str, int],
     guarantee: str | Mapping[str, Any] = NO_PRIVACY,
@@ -65,13 +81,20 @@ def privacy_document(
 ) -> dict[str, Any]:
     """Return privacy.json: what left the sites, how much, and what is guaranteed.
 
+    ``trust`` is the level that the run is made for, and that its simulated sites stand for;
     ``leaves`` are the method's own sentences; ``perturbation`` describes its noise, if it has any
     that guarantees nothing.
     """
     private = not isinstance(guarantee, str)
     return {
         "method": method,
-        "leaves each site": [*ALWAYS_LEAVES, *leaves, *([COUNTED] if private else [])],
+        "trust": {"level": trust, "promise": MEANINGS[trust]},
+        "leaves each site": [
+            *ALWAYS_LEAVES,
+            *BY_TRUST[trust],
+            *leaves,
+            *([COUNTED] if private else []),
+        ],
         "bytes up": totals["up"],
         "guarantee": guarantee,
         "epsilon": "none" if isinstance(guarantee, str) else guarantee["epsilon"],

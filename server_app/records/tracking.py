@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from fedsilo.models.contract.one_line import one_line
-from fedsilo.server_app.records.growing_csv import Row
-from fedsilo.server_app.records.recorder import TRAFFIC_HEADER, Recorder
+from fedsilo.server_app.records.recorder import TRAFFIC_HEADER, Recorder, Row
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 
 _AT_ONCE = 1000  # metrics that MLflow takes in a request

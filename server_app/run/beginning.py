@@ -23,8 +23,7 @@ from fedsilo.server_app.records.run_directory import CUT, SILOS, RunDirectory
 from fedsilo.server_app.records.tracking import TrackingHook
 from fedsilo.server_app.run.progress_bars import bars_for
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.sampling import refuse_site_count
+from fedsilo.strategies.loop.round_loop import RoundLoop, refuse_site_count
 from fedsilo.strategies.meeting.admission import Terms
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class

@@ -10,14 +10,13 @@ from rich.console import Console
 
 from fedsilo.datasets.io.state_files import save_state
 from fedsilo.datasets.registry import data_set
+from fedsilo.models.maths.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.server_app.records import summary as summaries
-from fedsilo.server_app.records.evidence import evidence_document, without_bins
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import STANDARDISATION, SUMMARY, RunDirectory
 from fedsilo.server_app.run.beginning import Hooks
-from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.method import Method, State
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import State
 
 # What finishes a run just before its summary is written: it draws the pictures, and may add to the
 # summary what a paper published
@@ -81,6 +80,7 @@ def _privacy(method: Method, hooks: Hooks) -> dict[str, Any]:
     disclosures, participants = method.disclosures(), method.participants
     return summaries.privacy_document(
         method.common.method,
+        method.common.trust,
         [*participants.leaves(), *disclosures.leaves],
         hooks.recorder.totals(),
         hooks.privacy.guarantee(participants) if hooks.privacy else summaries.NO_PRIVACY,
@@ -138,3 +138,29 @@ def show_end(
     elif unlike := summary["published-unlike"]:
         say(f"no published numbers: the paper measured another setting; {unlike}")
     say(f"run directory: {directory.path}")
+
+
+Values = Mapping[str, Mapping[str, float]]
+
+_EVIDENCE = ("reliability.", "certainty.")
+_MANY = (*_EVIDENCE, *(f"{family}." for family in (CLASS, CONFIDENCE, UNCERTAINTY)))
+
+
+def without_bins(values: Values) -> dict[str, dict[str, float]]:
+    """Return the measurements of each site without those per bin and class."""
+    return {
+        site: {name: value for name, value in row.items() if not name.startswith(_MANY)}
+        for site, row in values.items()
+    }
+
+
+def evidence_document(values: Values) -> dict[str, Any]:
+    """Return evidence.json: kind -> site -> bin -> count, right, mean; empty if none was sent."""
+    document: dict[str, Any] = {}
+    for site, row in values.items():
+        for name, value in row.items():
+            if name.startswith(_EVIDENCE):
+                kind, place, part = name.split(".")
+                sites = document.setdefault(kind, {}).setdefault(site, {})
+                sites.setdefault(place, {})[part] = value
+    return document

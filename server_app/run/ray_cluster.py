@@ -8,6 +8,7 @@ and packages, and see the folder of runs.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from typing import Any
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.run.processes import app_folder, bound_environment
-from fedsilo.server_app.run.ray_nodes import TOKEN, describe
 
 AUTO, LOCAL = "auto", "local"
 ADDRESS_VARIABLE = "RAY_ADDRESS"
@@ -34,7 +34,9 @@ _TRAVELLING = re.compile(r"(FEDSILO|FLWR)_\w+|OMP_NUM_THREADS|CUBLAS_WORKSPACE_C
 _HOST_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 _ANSWER = 5.0  # seconds for a port to answer
 _LIMIT = 150.0  # seconds for all nodes to be asked
+_NODES_LIMIT = 90.0  # seconds for all nodes' answers
 _NAMED = 3
+TOKEN = "token"  # the file that this machine writes and every node must read
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def _shared(folder: Path) -> Iterator[tuple[Path, str]]:
 
 def _asked(address: str, shared: Path, packages: Sequence[str]) -> dict[str, Any]:
     """Return what a separate process found at each node."""
-    command = [sys.executable, "-m", "fedsilo.server_app.run.ray_nodes", address, str(shared)]
+    command = [sys.executable, "-m", "fedsilo.server_app.run.ray_cluster", address, str(shared)]
     environment = bound_environment()
     if address != AUTO:
         environment.pop(ADDRESS_VARIABLE, None)
@@ -190,3 +192,74 @@ def _fault(node: Mapping[str, Any], own: Mapping[str, Any], token: str, shared: 
 def _some(differing: Sequence[str]) -> str:
     more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
     return ", ".join(differing[:_NAMED]) + more
+
+
+def describe(node: str, folder: str, packages: Sequence[str]) -> dict[str, Any]:
+    """Return a node's versions of ``packages`` and what it sees of ``folder``; runs there.
+
+    It writes a file into the folder, which must be shared, under the node's id.
+    """
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = dict.fromkeys(packages, "")
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "packages": versions,
+        "fedsilo": "",
+        "token": "",
+        "fault": "",
+    }
+    try:
+        from fedsilo.client_app.worker.installed import installed_app
+
+        found["fedsilo"] = json.dumps(dict(installed_app().digests), sort_keys=True)
+    except Exception as error:  # of whatever kind: the node cannot run fedsilo
+        found["fault"] = f"{type(error).__name__}: {error}"
+    try:
+        found["token"] = (Path(folder) / TOKEN).read_text()
+        (Path(folder) / node).write_text(node)
+    except OSError as error:
+        found["token"] = f"{error.strerror}"
+    return found
+
+
+def _described(address: str, folder: str, packages: Sequence[str]) -> dict[str, Any]:
+    """Connect to the cluster as Flower does and ask every node that is alive."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    path = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
+    ray.init(
+        address=address,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )
+    task, asked = ray.remote(num_cpus=0)(describe), {}
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["Alive"]:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            answer = task.options(scheduling_strategy=there)
+            asked[answer.remote(node["NodeID"], folder, packages)] = node
+    done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_NODES_LIMIT)
+    answers = {reference: ray.get(reference) for reference in done}
+    return {
+        "address": ray.get_runtime_context().gcs_address,
+        "nodes": [
+            {
+                "id": node["NodeID"],
+                "host": f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
+                "cpus": node["Resources"].get("CPU", 0.0),
+                "found": answers.get(reference),
+            }
+            for reference, node in asked.items()
+        ],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(_described(sys.argv[1], sys.argv[2], sys.argv[3:])))

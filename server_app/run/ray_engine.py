@@ -2,7 +2,7 @@
 
 Flower's own local SuperLink belongs to the machine and stays; two runs would meet in it. So
 each run here gets ports and an FLWR_HOME of its own, in the environment this process runs in. A
-guard (server_app/run/guard.py) ends all that it started, even if this process is killed.
+guard (server_app/run/ray_engine.py) ends all that it started, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 import tomli_w
 from rich.console import Console
@@ -31,6 +35,7 @@ from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings, grouped
 from fedsilo.server_app.records.run_directory import SUMMARY, RunDirectory, runs_folder
 from fedsilo.server_app.run import processes
+from fedsilo.server_app.run.processes import end_run
 from fedsilo.server_app.run.progress_bars import PROGRESS_VARIABLE, TerminalBars, follow
 from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, unused_cluster
 
@@ -174,7 +179,7 @@ def _superlink(
     log = home / "superlink.out"
     with log.open("wb") as output:
         guard = subprocess.Popen(
-            [sys.executable, "-m", "fedsilo.server_app.run.guard", str(home), *superlink],
+            [sys.executable, "-m", "fedsilo.server_app.run.ray_engine", str(home), *superlink],
             env=environment,
             stdin=subprocess.PIPE,  # ends with this process
             stdout=output,
@@ -244,3 +249,44 @@ def _error_in(line: str) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
     match = re.search(r"ERROR\s*:\s+fedsilo: (.*)", plain)
     return match[1].strip() if match else ""
+
+
+_LOOK = 0.5  # seconds between checks of the command
+_ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def guard(home: Path, command: Sequence[str], pipe: int) -> int:
+    """Run ``command`` until it or ``pipe`` ends; then end all processes that belong to ``home``.
+
+    Nothing is ever written to the pipe, a file descriptor. Return the command's exit code, or 0 if
+    it was ended from here.
+    """
+    for number in _ENDINGS:
+        signal.signal(number, _leave)
+    pipe_ended = False
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        pipe_ended = _pipe_ended_before(process, pipe)
+        return 0 if pipe_ended else process.returncode
+    finally:
+        for number in _ENDINGS:
+            signal.signal(number, signal.SIG_IGN)
+        end_run(home)
+        if pipe_ended:  # or fedsilo reads there why SuperLink ended, and removes it
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _pipe_ended_before(process: subprocess.Popen[bytes], pipe: int) -> bool:
+    while process.poll() is None:
+        ready, _, _ = select.select([pipe], [], [], _LOOK)
+        if ready and not os.read(pipe, 1024):
+            return True
+    return False
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(guard(Path(sys.argv[1]), sys.argv[2:], sys.stdin.fileno()))

@@ -32,22 +32,17 @@ from fedsilo.models.contract.messages import (
     measurement,
 )
 from fedsilo.models.contract.one_line import one_line, shortened
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.strategies.loop.ask import Ask, Question
+from fedsilo.models.contract.settings import SERVER, CommonSettings
+from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies
 from fedsilo.strategies.loop.hooks import Hooks
-from fedsilo.strategies.loop.plausible import array_fault, metric_fault
-from fedsilo.strategies.loop.replies import Became, Replies
-from fedsilo.strategies.loop.update_statistics import far_out, update_statistics
+from fedsilo.strategies.loop.plausible import array_fault, far_out, metric_fault, update_statistics
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.wire.bundles import Bundles, bundle, record_bytes
 from fedsilo.strategies.wire.messaging import arriving
-from fedsilo.strategies.wire.records import Packed, to_record
-from fedsilo.strategies.wire.reply import Reply, decode
+from fedsilo.strategies.wire.records import Bundles, Packed, bundle, record_bytes, to_record
+from fedsilo.strategies.wire.reply import Reply, Spill, decode
 from fedsilo.strategies.wire.secure_keys import SECURE
-from fedsilo.strategies.wire.spill import Spill
 
 _FEWEST = 3  # sites: of two no median tells which is odd
-_ALWAYS = (NUM_EXAMPLES, SECONDS, PEAK_MEMORY)
 _CODES = {number: code for code, number in ERROR_CODES.items()}
 
 
@@ -272,7 +267,8 @@ class _Exchange:
         """Say why a reply cannot be used, if it cannot: numbers first, then method and hooks."""
         question, session = self.question, self.ask.session
         facts, metrics = session.participants.facts[reply.site], reply.metrics
-        for key in (*_ALWAYS, *self._needed(facts.held()), *question.metrics):
+        always = (NUM_EXAMPLES, *((SECONDS, PEAK_MEMORY) if session.common.trust == SERVER else ()))
+        for key in (*always, *self._needed(facts.held()), *question.metrics):
             if key not in metrics:
                 return f"metric '{key}' is missing"
         for key, value in metrics.items():

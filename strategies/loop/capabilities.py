@@ -20,7 +20,7 @@ class Capabilities:
         late_join: a site may join a run that has begun.
         paced_epochs: an epoch may span rounds.
         initial_weights: the server sends what sites start from.
-        some_sites: a round may ask some of the sites, since none keeps what its next round needs.
+        some_sites: a round may ask some of the sites, as the others can go on from an earlier one.
         aggregations: how the weights of sites may become one; "mean" alone where there is no such
             step, or where it would guard a part of what sites send.
         secure: what sites send is weights of which it needs the mean by samples alone, so that they

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.strategies.loop.state import State
-from fedsilo.strategies.loop.update_statistics import UpdateStatistics
+from fedsilo.strategies.loop.method import State
+from fedsilo.strategies.loop.plausible import UpdateStatistics
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.reply import Reply
 

@@ -8,21 +8,60 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.messages import EVALUATE, START
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
+from fedsilo.strategies.loop.ask import Ask, Replies
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.replies import Replies
-from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays
+
+
+@dataclass(frozen=True)
+class State:
+    """A method's state after a round; a method that remembers more adds fields of JSON values.
+
+    Attributes:
+        arrays: the global arrays by name; empty where nothing is shared.
+        round: rounds finished; 0 before the first.
+        stateful_sites: sites that keep private state of this run, as the loop has seen.
+    """
+
+    arrays: Arrays = field(default_factory=dict)
+    round: int = 0
+    stateful_sites: tuple[str, ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """Return all but the arrays, as JSON values."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _SHARED}
+        return {"round": self.round, "extras": own, "keepers": list(self.stateful_sites)}
+
+    @classmethod
+    def restored(cls, arrays: Arrays, facts: Mapping[str, Any]) -> Self:
+        """Return the state that ``facts`` and ``arrays`` were stored of.
+
+        Raises:
+            CheckpointError: they are another method's, or an earlier version's.
+        """
+        extras = dict(facts.get("extras", {}))
+        own = {f.name for f in fields(cls)} - _SHARED
+        if extras.keys() != own:
+            raise CheckpointError(
+                f"the stored state has {sorted(extras)} beside its arrays, not {sorted(own)}: it "
+                "was made by another version of fedsilo; start a new run"
+            )
+        return cls(arrays, facts["round"], tuple(facts["keepers"]), **extras)
+
+
+_SHARED = {"arrays", "round", "stateful_sites"}
 
 
 class Disclosures:
@@ -37,6 +76,10 @@ class Disclosures:
         self.leaves = leaves
         self.noise = noise
 
+    def also(self, *leaves: str) -> Disclosures:
+        """Return the same with more that leaves."""
+        return Disclosures(*self.leaves, *leaves, noise=self.noise)
+
 
 class Method(ABC):
     """A method's server side.
@@ -45,6 +88,7 @@ class Method(ABC):
         title: the method's name for people.
         capabilities: which of the common settings it takes.
         state_class: the class of its states.
+        beside: the kinds of arrays of its states that are no part of the model.
         common: the run's common settings.
         settings: the method's own.
         participants: the sites that take part; another one where a site joins late.
@@ -52,6 +96,7 @@ class Method(ABC):
 
     title: ClassVar[str] = ""
     capabilities: ClassVar[Capabilities] = Capabilities()
+    beside: ClassVar[tuple[str, ...]] = ()
     state_class: ClassVar[type[State]] = State
 
     def __init__(self, common: CommonSettings, settings: Any, participants: Participants) -> None:
@@ -77,7 +122,7 @@ class Method(ABC):
     def model(self, state: Any) -> Arrays:
         """Return the arrays that are the finished run's model."""
         arrays: Arrays = state.arrays
-        return arrays
+        return {n: array for n, array in arrays.items() if not n.startswith(self.beside)}
 
     def why_finished(self, state: Any) -> str | None:
         """Say why no further round is wanted before the last one, if none is."""
@@ -105,6 +150,11 @@ class Method(ABC):
     def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
         """Return the arrays named in ``before`` combined by 'aggregation', see ``Replies``."""
         return replies.average(self.common, before, equal)
+
+    def share(self, replies: Replies) -> float:
+        """Return the share of all sites' training samples that the sites of ``replies`` have."""
+        every = {site: f.sizes()["train"] for site, f in self.participants.facts.items()}
+        return sum(every[site] for site in replies) / sum(every.values())
 
     def start(self, site: str, ask: Ask) -> dict[str, NDArray]:
         """Return what a site that keeps its own network starts from, as ``start/<name>``.

@@ -21,7 +21,7 @@ from flwr.serverapp.strategy.multikrum import compute_distances
 
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.strategies.loop.update_statistics import in_kinds, update_norm
+from fedsilo.strategies.loop.plausible import in_kinds, update_norm
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, Reply
 

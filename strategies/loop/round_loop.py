@@ -1,4 +1,4 @@
-"""The one round loop: rounds of a method, hooks, an early end, and resuming from a checkpoint.
+"""The one round loop: rounds of a method, who is asked, hooks, an early end, resuming.
 
 What a method does in a round is in ``strategies.loop.method``; how sites are asked, and what a
 reply must hold, in ``strategies.loop.asking``.
@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 from flwr.serverapp import Grid
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.privacy.secure_sum import needed_sites, quantisation
 from fedsilo.strategies.loop.asking import GridAsk, Session
 from fedsilo.strategies.loop.hooks import Hook, Hooks
-from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.sampling import sampled_sites
+from fedsilo.strategies.loop.method import Method, State
+from fedsilo.strategies.loop.robust import why_too_few
 from fedsilo.strategies.loop.secure_ask import SecureAsk
-from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.meeting.participants import meet_latecomers
 from fedsilo.strategies.wire.records import to_record
-from fedsilo.strategies.wire.spill import Spill
+from fedsilo.strategies.wire.reply import Spill
 
 
 class RoundLoop:
@@ -135,3 +138,32 @@ class RoundLoop:
             self.hooks.call("site_failed", round_, "hello", "unknown", reason)
         if joined:
             self.hooks.call("participants_changed", round_, participants, joined)
+
+
+def sampled_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> list[str]:
+    """Return the sites that ``round_`` may ask, sorted: 'sites-per-round' of them, or all."""
+    count = common.sites_per_round
+    if not count or count >= len(sites):
+        return sorted(sites)
+    rng = np.random.default_rng(derive_seed(common.seed, "sites-per-round", round_))
+    chosen = rng.choice(len(sites), count, replace=False)
+    return sorted(sorted(sites)[place] for place in chosen)
+
+
+def refuse_site_count(common: CommonSettings, sites: int) -> None:
+    """Refuse settings that do not fit the number of sites.
+
+    Raises:
+        SettingError: 'sites-per-round', 'aggregation' or 'secure-aggregation' need more, or its
+            threshold or bits do not fit.
+    """
+    if common.sites_per_round > sites:
+        raise SettingError(
+            f"setting 'sites-per-round' is {common.sites_per_round}, more than there are sites "
+            f"({sites}): lower it, or set it to 0 for all"
+        )
+    asked = common.sites_per_round or sites
+    if reason := why_too_few(common, asked):
+        raise SettingError(reason)
+    if common.secure_aggregation != "none":
+        quantisation(common, asked, needed_sites(common, asked))

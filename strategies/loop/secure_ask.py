@@ -30,11 +30,10 @@ from fedsilo.models.privacy.secure_sum import (
     quantisation,
     why_too_coarse,
 )
-from fedsilo.strategies.loop.ask import Ask, Question
+from fedsilo.strategies.loop.ask import Ask, Question, Replies
 from fedsilo.strategies.loop.asking import GridAsk
-from fedsilo.strategies.loop.replies import Replies
 from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs, shapes
+from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs
 from fedsilo.strategies.wire.secure_keys import (
     LONGEST_KEY,
     LONGEST_SEALED,
@@ -79,7 +78,8 @@ class SecureAsk(Ask):
         if question.phase != TRAIN or not send:
             return self.ask.put(question)
         before = next(iter(send.values()))
-        sum_ = SecureSum(self.ask.round, self.common, shapes(before), len(send))
+        specs = next(iter(question.expect.values()))  # fewer, where some of it is no model
+        sum_ = SecureSum(self.ask.round, self.common, specs, len(send))
         sum_.take_keys(self._put(sum_, SECURE_KEYS, send))
         sum_.take_shares(self._put(sum_, SECURE_SHARES, sum_.keys))
         masked = replace(

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 import numpy as np
 from flwr.app import RecordDict
 
-from fedsilo.datasets.silo.site_names import site_name_fault
+from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.feature_statistics import Sums
 from fedsilo.models.contract.messages import CONFIG
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.site_facts import SPLITS, SiteFacts
-from fedsilo.strategies.wire.bundles import record_bytes
+from fedsilo.strategies.wire.records import record_bytes
 
 _BYTES = 2**22  # of a whole hello: names and counts of thousands of classes fit
 _SOFTWARE = 10  # entries

@@ -34,8 +34,8 @@ from fedsilo.strategies.meeting.alike import (
     unlike,
 )
 from fedsilo.strategies.meeting.hello import read_hello
-from fedsilo.strategies.wire.bundles import record_bytes
 from fedsilo.strategies.wire.messaging import arriving
+from fedsilo.strategies.wire.records import record_bytes
 
 HELLO_TIMEOUT = 600.0  # a first start may have to decode the data
 _TAKEN = (
@@ -229,7 +229,7 @@ def _number(count: int) -> str:
 def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participants, list[str]]:
     """Ask nodes that connected since; return all participants, and why others are refused.
 
-    A site whose SuperNode was started anew, and so has another node, is the same site. While its
+    A site whose SuperNode was restarted, and so has another node, is the same site. While its
     old node still counts as connected the new one is refused, told of once, and asked again later.
     """
     connected = set(grid.get_node_ids())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsilo.datasets.silo.site_names import site_name_fault
+from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import CONFIG, SURVEY, SURVEYED
 from fedsilo.models.contract.one_line import one_line
@@ -21,8 +21,8 @@ from fedsilo.models.contract.survey import Survey
 from fedsilo.models.contract.versions import own_versions
 from fedsilo.strategies.meeting.admission import Registry
 from fedsilo.strategies.meeting.participants import HELLO_TIMEOUT, wait_for_nodes
-from fedsilo.strategies.wire.bundles import record_bytes
 from fedsilo.strategies.wire.messaging import arriving
+from fedsilo.strategies.wire.records import record_bytes
 
 _BYTES = 2**22  # of a whole answer
 _REASON = 200  # characters

@@ -14,8 +14,7 @@ from typing import Any
 
 from fedsilo.models.methods.cross import CROSSED, metric_from
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, State
 from fedsilo.strategies.methods.ensemble import Ensemble
 
 _DOCUMENT = "cross.json"

@@ -21,12 +21,10 @@ from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.messages import EVALUATE, SECONDS, TRAIN
 from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, LinkSettings, MixingNotes
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
+from fedsilo.strategies.loop.ask import Ask, Replies
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Disclosures, Method
-from fedsilo.strategies.loop.replies import Replies
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, Method, State
 from fedsilo.strategies.topology.cycle_time import topology_document
 from fedsilo.strategies.topology.graphs import Topology, build_topology
 from fedsilo.strategies.wire.records import NDArray
@@ -125,7 +123,7 @@ class Decentralised(Method):
         """Take note of how long each silo trained."""
         for site, reply in replies.items():
             total, count = self._seconds.get(site, (0.0, 0))
-            self._seconds[site] = (total + reply.metrics[SECONDS], count + 1)
+            self._seconds[site] = (total + reply.metrics.get(SECONDS, 0.0), count + 1)
 
     @cached_property
     def _seconds(self) -> dict[str, tuple[float, int]]:

@@ -30,8 +30,7 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Disclosures
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, Reply
@@ -44,6 +43,7 @@ class DisTrans(FedAvg):
 
     settings: DisTransSettings
     title = "DisTrans"
+    beside = (_EMBEDDING,)  # the server's alone
     capabilities = Capabilities(
         vit=False,
         tables=False,
@@ -92,13 +92,6 @@ class DisTrans(FedAvg):
         network = _network(state.arrays)
         own = state.arrays.get(f"{OFFSETS}{site}")
         return network if own is None else network | {OFFSET: own}
-
-    def model(self, state: State) -> Arrays:
-        """Return the network with its offset or those of all sites; the embedding is the server's.
-
-        A network whose offsets stay at their sites is whole at these alone.
-        """
-        return {n: array for n, array in state.arrays.items() if not n.startswith(_EMBEDDING)}
 
     def _fitted(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
         """Return the embedding after a step towards each site's offset, in the sites' order."""

@@ -13,8 +13,7 @@ from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures, Method
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, Method, State
 from fedsilo.strategies.methods.experts import collected_experts, expert_specs
 from fedsilo.strategies.wire.reply import Specs
 

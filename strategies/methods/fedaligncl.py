@@ -27,12 +27,10 @@ from fedsilo.models.methods.fedaligncl import (
     FedAlignCLSettings,
 )
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
+from fedsilo.strategies.loop.ask import Ask, Replies
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import starting_network
-from fedsilo.strategies.loop.method import Disclosures
-from fedsilo.strategies.loop.replies import Replies
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, shapes

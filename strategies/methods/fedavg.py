@@ -9,14 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from fedsilo.models.contract.array_names import is_statistic
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
+from fedsilo.strategies.loop.ask import Ask, Replies
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Disclosures, Method
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, Method, State
+from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import Arrays
 
 
 class FedAvg(Method):
@@ -39,6 +43,19 @@ class FedAvg(Method):
         """Send the weights, have them trained, and average them."""
         trained = ask(TRAIN, dict.fromkeys(ask.sites, state.arrays))
         return replace(state, arrays=self.average(trained, state.arrays))
+
+    def towards(self, replies: Replies, model: Arrays, rate: float) -> dict[str, NDArray]:
+        """Return ``model`` moved by ``rate`` times the way to the mean of what was trained.
+
+        Batch norm's running statistics become the mean itself.
+        """
+        after = self.average(replies, model)
+        if rate != 1:
+            for name in [n for n in after if not is_statistic(n)]:
+                old = model[name].astype(np.float64)
+                after[name] = np.asarray(old + rate * (after[name] - old), np.float32)
+            replies.became.after |= after  # not the mean, where the model is
+        return after
 
     def disclosures(self) -> Disclosures:
         """Name the weights."""

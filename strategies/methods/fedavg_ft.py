@@ -13,8 +13,7 @@ from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.methods.personal_models import PersonalState, keepers, with_keepers
 from fedsilo.strategies.wire.reply import Arrays

@@ -9,9 +9,8 @@ import numpy as np
 from fedsilo.models.contract.array_names import is_statistic
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.wire.reply import Arrays
 
 _MOMENTS = "moments/"  # moments/<array>: kept in the state, so in the checkpoint
 
@@ -20,6 +19,7 @@ class FedAvgM(FedAvg):
     """Steps towards the mean; batch norm's running statistics become the mean itself."""
 
     title = "FedAvgM"
+    beside = (_MOMENTS,)
 
     def round(self, state: State, ask: Ask) -> State:
         """Average as FedAvg does, then take the settings' step from the model towards the mean."""
@@ -33,7 +33,3 @@ class FedAvgM(FedAvg):
             after[name], after[key] = (np.asarray(a, np.float32) for a in (old + step, moment))
         trained.became.after |= after  # the model went further than the mean
         return replace(state, arrays=after)
-
-    def model(self, state: State) -> Arrays:
-        """Return all but the moments: it is what sites are sent too."""
-        return {n: array for n, array in state.arrays.items() if not n.startswith(_MOMENTS)}

@@ -20,8 +20,7 @@ from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures, Method
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, Method, State
 from fedsilo.strategies.methods.fedproto import enough, fewest, held, nothing_leaves
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import ArraySpec

@@ -31,11 +31,9 @@ from fedsilo.models.methods.fedefm import (
     map_tokens,
 )
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
+from fedsilo.strategies.loop.ask import Ask, Replies
 from fedsilo.strategies.loop.initial_arrays import starting_network
-from fedsilo.strategies.loop.method import Disclosures
-from fedsilo.strategies.loop.replies import Replies
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, State
 from fedsilo.strategies.methods.decentralised import (
     Decentralised,
     DecentralisedState,
@@ -130,7 +128,7 @@ class FedEFM(Decentralised):
         for host, reply in replies.items():
             total, count = self._visits.get(host, (0.0, 0))
             more = len({name.split("/")[1] for name in reply.arrays})
-            self._visits[host] = (total + reply.metrics[SECONDS], count + more)
+            self._visits[host] = (total + reply.metrics.get(SECONDS, 0.0), count + more)
 
     @cached_property
     def _visits(self) -> dict[str, tuple[float, int]]:

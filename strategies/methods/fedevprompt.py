@@ -34,8 +34,7 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Disclosures, Method
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, Method, State
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import ArraySpec, Reply, shapes
 

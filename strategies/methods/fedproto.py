@@ -26,8 +26,7 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task, network_kind
 from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures, Method
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, Method, State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply

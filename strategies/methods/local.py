@@ -11,8 +11,7 @@ from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Method, State
 
 
 class Local(Method):

@@ -1,4 +1,4 @@
-"""MATCHA (Wang et al. 2019): a round mixes over some matchings of a graph, drawn anew each."""
+"""MATCHA (Wang et al. 2019): a round mixes over some matchings of a graph, sampled again each."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.wire.reply import shapes
 

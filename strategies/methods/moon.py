@@ -13,10 +13,8 @@ from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projecti
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.initial_arrays import initial_weights
-from fedsilo.strategies.loop.method import Disclosures
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.wire.reply import Arrays
 
 
 class Moon(FedAvg):
@@ -24,6 +22,7 @@ class Moon(FedAvg):
 
     settings: MoonSettings
     title = "MOON"
+    beside = (PROJECTION,)  # so it is loaded as FedAvg's is
 
     def initial_state(self, task: Task) -> State:
         """Return the network's initial weights as FedAvg has them, and the head's."""
@@ -33,12 +32,6 @@ class Moon(FedAvg):
         named = {f"{PROJECTION}{name}": array for name, array in head.items()}
         return State({**super().initial_state(task).arrays, **named})
 
-    def model(self, state: State) -> Arrays:
-        """Return the network alone: it is loaded as FedAvg's is."""
-        return {n: array for n, array in state.arrays.items() if not n.startswith(PROJECTION)}
-
     def disclosures(self) -> Disclosures:
         """Name the weights and the head."""
-        return Disclosures(
-            *super().disclosures().leaves, "the projection head, trained, each round"
-        )
+        return super().disclosures().also("the projection head, trained, each round")

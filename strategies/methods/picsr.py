@@ -35,6 +35,7 @@ from fedsilo.models.methods.picsr import (
     PICSRSettings,
     StageNotes,
     build_router,
+    opened_router,
     prototype_distances,
     routing_document,
 )
@@ -197,9 +198,7 @@ class PICSR(Method):
             return {}  # the run was stopped before
         arrays = {name: torch.from_numpy(np.array(one)) for name, one in state.arrays.items()}
         prototypes = arrays_below(PROTOTYPE, arrays)
-        shape = self.participants.task().input_shape
-        router = build_router(self.settings, shape, len(prototypes), self.common.seed)
-        load_exchanged(router, arrays_below(ROUTER, arrays))
+        router = opened_router(self.settings, prototypes, arrays)
         distances = prototype_distances(router, prototypes)
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 

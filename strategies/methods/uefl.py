@@ -36,12 +36,10 @@ from fedsilo.models.methods.uefl import (
 )
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
+from fedsilo.strategies.loop.ask import Ask, Replies
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Disclosures, Method
-from fedsilo.strategies.loop.replies import Replies
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import Disclosures, Method, State
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply
 
@@ -104,7 +102,7 @@ class UEFL(Method):
         network = starting_network(self.common, task)
         arrays = initial_weights(network)
         dimension = segment_dimension(network.channels, self.settings.segments)
-        if not self._personal:
+        if not self.settings.personal:
             first = gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)
             arrays[f"{CODEBOOK}0"] = first.numpy()
         return UEFLState(arrays, access={"0": self.participants.sites()})
@@ -150,10 +148,8 @@ class UEFL(Method):
 
     def _ends_iteration(self, state: UEFLState) -> bool:
         """Tell whether the current round is an iteration's last and another one may follow."""
-        settings, round_ = self.settings, state.round + 1
-        end = settings.iteration_rounds + (state.iteration - 1) * settings.extension_rounds
-        more = state.iteration < settings.max_iterations and round_ < self.common.rounds
-        return round_ == end and more
+        rounds = self.common.rounds
+        return self.settings.ends_iteration(state.iteration, state.round + 1, rounds)
 
     def _judged(self, state: UEFLState, replies: Replies) -> UEFLState:
         entropies = {site: reply.metrics[ENTROPY] for site, reply in replies.items()}
@@ -182,7 +178,7 @@ class UEFL(Method):
         if not sites:
             return state
         arrays = dict(state.arrays)
-        if not self._personal:
+        if not self.settings.personal:
             arrays[f"{CODEBOOK}{book}"] = self._new_book(state, replies.of(sites))
         return replace(state, arrays=arrays, access={**state.access, book: sites})
 
@@ -193,7 +189,7 @@ class UEFL(Method):
         if not sites:
             return state
         arrays = dict(state.arrays)
-        if not self._personal:
+        if not self.settings.personal:
             arrays[f"{CODEBOOK}0"] = self._merged(state, "refresh", replies.of(sites))
         return replace(state, arrays=arrays, refreshed=[*state.refreshed, state.round + 1])
 
@@ -215,7 +211,7 @@ class UEFL(Method):
         return merge_centroids(parts, self.settings.codes, seed)
 
     def _centroid_specs(self, site: str, state: UEFLState) -> dict[str, ArraySpec]:
-        if not self._by_kmeans(uncertain=site in state.uncertain):
+        if not self.settings.sends_centroids(site in state.uncertain):
             return {}
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}
@@ -248,8 +244,8 @@ class UEFL(Method):
 
     def releases(self, site: str, state: UEFLState) -> int:
         """Return 1, and at an iteration's end another one for centroids."""
-        by_kmeans = self._by_kmeans(uncertain=True) or self._by_kmeans(uncertain=False)
-        return 1 + (self._ends_iteration(state) and by_kmeans)
+        sends = any(map(self.settings.sends_centroids, (True, False)))
+        return 1 + (self._ends_iteration(state) and sends)
 
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: UEFLSettings) -> None:
@@ -298,16 +294,6 @@ class UEFL(Method):
             network = build_classifier(self.common, self.participants.task())
         return int(network.tokens) * self.settings.segments
 
-    def _by_kmeans(self, *, uncertain: bool) -> bool:
-        """Tell whether such sites find codewords by K-means and send them."""
-        settings = self.settings
-        found = settings.codeword_start if uncertain else settings.refresh
-        return not self._personal and found == "kmeans"
-
-    @property
-    def _personal(self) -> bool:
-        return self.settings.codebooks == "personal"
-
     @classmethod
     def marks(cls, state: UEFLState) -> dict[int, str]:
         """Return where codewords were added, and for whom, and where the first were renewed."""
@@ -324,11 +310,14 @@ class UEFL(Method):
     def disclosures(self) -> Disclosures:
         """Name the weights and, unless they are personal, codebooks and centroids."""
         sentences = ["all weights and batch-norm statistics of the network, each round"]
-        if not self._personal:
+        if not self.settings.personal:
             sentences.append("the codebooks that the site may use, trained, each round")
-        sends = self._by_kmeans(uncertain=True), self._by_kmeans(uncertain=False)
+        sends = tuple(map(self.settings.sends_centroids, (True, False)))
         if any(sends):
-            when = {(True, False): "when uncertain", (False, True): "when certain"}
+            when: dict[tuple[bool, ...], str] = {
+                (True, False): "when uncertain",
+                (False, True): "when certain",
+            }
             sentences.append(
                 f"{when.get(sends, 'after each iteration')}: centroids of the site's features with "
                 f"counts, none of fewer than {self.settings.centroid_min_count} features"

@@ -2,24 +2,40 @@
 
 What a reply's numbers may be is in ``strategies.loop.plausible``; whether they fit what was asked
 for is checked where it was asked, in ``strategies.loop.asking``.
+
+The replies of a round are as many models as there are sites. So that a server's memory does not
+grow with them, ``Spill`` writes what comes beyond ``IN_MEMORY`` bytes to a file without a name,
+which is gone with the round, and with the process.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.errors import RunDirectoryError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, KEPT_STATE, METRICS
 from fedsilo.models.contract.one_line import one_line
-from fedsilo.strategies.wire.bundles import BUNDLE, opened, record_bytes, refuse_many_records
-from fedsilo.strategies.wire.records import ArrayError, NDArray, packed_bytes, read_header, unpack
+from fedsilo.strategies.wire.records import (
+    BUNDLE,
+    ArrayError,
+    NDArray,
+    opened,
+    packed_bytes,
+    read_header,
+    record_bytes,
+    refuse_many_records,
+    unpack,
+)
 from fedsilo.strategies.wire.secure_keys import SECURE
 
 Arrays = Mapping[str, NDArray]
@@ -166,3 +182,72 @@ def most_bytes(expected: Specs) -> int:
     """Return how many bytes the numbers of a reply's arrays may have."""
     lengths = [[_ANY if n is None else n for n in spec.shape] for spec in expected.values()]
     return 4 * sum(map(math.prod, lengths))
+
+
+IN_MEMORY = 2**26  # bytes of a round's replies
+
+
+class Spill:
+    """Keeps the arrays of a round's replies.
+
+    Args:
+        folder: where the file may be; empty for the machine's temporary files.
+        in_memory: bytes of all replies together that stay in memory.
+    """
+
+    def __init__(self, folder: str = "", in_memory: int = IN_MEMORY) -> None:
+        self._folder = folder if folder and Path(folder).is_dir() else None
+        self._room = in_memory
+        self._file: IO[bytes] | None = None
+
+    def keep(self, arrays: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
+        """Return ``arrays``, or the same to be read from the file one by one.
+
+        Raises:
+            RunDirectoryError: the disk has no room.
+        """
+        size = sum(array.nbytes for array in arrays.values())
+        if size <= self._room:
+            self._room -= size
+            return arrays
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+            return SpilledArrays(self._file, arrays)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"the replies of a round cannot be kept in {self._folder or tempfile.gettempdir()} "
+                f"({error.strerror}): make room there and resume"
+            ) from None
+
+    def close(self) -> None:
+        """Drop the file."""
+        if self._file:
+            self._file.close()
+
+
+class SpilledArrays(Mapping[str, NDArray]):
+    """Arrays that are in a file; each access reads one."""
+
+    def __init__(self, file: IO[bytes], arrays: Mapping[str, NDArray]) -> None:
+        self._file = file
+        self._places: dict[str, tuple[int, np.dtype[np.generic], tuple[int, ...]]] = {}
+        for name, array in arrays.items():
+            self._places[name] = file.seek(0, os.SEEK_END), array.dtype, array.shape
+            file.write(np.ascontiguousarray(array).data)
+        file.flush()
+
+    def __getitem__(self, name: str) -> NDArray:
+        """Read an array."""
+        place, dtype, shape = self._places[name]
+        self._file.seek(place)
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        return np.frombuffer(self._file.read(size), dtype).reshape(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        """Return the number of arrays."""
+        return len(self._places)

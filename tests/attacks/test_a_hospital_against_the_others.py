@@ -242,7 +242,12 @@ def real_run(tmp_path: Path, tiny: Tiny) -> Iterator[Callable[..., RunDirectory]
         }
         (tmp_path / "registry.json").write_text(json.dumps(entries))
         nodes: list[dict[str, Value]] = [
-            {"site": name, "state-dir": str(tmp_path / f"node-{index}"), "minimum-measured": 1}
+            {
+                "site": name,
+                "state-dir": str(tmp_path / f"node-{index}"),
+                "trust": "server",
+                "minimum-measured": 1,
+            }
             for index, name in enumerate(names)
         ]
         values = tiny("fedavg", rounds=1, min_sites=1, silos=9)

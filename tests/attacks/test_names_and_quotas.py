@@ -33,11 +33,20 @@ def test_no_run_name_shuts_the_ledger_out(hospital: Make, name: str) -> None:
     assert read_own_ledger(site.home / ".own" / "cleveland" / LEDGER)[6.0] >= 2
 
 
-@pytest.mark.parametrize("name", [".own", "../x", ".", "", "a/b"])
-def test_a_name_that_leads_elsewhere_is_refused(hospital: Make, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".own", "../x", ".", "", "a/b"),
+        *("\x1b[2Jred", "two\nlines", "nul\0", "\u202egnp.exe", "café", "n" * 300, "-rf"),
+    ],
+    ids=ascii,
+)
+def test_a_name_that_leads_elsewhere_or_misleads_is_refused(hospital: Make, name: str) -> None:
     site = hospital(method="local")
     assert site.send(TRAIN, run_name=name) is None
-    assert "is no plain folder name" in site.refusals[0]
+    assert "it must be a plain name of at most 128 letters, digits" in site.refusals[0]
+    assert site.refusals[0].isprintable()
+    assert files_below(site.home) == []
 
 
 def test_a_new_run_of_an_old_name_wipes_no_state(hospital: Make) -> None:
@@ -49,7 +58,7 @@ def test_a_new_run_of_an_old_name_wipes_no_state(hospital: Make) -> None:
     assert site.send(TRAIN, round=1) is None
     assert "rounds only go up" in site.refusals[0]
     assert files_below(site.home / "attack") == before
-    assert site.send(TRAIN, round=1, run_name="another") is not None, "the mend that it names"
+    assert site.send(TRAIN, round=1, run_name="another") is not None, "the fix that it names"
 
 
 def test_a_round_is_answered_a_few_times(hospital: Make) -> None:

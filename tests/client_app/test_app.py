@@ -67,7 +67,9 @@ def table_node(partition: int | str, method: str = "fedavg", **changes: Value) -
     """Return the context of a made-up heart hospital: partition or name, settings."""
     values = {"method": method, "dataset": "heart-synthetic"}
     settings = resolve(values | {key.replace("_", "-"): v for key, v in changes.items()})
-    node = {"site" if isinstance(partition, str) else "partition-id": partition}
+    node: dict[str, Value] = {"partition-id": partition}
+    if isinstance(partition, str):
+        node = {"site": partition, "trust": "server"}
     return Context(1, 1001, node, RecordDict(), settings.as_mapping())
 
 
@@ -125,7 +127,7 @@ def test_the_hello_of_a_real_site_refuses_folds_by_its_name() -> None:
 
 def test_a_site_with_a_folder_of_its_own_says_so_and_not_where(context: Node) -> None:
     asked = Message(RecordDict(), 1001, HELLO)
-    reply = app(asked, context({"site": "s2a", "state-dir": "/private"}))
+    reply = app(asked, context({"site": "s2a", "state-dir": "/private", "trust": "server"}))
     assert reply.content[CONFIG]["simulated"] is False
     assert not [value for value in reply.content[CONFIG].values() if "/private" in str(value)]
 
@@ -152,8 +154,8 @@ def test_an_evaluation_measures_always_trains_nothing_and_sends_no_array(
 @pytest.mark.parametrize(
     ("node", "said"),
     [
-        ({"site": "s9z"}, "s9z: there is no silo 's9z'"),
-        ({}, "partition unknown: the node config names no 'site'"),
+        ({"site": "s9z", "trust": "server"}, "s9z: there is no silo 's9z'"),
+        ({"trust": "server"}, "partition unknown: the node config names no 'site'"),
         ({"partition-id": 3}, "partition 3: SuperNode 4 has no silo: there are 3 (s1a, s2a, s3a)"),
     ],
 )

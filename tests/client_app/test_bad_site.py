@@ -35,6 +35,7 @@ def hello(**said: str) -> Message:
 
 def node_with(folder: Path, dataset: str, site: str, cache: Path) -> Context:
     node: dict[str, Any] = {"site": site, "data-dir": str(folder), "cache-dir": str(cache)}
+    node["trust"] = "server"
     return Context(1, 1001, node, RecordDict(), resolve({"dataset": dataset}).as_mapping())
 
 
@@ -99,7 +100,7 @@ def test_a_directory_that_may_not_be_read_is_one_line_without_a_files_name(
 
 
 def test_a_data_set_without_files_needs_no_data_directory(tmp_path: Path, context: Node) -> None:
-    node = {"site": "s1a", "data-dir": str(tmp_path / "gone")}
+    node = {"site": "s1a", "data-dir": str(tmp_path / "gone"), "trust": "server"}
     assert app(hello(), context(node)).has_content()
     told = reason_of(app(hello(), context(node | {"site": "s9"})))
     assert told.startswith("s9: there is no silo 's9'")
@@ -115,6 +116,6 @@ def test_a_data_set_without_files_needs_no_data_directory(tmp_path: Path, contex
 def test_a_server_of_another_version_is_refused_by_the_site(
     context: Node, own_log: io.StringIO, said: dict[str, str], told: str
 ) -> None:
-    reason = reason_of(app(hello(**said), context({"site": "s1a"})))
+    reason = reason_of(app(hello(**said), context({"site": "s1a", "trust": "server"})))
     assert reason.startswith(told)
     assert reason in own_log.getvalue()

@@ -25,8 +25,6 @@ Deployed = Callable[[Mapping[str, Value], str], tuple[int, RunDirectory]]
 LOW: Mapping[str, Value] = {
     **dict.fromkeys(("minimum-batch", "minimum-measured", "minimum-steps-per-reply"), 1),
     "sums-min-count": 1,
-    "metric-digits": 0,
-    "blur": 0.0,
     "max-runs-per-day": 1000,
 }
 _FOLDER_NAMES = 300  # bytes

@@ -110,7 +110,7 @@ def test_a_killed_server_comes_back_with_its_database_and_the_run_resumes(
     assert all(before.process(member) for member in before.sites), "hospitals wait for the server"
     assert main(["deploy", "up", "--deployment", str(folder)]) == 0
     after = read_deployment(folder)
-    assert after.nodes == before.nodes, "nobody is registered anew"
+    assert after.nodes == before.nodes, "nobody is registered again"
     assert all(after.started[name] == before.started[name] for name in after.sites)
     code, printed = _ended(begin(values, "headless", "--set", "resume=true"))
     assert code == 0, printed

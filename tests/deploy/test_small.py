@@ -18,7 +18,7 @@ ALWAYS, SITES = True, 2
     ("method", "rounds"),
     [
         pytest.param("distrans", 1, marks=pytest.mark.soak),
-        ("uefl", 2),  # its uncertain hospital gets a book, its certain one lays the first anew
+        ("uefl", 2),  # its uncertain hospital gets a book, its certain one re-initialises the first
     ],
 )
 def test_processes_with_tls_and_keys_find_what_the_simulation_finds(

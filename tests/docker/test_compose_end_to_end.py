@@ -42,8 +42,6 @@ minimum-batch: 1
 minimum-measured: 1
 minimum-steps-per-reply: 1
 sums-min-count: 1
-metric-digits: 0
-blur: 0.0
 """
 # The last hospital's disk is small, so that a test can fill it
 SMALL_DISK = """

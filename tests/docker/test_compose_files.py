@@ -68,7 +68,7 @@ def test_secrets_are_files_and_each_hospital_has_its_own_key_alone(
 
 
 def test_no_secret_is_in_the_environment(compose: dict[str, Any]) -> None:
-    allowed = {"FEDSILO_SITE", "FEDSILO_SERVER", "FEDSILO_DEVICE"}
+    allowed = {"FEDSILO_SITE", "FEDSILO_SERVER", "FEDSILO_DEVICE", "FEDSILO_TRUST"}
     for service in compose["services"].values():
         assert set(service.get("environment", {})) <= allowed
 

@@ -150,7 +150,7 @@ def test_a_wrong_arrow_is_found_out(
 
 def test_of_a_room_behind_a_narrow_arrow_no_more_than_that_is_imported() -> None:
     arrow = ("client_app", "strategies")
-    assert _wrong({arrow}, {arrow: {"strategies.wire.bundles.bundle"}}) == []
+    assert _wrong({arrow}, {arrow: {"strategies.wire.records.bundle"}}) == []
     assert _wrong({arrow}, {arrow: {"strategies.loop.method.Method"}}) == [arrow]
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.server_app.doctor.findings import Finding, Status
-from fedsilo.server_app.doctor.registry import TARGETS
-from fedsilo.server_app.doctor.report import document
+from fedsilo.server_app.doctor.findings import Finding, Status, document
+from fedsilo.server_app.doctor.setups import TARGETS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "doctor.md").read_text()
 

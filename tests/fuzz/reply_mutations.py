@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedsilo.models.contract.messages import ARRAYS, METRICS
-from fedsilo.strategies.wire.bundles import BUNDLE, bundle
+from fedsilo.strategies.wire.records import BUNDLE, bundle
 from tests.fuzz.mutations import (
     NUMBERS,
     TEXTS,

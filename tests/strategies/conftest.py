@@ -26,8 +26,8 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.meeting.participants import Participants, meet_sites
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.wire.reply import Reply

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedsilo.models.contract.messages import EVALUATE, NUM_EXAMPLES, PEAK_MEMORY, SECONDS, TRAIN
-from fedsilo.strategies.loop.ask import Ask, Question
+from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies
 from fedsilo.strategies.loop.method import Method
-from fedsilo.strategies.loop.replies import Became, Replies
 from fedsilo.strategies.wire.reply import Arrays, Reply, Specs
 
 Given = Mapping[str, Mapping[str, Reply]]

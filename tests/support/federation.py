@@ -66,5 +66,5 @@ class Federation:
         return self.home / "hospitals" / site
 
     def _node(self, site: str) -> dict[str, Value]:
-        own = {"site": site, "state-dir": str(self._disk(site))}
+        own = {"site": site, "state-dir": str(self._disk(site)), "trust": "server"}
         return own | self.nodes.get(site, {})

@@ -1,7 +1,7 @@
 """Digests of tiny runs of every method and variant, as a change must leave them.
 
     python -m tests.support.golden            # records those that golden.json does not have
-    python -m tests.support.golden fedavg     # records these anew
+    python -m tests.support.golden fedavg     # records these again
 
 A run is that of ``tests/test_end_to_end.py``: three rounds, inline engine, one thread, seed 7. Held
 are the arrays of the final model and the measurements of metrics.csv, bit for bit. Bits are those

@@ -26,8 +26,7 @@ from fedsilo.models.contract.messages import (
 )
 from fedsilo.models.maths.standardisation import pooled_statistics, standardised, sums_of
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.strategies.wire.bundles import unbundle
-from fedsilo.strategies.wire.records import to_record
+from fedsilo.strategies.wire.records import to_record, unbundle
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -53,7 +52,7 @@ class Hospital:
 
     def context(self) -> Context:
         """Return the context that Flower gives the app."""
-        own = {"site": self.site, "state-dir": str(self.home), **self.node}
+        own = {"site": self.site, "state-dir": str(self.home), "trust": "server", **self.node}
         usual = {
             "method": "fedavg",
             "dataset": "heart-synthetic",

@@ -54,6 +54,8 @@ TINY_METHOD: dict[str, dict[str, Value]] = {
         "fedaligncl.shared-embeddings": 8,
     },
     "fedavg-ft": {"fedavg-ft.finetune-rounds": 1},
+    "fedbabu": {"fedavg-ft.finetune-rounds": 1},
+    "fedswa": {"fedswa.averaged-rounds": 2},
     "feddistill": {"feddistill.class-min-count": 1, "sums-min-count": 1},
     "fedevprompt": VIT | {"fedevprompt.distillation-weight": 1.0, "fedevprompt.buffer-maps": 2},
     "fedproto": {"fedproto.class-min-count": 1, "sums-min-count": 1},

@@ -6,8 +6,10 @@ experiment is the one that the others are compared with.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,6 @@ from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.run.planning import RunSources, planned
-from fedsilo.server_app.studies.compare.corrected_interval import Interval, corrected_interval
 from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
 from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import joined, markdown_table, rich_table
@@ -200,3 +201,46 @@ def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
         body = markdown_table(_lines(intervals, metric))
         parts.append(f"**{metric}**, mean and 95 % interval\n\n{body}")
     return "\n".join(parts)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over runs with its 95 % interval, and the p value of the mean being 0.
+
+    A single run has neither interval nor p value: they are None.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    p: float | None
+    runs: int
+
+    def within(self, lowest: float, highest: float) -> Interval:
+        """Return it with its interval cut to what the figure can be."""
+        if self.low is None or self.high is None:
+            return self
+        return replace(self, low=max(self.low, lowest), high=min(self.high, highest))
+
+
+def corrected_interval(values: Sequence[float], folds: int) -> Interval:
+    """Return the corrected resampled t interval of ``values``, one per run.
+
+    The variance of the mean is (1/J + n_test/n_train) s^2 over J runs, where n_test/n_train is
+    1 / (folds - 1): the plain 1/J would take runs for independent that share training rows.
+
+    Args:
+        values: one figure per run, or one difference between two methods on the same split.
+        folds: folds of the cross-validation.
+    """
+    from scipy import stats
+
+    mean, runs = statistics.fmean(values), len(values)
+    if runs == 1:
+        return Interval(mean, None, None, None, runs)
+    error = math.sqrt(1 / runs + 1 / (folds - 1)) * statistics.stdev(values)
+    if error == 0:
+        return Interval(mean, mean, mean, 1.0 if mean == 0 else 0.0, runs)
+    half = float(stats.t.ppf(0.975, runs - 1)) * error
+    p = 2 * float(stats.t.sf(abs(mean) / error, runs - 1))
+    return Interval(mean, mean - half, mean + half, p, runs)

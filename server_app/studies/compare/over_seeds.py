@@ -148,7 +148,7 @@ class Job:
         differing = [
             silo.name
             for silo in held
-            if silos[silo.name]["fingerprints"] != silo.fingerprints
+            if silos[silo.name]["fingerprints"] not in ({}, silo.fingerprints)
             or silos[silo.name].get("schema", "") != silo.schema
         ]
         return f"it has other data of {', '.join(differing)}" if differing else None

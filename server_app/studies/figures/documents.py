@@ -1,19 +1,125 @@
-"""Pictures of the JSON documents that some methods write: cross, forgotten, buffer."""
+"""Pictures of the JSON documents that some methods write: routing, cross, forgotten, buffer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsilo.models.figures.heat_map import annotated_heat_map
-from fedsilo.models.figures.palette import SALIENCY, line_styles
+from fedsilo.models.figures.palette import BLUE, ORANGE, SALIENCY, SKY, line_styles
 from fedsilo.models.figures.panels import line_legend, without_frame
-from fedsilo.server_app.studies.figures.panels import new_figure, over_rounds
+from fedsilo.server_app.studies.figures.panels import new_figure, over_rounds, panel_grid
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Matrix = Sequence[Sequence[float]]
+
+_SHARES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
+_NARROWEST = 0.01  # of a violin's part: many patients may have the same weight
+_QUANTILES = {"whislo": "q05", "q1": "q25", "med": "q50", "q3": "q75", "whishi": "q95"}
+
+_OF_VIOLIN = {"mean": "mean", "median": "q50", "min": "q05", "max": "q95"}
+
+
+def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
+    """Return the pictures of a routing.json: file name -> figure."""
+    experts = document["experts"]
+    sites = {site: weights for site, weights in document["sites"].items() if weights}
+    figures = {"prototype-distances.png": _draw_distances(experts, document["prototype distances"])}
+    if sites:
+        figures["routing.png"] = _draw_boxes(experts, sites)
+        weights = [[site[expert]["mean"] for expert in experts] for site in sites.values()]
+        figures["routing-matrix.png"] = _draw_matrix(weights, list(sites), experts)
+    return figures
+
+
+def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
+    """Draw a panel per hospital, a violin per expert, from 5 to 95 percent, its box within."""
+    figure, panels = panel_grid(len(sites), 4, (2.6, 2.8), (1.6, 0.8), sharey=True)
+    for axes, (site, weights) in zip(panels, sites.items(), strict=True):
+        _draw_panel(axes, site, [weights[expert] for expert in experts])
+        axes.set_xticks(range(1, len(experts) + 1), experts, rotation=40, ha="right")
+        axes.tick_params(axis="x", labelsize="small")
+    figure.supylabel("router's weight of a test sample")
+    figure.suptitle(
+        "Which experts a hospital's patients are routed to (violin: from 5 to 95 %, as wide as "
+        "patients are many, by five quantiles; box: quartiles; cross: mean)",
+        fontsize="medium",
+    )
+    return figure
+
+
+def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -> None:
+    """Draw a hospital's boxes, of too few samples the means alone."""
+    positions = list(range(1, len(weights) + 1))
+    if "q50" in weights[0]:
+        boxes = [
+            {box: weight[quantile] for box, quantile in _QUANTILES.items()} for weight in weights
+        ]
+        parts: dict[str, Any] = axes.violin(
+            [violin(weight) for weight in weights], positions, widths=0.85, showextrema=False
+        )
+        for body in parts["bodies"]:
+            body.set(facecolor=SKY, edgecolor=BLUE, alpha=0.5)
+        middle = {"color": ORANGE}
+        axes.bxp(boxes, positions=positions, widths=0.2, showfliers=False, medianprops=middle)
+    else:
+        axes.text(
+            0.5,
+            0.97,
+            "too few samples for a violin",
+            ha="center",
+            va="top",
+            fontsize="x-small",
+            transform=axes.transAxes,
+        )
+    axes.plot(positions, [weight["mean"] for weight in weights], "x", color=BLUE)
+    axes.set_title(f"patients of {site}", fontsize="small")
+    axes.set_ylim(-0.02, 1.02)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def violin(weight: Mapping[str, float]) -> dict[str, Any]:
+    """Return a violin of a distribution's quantiles, as matplotlib's ``Axes.violin`` takes it.
+
+    Between two quantiles its width is the share of patients there over their distance. More than
+    the five quantiles does not leave a hospital, so a violin is no smoother than they are.
+    """
+    heights: list[float] = []
+    widths: list[float] = []
+    for low, high in pairwise(_SHARES):
+        apart = max(weight[high] - weight[low], _NARROWEST)
+        heights += [weight[low], weight[high]]
+        widths += [(_SHARES[high] - _SHARES[low]) / apart] * 2
+    return {
+        "coords": heights,
+        "vals": widths,
+        **{name: weight[quantile] for name, quantile in _OF_VIOLIN.items()},
+    }
+
+
+def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) -> Figure:
+    figure = new_figure(2.6 + 0.8 * len(experts), 1.8 + 0.6 * len(sites))
+    axes = figure.subplots()
+    annotated_heat_map(axes, weights, sites, experts, "mean weight of a test sample", top=1.0)
+    axes.set_xlabel("expert of")
+    axes.set_ylabel("patients of")
+    return figure
+
+
+def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> Figure:
+    size = len(experts)
+    figure = new_figure(4 + 1.4 * size, 2 + 0.6 * size)
+    titles = {"input": "of standardised features", "embedded": "as the router embeds them"}
+    for axes, (kind, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        annotated_heat_map(axes, distances[kind], experts, experts, title)
+    figure.suptitle("Distances between the hospitals' prototypes", fontsize="medium")
+    return figure
 
 
 def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:

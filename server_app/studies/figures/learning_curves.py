@@ -8,22 +8,60 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.models.figures.palette import GREY, line_styles
+from fedsilo.models.figures.palette import BLACK, GREY, LIGHT, LineStyle, line_styles
 from fedsilo.models.figures.panels import line_legend
-from fedsilo.server_app.records.many_sites import MANY
+from fedsilo.server_app.records.many_sites import MANY, worst
 from fedsilo.server_app.records.recorder import UPDATE
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.calibration import draw_distribution, draw_evidence
-from fedsilo.server_app.studies.figures.documents import draw_buffer, draw_cross, draw_forgotten
-from fedsilo.server_app.studies.figures.many_lines import draw_lines
+from fedsilo.server_app.studies.figures.documents import (
+    draw_buffer,
+    draw_cross,
+    draw_forgotten,
+    draw_routing,
+)
 from fedsilo.server_app.studies.figures.panels import over_rounds, panel_grid
-from fedsilo.server_app.studies.figures.routing import draw_routing
 from fedsilo.server_app.studies.figures.topology import draw_edge_weights, draw_topology
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Lines = Mapping[str, Mapping[int, float]]
+Series = dict[str, dict[int, float]]
+_BANDS = ((0.05, 0.95, LIGHT), (0.25, 0.75, GREY))
+
+
+def draw_lines(
+    axes: Axes, lines: Lines, styles: Mapping[str, LineStyle], *, high_is_worse: bool = False
+) -> None:
+    """Draw ``lines``, name -> round -> value, as ``styles`` say, or of many their spread."""
+    many = len(lines) > MANY
+    if many:
+        _draw_spread(axes, lines)
+        last = {name: line[max(line)] for name, line in lines.items()}
+        lines = {name: lines[name] for name in worst(last, high_is_worse=high_is_worse)}
+        styles = line_styles(list(lines))
+    for name, line in lines.items():
+        style = styles[name].options()
+        axes.plot(list(line), list(line.values()), label=name, markersize=4, **style)
+    if many:
+        axes.legend(fontsize="x-small")
+
+
+def _draw_spread(axes: Axes, lines: Lines) -> None:
+    rounds = sorted({round_ for line in lines.values() for round_ in line})
+    at = [[line[round_] for line in lines.values() if round_ in line] for round_ in rounds]
+    for low, high, colour in _BANDS:
+        edges = np.array([np.quantile(values, (low, high)) for values in at])
+        label = f"{low:.0%} to {high:.0%} of {len(lines)}"
+        axes.fill_between(rounds, *edges.T, color=colour, alpha=0.6, linewidth=0, label=label)
+    axes.plot(rounds, [np.median(values) for values in at], color=BLACK, label="median")
+
 
 CURVES = {
     "accuracy": "accuracy",
@@ -35,6 +73,7 @@ CURVES = {
 
 _CONTRIBUTIONS = {"norm": "norm of update", "cosine": "cosine to the model's step"}
 _ONE_ROW = 4  # panels at most
+_DPI = 120
 
 # JSON file of a run -> what draws it
 _DRAWN_BY: Mapping[str, Callable[[Any], Mapping[str, Figure]]] = {
@@ -47,8 +86,6 @@ _DRAWN_BY: Mapping[str, Callable[[Any], Mapping[str, Figure]]] = {
     "routing.json": draw_routing,
     "evidence.json": draw_evidence,
 }
-
-Series = dict[str, dict[int, float]]
 
 
 def series(
@@ -184,6 +221,10 @@ def draw_documents(directory: RunDirectory) -> list[Path]:
 
 def write_picture(path: Path, figure: Figure) -> None:
     """Write a figure as PNG, completely or not at all."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
+    figure.set_dpi(_DPI)
+    canvas: Any = FigureCanvasAgg(figure)  # untyped
+    canvas.print_png(picture)  # 'savefig' would draw all of it twice
     write_atomically(path, picture.getvalue())

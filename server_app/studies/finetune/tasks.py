@@ -16,12 +16,11 @@ from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.segmentation_metrics import segmentation_metrics
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.pyramids import Segmenter
 from fedsilo.models.networks.segmentation import build_segmentation, segmentation_loss
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 from fedsilo.server_app.studies.finetune.data import Pooled, pooled_labels, pooled_masks
 from fedsilo.server_app.studies.finetune.request import CLASSIFICATION, SEGMENTATION
 

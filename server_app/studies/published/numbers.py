@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from fedsilo.datasets.io.yaml_text import read_yaml
+from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, defaults
 
@@ -179,8 +179,7 @@ def in_words(differing: Sequence[str]) -> str:
 @cache
 def paper(name: str) -> Paper:
     """Return the tables of ``name``.yaml."""
-    text = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
-    content: dict[str, Any] = yaml.safe_load(text)
+    content: dict[str, Any] = read_yaml(_FOLDER / f"{name}.yaml", RunDirectoryError)
     rows = [
         _row(content, table, {**table, **row})
         for table in content["tables"]

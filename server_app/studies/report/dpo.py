@@ -17,8 +17,7 @@ from fedsilo.models.contract.settings_schema import Value, key_of
 from fedsilo.server_app.records.summary import NO_PRIVACY
 from fedsilo.server_app.studies.report.hospital_files import AuditLog
 from fedsilo.server_app.studies.report.numbers import bytes_text
-from fedsilo.server_app.studies.report.runs import ReportedRun
-from fedsilo.server_app.studies.report.taking_part import taking_part
+from fedsilo.server_app.studies.report.runs import ReportedRun, taking_part
 
 _LISTS = ("methods", "datasets", "records", "refused_records")
 _NO_LIMITS = ("site", "audit_log")
@@ -29,6 +28,7 @@ def dpo_data(run: ReportedRun, log: AuditLog | None) -> dict[str, Any]:
     privacy = run.summary["privacy"]
     return {
         **taking_part(run),
+        "trust": privacy["trust"],
         "leaves": privacy["leaves each site"],
         "perturbation": privacy.get("perturbation"),
         **_bytes(run),

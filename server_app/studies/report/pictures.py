@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedsilo.models.figures.palette import BLACK, GREY, LineStyle
 from fedsilo.models.maths.intervals import Interval
-from fedsilo.server_app.studies.report.svg import svg_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,3 +158,26 @@ def _reach(figures: Sequence[Estimate]) -> list[list[float]]:
         [max(0.0, f.value - s.low) for f, s in zip(figures, spans, strict=True)],
         [max(0.0, s.high - f.value) for f, s in zip(figures, spans, strict=True)],
     ]
+
+
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}  # the time is one
+_STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", re.DOTALL)
+
+
+def svg_of(figure: Figure, name: str) -> str:
+    """Return a figure as the text of one ``svg`` element.
+
+    Letters stay letters, so that they can be searched and read aloud.
+
+    Args:
+        figure: what is drawn.
+        name: of the picture, one in its page; all ids in the SVG begin with it.
+    """
+    import matplotlib
+
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", metadata=_NO_METADATA)
+    svg = text.getvalue()
+    svg = _STYLE.sub("", svg[svg.index("<svg") :])  # its style would apply to the page
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg).strip()

@@ -20,8 +20,7 @@ from fedsilo.server_app.studies.report.dpo import value_text
 from fedsilo.server_app.studies.report.numbers import NONE, bytes_text, seconds_text, with_interval
 from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import Estimate, curves, estimates
-from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of
-from fedsilo.server_app.studies.report.taking_part import taking_part
+from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of, taking_part
 
 _NAMED = 6  # lines whose last value the description of a picture has; the table has all
 

@@ -13,6 +13,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.server_app.records.finished_run import FinishedRun
 from fedsilo.server_app.studies.compare.over_setting import finished_runs, read_run
+from fedsilo.server_app.studies.report.numbers import counted
 
 _SEEDS = keys_with(CommonSettings, "seed")
 
@@ -103,3 +104,34 @@ def _differ_by_seed(runs: Sequence[ReportedRun]) -> bool:
     without = [{k: v for k, v in run.settings.items() if k not in _SEEDS} for run in runs]
     seeds = {run.seed for run in runs}
     return len(seeds) == len(runs) and all(settings == without[0] for settings in without)
+
+
+_SPLITS = ("train", "val", "test")
+_MANY_CLASSES = 8  # a table of more columns cannot be read
+
+
+def taking_part(run: ReportedRun) -> dict[str, Any]:
+    """Return what ``sites.html`` says of a run."""
+    silos, failed = run.run.silos, run.summary["failures"]
+    names = run.class_names(next(iter(silos)))
+    return {
+        "name": run.name,
+        "site_count": counted(len(silos), "site"),
+        "simulated": run.simulated,
+        "sizes": [
+            [
+                site,
+                *(f"{facts['sizes'].get(split, 0):,}" for split in _SPLITS),
+                f"{facts['dropped']:,}",
+            ]
+            for site, facts in silos.items()
+        ],
+        "class_names": names,
+        "by_class": [
+            [site, *(f"{count:,}" for count in facts["label_counts"]["test"])]
+            for site, facts in silos.items()
+            if len(names) <= _MANY_CLASSES
+        ],
+        "stopped": run.summary["stopped"],
+        "failed": [[str(f["round"]), f["phase"], f["site"], f["reason"]] for f in failed],
+    }

@@ -16,10 +16,10 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.mixture import Mixture
+from fedsilo.models.networks.site_network import TokenClassifier
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 

@@ -15,8 +15,8 @@ from fedsilo.client_app.methods.moon import twin
 from fedsilo.models.contract.messages import ARRAYS, METRICS
 from fedsilo.models.methods.cdl import contrastive_divergence
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import TokenClassifier
 from tests.support.lab import answer, evaluate, fitted, steps_of
 from tests.support.tiny import VIT_FIELDS
 
@@ -183,7 +183,7 @@ def test_a_vits_frozen_backbone_is_held_once_and_no_gradient_is_left_over(
     network, moves = moved(site)
     (support,) = twins
     assert support is not network
-    assert all(p.grad is None for p in support.parameters()), "of each batch anew"
+    assert all(p.grad is None for p in support.parameters()), "of each batch again"
     assert support.encoder is network.encoder
     assert moves["prompts.b"].any()
     assert moves["head.1.weight"].any()

@@ -10,7 +10,6 @@ import torch
 from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.distrans import DisTransSite
-from fedsilo.client_app.privacy.blur import blurred
 from fedsilo.client_app.site.limits import Limits
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, METRICS
@@ -139,33 +138,6 @@ def test_epochs_that_span_rounds_leave_the_offset_out_of_the_optimiser(
     stored = opened("distrans", own=own, round=2).stored
     assert [name for name in stored if "head.logits.weight" in name]
     assert not [name for name in stored if OFFSET in name]
-
-
-def test_the_offset_is_put_back_and_blurred_as_other_units_are(
-    opened: Opened, came: Weights
-) -> None:
-    """With a batch of 36 no pixel has 36 samples that count alike behind it."""
-    own = {**ONE_STEP, "offset_learning_rate": 0.5}
-    sent = came(**own)
-    found = {}
-    for minimum in (1, 2, 36):
-        site = opened("distrans", sent, own=own)
-        site.session.limits = _floors(minimum)
-        network = cast(DoubleChannelClassifier, site.open())
-        fitted(site, network)
-        found[minimum] = network.offset.weight.detach().numpy()
-        shares = site._shares
-        assert (OFFSET in shares) == (minimum > 1)
-    assert (found[36] == sent[OFFSET]).all()
-    same = found[2] == found[1]
-    assert same.any()
-    assert ((found[2] == sent[OFFSET]) | same).all()
-    change = torch.from_numpy(found[1] - sent[OFFSET])
-    arrays, origin = {OFFSET: torch.from_numpy(found[1])}, {OFFSET: torch.from_numpy(sent[OFFSET])}
-    noise = blurred(arrays, origin, shares, 1.0)[OFFSET] - arrays[OFFSET]
-    assert shares[OFFSET].shape == (256,)
-    expected = change.abs() * (1 + shares[OFFSET].square().unsqueeze(1)).sqrt()
-    assert float((noise / expected).std()) == pytest.approx(1.0, abs=0.25)
 
 
 def _floors(minimum: int) -> Limits:

@@ -11,9 +11,9 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import load_exchanged
 from fedsilo.models.networks.mixture import Mixture, expert_array
+from fedsilo.models.networks.site_network import TokenClassifier
 from tests.support.lab import answer, evaluate
 
 Opened = Callable[..., Lab]

@@ -23,9 +23,9 @@ from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedaligncl import Discriminator
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import TokenClassifier
 from tests.support.lab import answer, fitted, steps_of
 
 Opened = Callable[..., Lab]
@@ -321,7 +321,7 @@ def test_the_classifier_is_untouched_by_alignment_alone(
 
 
 def _hospital(tmp_path: Path, **node: Any) -> dict[str, Any]:
-    return {"site": "s1a", "state-dir": str(tmp_path / "own"), **node}
+    return {"site": "s1a", "state-dir": str(tmp_path / "own"), "trust": "server", **node}
 
 
 def test_a_real_hospital_sends_no_embeddings_before_it_agrees(

@@ -13,7 +13,7 @@ from fedsilo.client_app.methods.feddistill import FedDistillSite
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS, METRICS
-from fedsilo.models.networks.classifier import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier
 from tests.support.lab import answer, steps_of
 
 Opened = Callable[..., Lab]

@@ -12,13 +12,13 @@ from flwr.app import Context, Message, RecordDict
 
 from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.picsr import PICSRSite, RoutingProbe
+from fedsilo.client_app.methods.picsr import PICSRSite
 from fedsilo.client_app.session import open_session
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.methods.picsr import PICSRNetwork, PICSRSettings, build_router
+from fedsilo.models.methods.picsr import PICSRNetwork, PICSRSettings, RoutingProbe, build_router
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.mixture import expert_array
 from tests.support.lab import answer, fitted, lab_of, session_with, steps_of

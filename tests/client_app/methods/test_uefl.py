@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.uefl import CodeUse, UEFLSite
+from fedsilo.client_app.methods.uefl import UEFLSite
 from fedsilo.client_app.training.evaluation import tokens_of
 from fedsilo.models.contract.errors import CheckpointError, SettingError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
-from fedsilo.models.methods.uefl import UEFLNetwork, codebook_loss, gaussian_codebook
+from fedsilo.models.methods.uefl import CodeUse, UEFLNetwork, codebook_loss, gaussian_codebook
 from tests.support.lab import answer
 
 Opened = Callable[..., Lab]

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from fedsilo.client_app.privacy.measurements import LOSS_BOUND, noised, of_enough, rounded
+from fedsilo.client_app.privacy.measurements import LOSS_BOUND, noised, of_enough
 
 SIZES = {"train": 100, "val": 10, "test": 50}
 METRICS = {
@@ -21,12 +21,6 @@ METRICS = {
 def test_measurements_of_few_stay() -> None:
     assert of_enough(METRICS, SIZES, 20).keys() == METRICS.keys() - {"incoming.val.accuracy"}
     assert of_enough(METRICS, SIZES, 10) == METRICS
-
-
-def test_digits() -> None:
-    assert rounded(METRICS, 3)["incoming.test.accuracy"] == 0.123
-    assert rounded({"a.b.c": 12345.6, "z": 0.0}, 3) == {"a.b.c": 12300.0, "z": 0.0}
-    assert rounded(METRICS, 0) == METRICS
 
 
 def test_under_a_cap_only_bounded_means_of_what_came_leave() -> None:

@@ -193,7 +193,7 @@ def test_the_maps_of_fedevprompt_leave_in_the_form_that_the_server_checks(opened
 
 
 def real(tmp_path: Path, **node: Any) -> dict[str, Any]:
-    return {"site": "s1a", "state-dir": str(tmp_path / "own"), **node}
+    return {"site": "s1a", "state-dir": str(tmp_path / "own"), "trust": "server", **node}
 
 
 @pytest.mark.parametrize(("runs", "own", "least"), [(0.0, 2, 2.0), (3.0, 2, 2.0), (1.0, 2, 1.0)])

@@ -86,7 +86,7 @@ def test_the_same_masks_never_hide_two_updates(ready: Round) -> None:
     ready.masked("a", [0.5, 0.5])
     with pytest.raises(RefusedError, match=r"left already.* begin the round again"):
         ready.masked("a", [0.25, 0.5])
-    ready.make_keys()  # the mend
+    ready.make_keys()  # the fix
     ready.share()
     assert len(ready.masked("a", [0.25, 0.5])) == 2
 
@@ -117,7 +117,7 @@ def test_a_round_that_is_begun_anew_opens_no_other_sum(ready: Round) -> None:
     asked = ready.sealed_for("a")
     with pytest.raises(RefusedError, match="the sum of a, b, c was opened in this round before"):
         ready.site("a", answered=NAMES, **asked).answer(SECURE_UNMASK)
-    told = ready.site("a", answered=["a", "b", "c"], **asked).answer(SECURE_UNMASK)  # the mend
+    told = ready.site("a", answered=["a", "b", "c"], **asked).answer(SECURE_UNMASK)  # the fix
     assert told["of"] == NAMES
     (ready.folder / "a" / SUMS).write_text("[]")
     with pytest.raises(CheckpointError, match=r"secure-sums.json is damaged .* bring it back"):

@@ -28,8 +28,7 @@ from fedsilo.client_app.site.audit_log import (
 from fedsilo.client_app.site.policy import matches
 from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.messages import ARRAYS, CONFIG, HELLO, METRICS, TRAIN
-from fedsilo.strategies.wire.bundles import record_bytes
-from fedsilo.strategies.wire.records import to_record
+from fedsilo.strategies.wire.records import record_bytes, to_record
 
 Node = Callable[..., Context]
 Make = Callable[..., Message]

@@ -17,7 +17,14 @@ def test_the_hospitals_own_folders_and_device_win(
 ) -> None:
     monkeypatch.delenv("FEDSILO_CACHE", raising=False)
     node = context(
-        {"site": "s1a", "data-dir": "/mine", "device": "cuda:1", "seed": 99, "state-dir": "/own"},
+        {
+            "site": "s1a",
+            "data-dir": "/mine",
+            "device": "cuda:1",
+            "seed": 99,
+            "state-dir": "/own",
+            "trust": "server",
+        },
         data_dir="/theirs",
         cache_dir="/their-cache",
     )

@@ -42,7 +42,6 @@ def test_of_a_file_and_a_node_config_the_stricter_is_known_for_each() -> None:
         ("max-messages", 0, "'max-messages' is 0; .*at least 1"),
         ("minimum-batch", 0, "'minimum-batch' is 0; .*at least 1"),
         ("max-seconds", 0.0, "'max-seconds' is 0.0; .*above 0"),
-        ("blur", -1.0, "'blur' is -1.0; .*at least 0"),
         ("minimum-measured", "all", "'minimum-measured' is 'all' .*a whole number"),
     ],
 )

@@ -23,7 +23,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import key_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.strategies.wire.bundles import record_bytes, unbundle
+from fedsilo.strategies.wire.records import record_bytes, unbundle
 from tests.support.lab import session_with
 from tests.support.tiny import TINY
 
@@ -33,8 +33,6 @@ Make = Callable[..., Message]
 # What is here of tiny silos is not about floors, which tests/client_app/site/test_limits.py holds
 LOW: dict[str, Any] = {
     **dict.fromkeys(("minimum-batch", "minimum-measured", "sums-min-count"), 1),
-    "metric-digits": 0,
-    "blur": 0.0,
 }
 EVERYTHING: dict[str, Any] = {"methods": ["*"], "datasets": ["*"], "records": ["*"]} | LOW
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "site.yaml"
@@ -53,7 +51,7 @@ def hospital(tmp_path: Path, context: Node) -> Callable[..., Context]:
         path = tmp_path / "site.yaml"
         text = rules if isinstance(rules, str) else yaml.safe_dump(EVERYTHING | (rules or {}))
         path.write_text(text)
-        own = {"site": "s1a", "state-dir": str(tmp_path), "site-file": str(path)}
+        own = {"site": "s1a", "state-dir": str(tmp_path), "trust": "server", "site-file": str(path)}
         return context(own | (node or {}), method, **changes)
 
     return make
@@ -113,7 +111,9 @@ def unopened(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_site_that_names_no_file_answers_as_before_and_keeps_no_log(
     context: Node, tmp_path: Path
 ) -> None:
-    assert app(hello(), context({"site": "s1a", "state-dir": str(tmp_path)})).has_content()
+    assert app(
+        hello(), context({"site": "s1a", "state-dir": str(tmp_path), "trust": "server"})
+    ).has_content()
     assert not list(tmp_path.rglob("*audit*"))
 
 
@@ -540,7 +540,9 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
             home = tmp_path / "home" / site
             (home / ".own" / site).mkdir(parents=True, exist_ok=True)
             (home / ".own" / site / "seed").write_text(f"{TINY['seed']}\n")  # the simulation's
-            configs.append({"site": site, "state-dir": str(home), "site-file": str(path)})
+            configs.append(
+                {"site": site, "state-dir": str(home), "trust": "server", "site-file": str(path)}
+            )
         monkeypatch.setattr(
             "fedsilo.server_app.run.inline_engine.partition_configs", lambda _: configs
         )

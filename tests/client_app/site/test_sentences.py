@@ -17,6 +17,7 @@ OTHER: dict[type, Any] = {bool: True, str: "north", float: 0.25, int: 77}
 # Lists have no type to choose by, a choice has no free text
 CHOSEN: dict[str, Any] = {
     "app": "any",
+    "trust": "nobody",
     "secure_aggregation": "required",
     "methods": ("local",),
     "datasets": ("table",),
@@ -45,12 +46,18 @@ def _context(**node: Value) -> Context:
 
 
 def test_of_file_and_node_config_the_stricter_is_explained(tmp_path: Path) -> None:
-    text = 'methods: [fedavg]\ndatasets: ["*"]\nrecords: ["*"]\nmax-messages: 50\nblur: 0.1\n'
+    text = 'methods: [fedavg]\ndatasets: ["*"]\nrecords: ["*"]\nmax-messages: 50\n'
+    text += "minimum-measured: 30\n"
     (tmp_path / "site.yaml").write_text(text)
     rules = effective(
-        _context(site="north", site_file=str(tmp_path / "site.yaml"), max_messages=30, blur=0.2)
+        _context(
+            site="north",
+            site_file=str(tmp_path / "site.yaml"),
+            max_messages=30,
+            minimum_measured=25,
+        )
     )
-    assert (rules.max_messages, rules.blur, rules.minimum_batch) == (30, 0.2, 8)
+    assert (rules.max_messages, rules.minimum_measured, rules.minimum_batch) == (30, 30, 8)
     told = explained(rules)
     assert "a run may ask for method fedavg, for no other" in told
     assert "a run may not send more than 30 messages" in told

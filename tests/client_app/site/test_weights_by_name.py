@@ -27,6 +27,7 @@ def _node(tmp_path: Path, weights: str, **node: Value) -> Context:
     real = {
         "site": "vienna_dias",
         "state-dir": str(tmp_path / "state"),
+        "trust": "server",
         "cache-dir": str(tmp_path / "cache"),
         "data-dir": str(tmp_path / "data"),
     }

@@ -350,7 +350,7 @@ def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
 
 
 def test_the_documentation_names_each_key_of_the_declaration_and_column() -> None:
-    from fedsilo.datasets.images.declaration import ImagesModel
+    from fedsilo.datasets.images.manifests import ImagesModel
 
     keys = [field.alias for field in ImagesModel.model_fields.values()]
     text = (Path(__file__).resolve().parents[3] / "docs" / "images.md").read_text()

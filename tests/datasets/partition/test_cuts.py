@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.sealed_folders import json_digest
-from fedsilo.datasets.partition.label_skew import dealt, dirichlet_shares, label_shares
+from fedsilo.datasets.partition.cuts import dealt, dirichlet_shares, label_shares
 from fedsilo.datasets.registry import (
     DATA_SETS,
     check_data_settings,

@@ -14,7 +14,7 @@ from fedsilo.models.methods.picsr import StageNotes
 
 @given(st.dictionaries(st.text(), st.floats(0, 1)))
 def test_mixing_weights_come_as_they_were_sent(row: dict[str, float]) -> None:
-    sent = Instruction(1, "train", notes=MixingNotes(row).to_values()).to_config()
+    sent = Instruction(1, "train", run_name="run", notes=MixingNotes(row).to_values()).to_config()
     notes = MixingNotes.from_values(Instruction.from_config(sent).notes)
     assert notes.mixing == row
 

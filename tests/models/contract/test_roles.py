@@ -138,8 +138,8 @@ def test_a_misspelt_role_is_told() -> None:
 @pytest.mark.parametrize(
     ("method", "decisive"),
     [
-        ("uefl", "bbbb85537031c4902364704fe900b85ed12267be2cca3a221736bd28ae6f71a9"),
-        ("fedavg", "0367f85495a6c8dca9c09ab4077baa799d7b7ed89910094c0cbd8f994c8c7aa3"),
+        ("uefl", "b13c51c03a2361e6b62eecbea13e2d4c655c7947a6aae964bf8b442367d9b3d7"),
+        ("fedavg", "2a591ae53b9517c784bbe83a22deecae2ffd7f8964b28272f4e8914f3cdb575a"),
     ],
 )
 def test_decisive_settings_are_those_of_before(method: str, decisive: str) -> None:

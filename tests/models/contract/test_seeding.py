@@ -24,7 +24,7 @@ def test_a_text_with_a_slash_cannot_pass_for_two_parts_of_a_key() -> None:
 
 
 def test_a_seed_stays_the_same_over_versions() -> None:
-    # SHA-256 of '42/str:batches/int:3', first 8 bytes, halved: written down, never computed anew
+    # SHA-256 of '42/str:batches/int:3', first 8 bytes, halved: written down, never computed again
     assert derive_seed(42, "batches", 3) == 1945857535087680461
 
 

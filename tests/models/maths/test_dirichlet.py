@@ -26,8 +26,8 @@ from fedsilo.models.maths.dirichlet import (
     vacuity,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import TokenClassifier
 
 PARAMETER = st.floats(0.02, 80)
 

@@ -14,8 +14,8 @@ from fedsilo.models.maths.mc_dropout import (
     predictive_entropy,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import TokenClassifier
 
 
 def _network() -> TokenClassifier:

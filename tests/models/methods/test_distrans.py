@@ -25,9 +25,9 @@ from fedsilo.models.methods.distrans import (
     transformed,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import TokenClassifier
 
 DIGITS = Task((1, 16, 16), 10)
 

@@ -20,8 +20,8 @@ from fedsilo.models.methods.fedefm import (
     multishot_loss,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import TokenClassifier
 
 PLAIN = FedEFMSettings()
 

@@ -21,9 +21,9 @@ from fedsilo.models.methods.picsr import (
     prototype,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.mixture import Mixture
+from fedsilo.models.networks.site_network import TokenClassifier
 
 CORNERS = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 8.0]])
 ROWS, IMAGES = Task((2,), 2), Task((1, 16, 16), 3)

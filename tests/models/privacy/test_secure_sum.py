@@ -94,7 +94,7 @@ def test_as_many_bits_as_the_sum_has_room_for() -> None:
     assert 5 * int(largest.quantised(np.array([2.0]))[0]) < 2**32
     with pytest.raises(SettingError, match=r"'secure-bits' is 30, and the sum of 5 .* to 29 or"):
         quantisation(settings(secure_bits=30), 5, 4)
-    assert quantisation(settings(secure_bits=29), 5, 4).bits == 29  # the mend
+    assert quantisation(settings(secure_bits=29), 5, 4).bits == 29  # the fix
 
 
 def test_quantisation_with_noise_has_a_wider_limit() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.one_line import listed
 from fedsilo.server_app.config.experiments import read_experiments
 from fedsilo.server_app.config.settings import (
     RUN_FORMAT,
@@ -48,7 +49,7 @@ def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
         ({"epoch-steps": 2**31}, "at least 0 and at most 100000"),
         (
             {"method": "uefll"},
-            f"unknown method 'uefll': known are {', '.join(sorted(METHODS))}; did",
+            f"unknown method 'uefll': known are {listed(sorted(METHODS))}; did",
         ),
         ({"method": "uefll"}, "did you mean 'uefl'?"),
         ({"dataset": "minst"}, "did you mean 'mnist'"),

@@ -31,8 +31,8 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.deploy.deployment import key_fingerprint
 from fedsilo.server_app.doctor.findings import Finding, examine
-from fedsilo.server_app.doctor.registry import TARGETS
 from fedsilo.server_app.doctor.server import ServerSetup
+from fedsilo.server_app.doctor.setups import TARGETS
 from fedsilo.server_app.doctor.site import SiteSetup
 from fedsilo.server_app.run.processes import app_folder, free_ports
 
@@ -221,6 +221,7 @@ def hospital(tmp_path: Path, secrets: Path, fleet: int) -> Hospital:
         "data-dir": str(tmp_path / "data"),
         "device": "cpu",
         "state-dir": str(tmp_path / "state"),
+        "trust": "server",
     }
     options = {
         "superlink": f"127.0.0.1:{fleet}",

@@ -14,8 +14,7 @@ import psutil
 import pytest
 import torch
 
-from fedsilo.server_app.doctor.findings import Finding, Status, exit_code
-from fedsilo.server_app.doctor.report import lines_of
+from fedsilo.server_app.doctor.findings import Finding, Status, exit_code, lines_of
 from tests.server_app.doctor.conftest import (
     Hospital,
     Server,

@@ -16,12 +16,14 @@ from fedsilo.server_app.doctor.findings import (
     Refused,
     Skipped,
     Status,
+    document,
     examine,
     exit_code,
     given,
+    last_line,
+    lines_of,
 )
-from fedsilo.server_app.doctor.registry import TARGETS
-from fedsilo.server_app.doctor.report import document, last_line, lines_of
+from fedsilo.server_app.doctor.setups import TARGETS
 
 
 def _raising(error: Exception) -> Check[None]:

@@ -13,7 +13,7 @@ from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.server_app.records.checkpoints import KEPT, CheckpointHook
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 
 
 @dataclass(frozen=True)

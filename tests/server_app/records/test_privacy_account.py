@@ -17,7 +17,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.summary import NO_PRIVACY, privacy_document
 from fedsilo.strategies.loop.asking import TooFewSitesError
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.reply import Reply
 
@@ -195,11 +195,11 @@ def test_the_guarantee_is_of_each_site_and_of_the_one_that_spent_most() -> None:
 
 def test_noise_without_clipping_is_named_and_guarantees_nothing() -> None:
     words = "Gaussian perturbation of variance 0.001, without clipping: no bound on epsilon"
-    document = privacy_document("fedaligncl", [], {"up": 1}, NO_PRIVACY, words)
+    document = privacy_document("fedaligncl", "server", [], {"up": 1}, NO_PRIVACY, words)
     assert document["guarantee"] == NO_PRIVACY
     assert document["epsilon"] == "none"
     assert document["perturbation"] == words
-    assert "perturbation" not in privacy_document("fedavg", [], {"up": 1})
+    assert "perturbation" not in privacy_document("fedavg", "server", [], {"up": 1})
 
 
 @pytest.mark.parametrize(

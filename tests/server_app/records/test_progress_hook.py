@@ -21,7 +21,7 @@ from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.uefl import UEFL, UEFLState
 from tests.server_app.records.test_recorder import reply

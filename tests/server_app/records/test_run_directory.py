@@ -9,7 +9,7 @@ import pytest
 
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.config.settings import launch_values, resolve, run_values
-from fedsilo.server_app.records.growing_csv import GrowingCsv
+from fedsilo.server_app.records.recorder import GrowingCsv
 from fedsilo.server_app.records.run_directory import (
     RunDirectory,
     config_document,
@@ -45,7 +45,7 @@ def test_opening_writes_nothing_and_resuming_needs_a_run(tmp_path: Path) -> None
         open_run_directory(str(tmp_path), "new", resume=True)
 
 
-@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", " ", "a b"])
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", " ", "a b", 129 * "n"])
 def test_a_run_name_must_be_a_plain_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunDirectoryError, match="plain name"):
         open_run_directory(str(tmp_path), name, resume=False)

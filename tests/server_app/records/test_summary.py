@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from fedsilo.server_app.records.growing_csv import GrowingCsv
-from fedsilo.server_app.records.recorder import METRICS_HEADER
+from fedsilo.server_app.records.recorder import METRICS_HEADER, GrowingCsv
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.records.summary import (
     NO_PRIVACY,
@@ -89,7 +88,7 @@ def test_a_site_that_is_a_distribution_of_its_own_has_one_row() -> None:
 
 
 def test_privacy_says_what_leaves_and_promises_nothing() -> None:
-    document = privacy_document("uefl", ["weights"], {"up": 5, "down": 7})
+    document = privacy_document("uefl", "server", ["weights"], {"up": 5, "down": 7})
     assert document["guarantee"] == NO_PRIVACY == "no differential-privacy guarantee"
     assert document["bytes up"] == 5
     told = " ".join(document["leaves each site"])

@@ -17,7 +17,7 @@ from fedsilo.server_app.records import tracking
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.records.tracking import TRACKERS, Scalar, TrackingHook
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from tests.support.soak import in_soak
 

@@ -13,8 +13,14 @@ import pytest
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.run import ray_cluster
 from fedsilo.server_app.run.processes import free_ports
-from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, unused_cluster
-from fedsilo.server_app.run.ray_nodes import TOKEN, describe
+from fedsilo.server_app.run.ray_cluster import (
+    TOKEN,
+    Cluster,
+    describe,
+    fit_cluster,
+    ray_variables,
+    unused_cluster,
+)
 
 FILES = {"client_app/app.py": "a1", "models/x.py": "b2"}
 HERE: dict[str, Any] = {

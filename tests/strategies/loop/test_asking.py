@@ -14,7 +14,7 @@ from fedsilo.strategies.loop.ask import Question
 from fedsilo.strategies.loop.asking import GridAsk, Session, TooFewSitesError, _Exchange
 from fedsilo.strategies.loop.hooks import Hooks
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.wire.spill import Spill
+from fedsilo.strategies.wire.reply import Spill
 
 
 def exchanging(

@@ -11,8 +11,8 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
 

@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
-from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
+from fedsilo.strategies.loop.round_loop import RoundLoop, refuse_site_count, sampled_sites
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.wire.bundles import record_bytes
+from fedsilo.strategies.wire.records import record_bytes
 
 START = {"w": np.zeros(2, np.float32)}
 Started = Callable[..., tuple[Any, FedAvg]]
@@ -220,3 +222,46 @@ def test_a_run_that_goes_on_remembers_who_keeps_state(started: Started, told: An
     grid, strategy = started(rounds=2, state=State(START, 1, ("s2a",)))
     assert [told(m)["expects-state"] for m in grid.sent] == [False, True, False] * 2
     assert strategy.current().stateful_sites == ("s2a",)
+
+
+SITES = [f"s{number}" for number in range(10)]
+
+
+def test_all_are_asked_unless_some_are_asked_for() -> None:
+    assert sampled_sites(CommonSettings(), SITES, 1) == SITES
+    assert sampled_sites(CommonSettings(sites_per_round=10), SITES, 1) == SITES
+
+
+@given(count=st.integers(1, 9), seed=st.integers(0, 99), round_=st.integers(1, 99))
+def test_a_draw_depends_on_seed_and_round_alone(count: int, seed: int, round_: int) -> None:
+    common = CommonSettings(sites_per_round=count, seed=seed)
+    drawn = sampled_sites(common, SITES, round_)
+    assert drawn == sorted(set(drawn))
+    assert len(drawn) == count
+    assert drawn == sampled_sites(common, SITES[::-1], round_)
+
+
+def test_over_rounds_each_site_has_its_share() -> None:
+    common = CommonSettings(sites_per_round=3)
+    drawn = [site for round_ in range(1000) for site in sampled_sites(common, SITES, round_)]
+    assert all(abs(drawn.count(site) - 300) < 60 for site in SITES)
+    assert sampled_sites(common, SITES, 1) != sampled_sites(common, SITES, 2)
+
+
+def test_more_than_there_are_is_refused_in_a_line() -> None:
+    refuse_site_count(CommonSettings(sites_per_round=3), 3)
+    with pytest.raises(SettingError, match="'sites-per-round' is 4, more than there are sites"):
+        refuse_site_count(CommonSettings(sites_per_round=4), 3)
+
+
+def test_a_round_asks_those_that_are_drawn_and_the_end_asks_all(started: Any, told: Any) -> None:
+    grid, _ = started(sites_per_round=2, rounds=3)
+    asked: dict[tuple[int, str], list[int]] = {}
+    for message in grid.sent:
+        key = (told(message)["round"], told(message)["phase"])
+        asked.setdefault(key, []).append(message.metadata.dst_node_id)
+    common = CommonSettings(sites_per_round=2)
+    for round_ in (1, 2, 3):
+        drawn = sampled_sites(common, ["s1a", "s2a", "s3a"], round_)
+        assert asked[round_, TRAIN] == [1000 + int(site[1]) for site in drawn]
+    assert asked[4, EVALUATE] == [1001, 1002, 1003]

@@ -14,7 +14,7 @@ from flwr.app import Message, RecordDict
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.wire.reply import Reply
 

@@ -20,7 +20,7 @@ from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
 from fedsilo.strategies.meeting.participants import Participants, meet_sites, wait_for_nodes
-from fedsilo.strategies.wire.bundles import record_bytes
+from fedsilo.strategies.wire.records import record_bytes
 
 COMMON = CommonSettings(silos=3, join_timeout=0.0)
 ONE = dataclasses.replace(COMMON, min_sites=1)

@@ -14,8 +14,8 @@ from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.initial_arrays import initial_weights
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.cross import Cross
 from fedsilo.strategies.wire.reply import ArraySpec

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedadam import FedAdamSettings
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedadam import FedAdam
 from fedsilo.strategies.wire.reply import Reply

@@ -10,7 +10,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg_ft import FedAvgFT
 from fedsilo.strategies.wire.reply import ArraySpec, Reply

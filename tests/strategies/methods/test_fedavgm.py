@@ -13,7 +13,7 @@ from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.methods.fedavgm import FedAvgMSettings
 from fedsilo.server_app.config.experiments import find_experiment
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.methods.fedavgm import FedAvgM

@@ -12,8 +12,8 @@ from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.feddistill import FedDistillSettings
 from fedsilo.server_app.config.settings import resolve
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.feddistill import FedDistill
 from fedsilo.strategies.wire.reply import ArraySpec

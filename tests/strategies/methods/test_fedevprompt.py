@@ -15,7 +15,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedevprompt import FedEvPromptSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedevprompt import FedEvPrompt
 from fedsilo.strategies.wire.reply import ArraySpec, Reply

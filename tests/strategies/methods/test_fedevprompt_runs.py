@@ -36,7 +36,7 @@ from fedsilo.server_app.run.inline_engine import InlineGrid
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedevprompt import FedEvPrompt
-from fedsilo.strategies.wire.bundles import record_bytes
+from fedsilo.strategies.wire.records import record_bytes
 from tests.support.asking import arrays_expected
 
 ALL = ["s1a", "s2a", "s3a"]

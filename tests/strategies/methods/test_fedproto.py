@@ -16,8 +16,8 @@ from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.methods.fedproto import FedProtoSettings
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import partition_configs
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.loop.state import State
 from fedsilo.strategies.meeting.participants import Participants, meet_sites
 from fedsilo.strategies.methods.fedproto import FedProto, held
 from fedsilo.strategies.wire.reply import ArraySpec

@@ -12,7 +12,7 @@ from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.state import State
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.mix import Mix
 from fedsilo.strategies.wire.reply import ArraySpec

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.server_app.records.evidence import evidence_document
+from fedsilo.server_app.run.ending import evidence_document
 from fedsilo.server_app.studies.figures.calibration import draw_distribution, draw_evidence
 
 

@@ -14,8 +14,8 @@ import torch
 
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.errors import DataError
-from fedsilo.models.networks.classifier import TokenClassifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.records.finished_site import finished_site
 from fedsilo.server_app.studies.figures.embedding_panels import draw_panels

@@ -19,7 +19,7 @@ from fedsilo.server_app.studies.report.page import (
     is_number,
     page,
 )
-from fedsilo.server_app.studies.report.svg import svg_of
+from fedsilo.server_app.studies.report.pictures import svg_of
 
 _NASTY = "<script>alert('a')</script> & \"b\""
 _VOID = {"meta", "link", "use"}

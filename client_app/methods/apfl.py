@@ -1,0 +1,51 @@
+"""APFL at a site: each batch trains the global model, and the site's own as a part of a mixture."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor
+from torch.func import functional_call
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.moon import twin
+from fedsilo.client_app.training.loop import Objective, open_optimiser
+from fedsilo.models.methods.apfl import APFLSettings, mixture
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+
+
+class APFLSite(SiteMethod):
+    """Keeps v; w comes and goes; what is measured is alpha v + (1 - alpha) w."""
+
+    settings: APFLSettings
+
+    def open(self, lab: Lab) -> SiteNetwork:
+        """Open the mixture; v begins as the first w that came."""
+        w = {name: array for name, array in lab.arrays().items() if "/" not in name}
+        return lab.classifier(mixture(lab.state() or w, w, self.settings.mixing_alpha))
+
+    def train(self, lab: Lab) -> Answer:
+        """Train w by its own loss and v by the mixture's, on the same batches."""
+        network = cast(TokenClassifier, lab.open())
+        lab.measure(network)
+        own = twin(network).train()
+        load_exchanged(own, lab.state() or lab.arrays())
+        load_exchanged(network, lab.arrays())
+        beside = open_optimiser(own, lab.sampling)
+        lab.fit(network, objective=self._both(network, own), beside=beside)
+        w, v = ({n: a.clone() for n, a in exchanged_arrays(m).items()} for m in (network, own))
+        load_exchanged(network, mixture(v, w, self.settings.mixing_alpha))
+        return lab.reply(network, send=w, keep=v)
+
+    def _both(self, w: TokenClassifier, v: TokenClassifier) -> Objective:
+        """Return w's loss plus the mixture's, which trains v alone."""
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            fixed = {name: p.detach() for name, p in w.named_parameters()}
+            mixed = mixture(dict(v.named_parameters()), fixed, self.settings.mixing_alpha)
+            logits = functional_call(v, mixed, (inputs,))
+            return w.loss(inputs, labels) + v.criterion(logits, labels)
+
+        return loss

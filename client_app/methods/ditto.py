@@ -1,0 +1,29 @@
+"""Ditto at a site: it trains and sends the global model, trains its own near it and keeps that."""
+
+from __future__ import annotations
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.fedprox import proximal
+from fedsilo.models.methods.ditto import DittoSettings
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import SiteNetwork
+
+
+class DittoSite(SiteMethod):
+    """Has two models; its own is measured."""
+
+    settings: DittoSettings
+
+    def open(self, lab: Lab) -> SiteNetwork:
+        """Open the site's own model, which begins as the first global one that came."""
+        return lab.classifier(lab.state() or lab.arrays())
+
+    def train(self, lab: Lab) -> Answer:
+        """Train the global model, then the site's own near what came, as long."""
+        own, shared = lab.open(), lab.classifier(lab.arrays())
+        lab.measure(own)
+        near = proximal(own, self.settings.personal_lambda, lab.arrays())
+        lab.fit(shared, aside=("global",))
+        lab.fit(own, penalty=near)
+        return lab.reply(own, send=exchanged_arrays(shared), keep=exchanged_arrays(own))

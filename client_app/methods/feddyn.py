@@ -1,0 +1,33 @@
+"""FedDyn at a site: FedAvg with a term that it turns each round; it keeps its local gradient."""
+
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.fedprox import proximal
+from fedsilo.models.methods.feddyn import FedDynSettings
+from fedsilo.models.methods.fedprox import linear_term
+
+
+class FedDynSite(SiteMethod):
+    """Adds minus the local gradient and the pull of the global weights."""
+
+    settings: FedDynSettings
+
+    def train(self, lab: Lab) -> Answer:
+        """Train with both terms; the local gradient moves against the way that was gone."""
+        network, alpha = lab.open(), self.settings.regularisation_alpha
+        lab.measure(network)
+        came, before = lab.arrays(), lab.state()
+        trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        gradient = {n: before.get(n, torch.zeros_like(came[n])) for n in trained}
+        slopes = [-gradient[name].to(p.device) for name, p in trained.items()]
+        pull = proximal(network, alpha)
+
+        def term() -> Tensor:
+            return pull() + linear_term([*trained.values()], slopes)
+
+        lab.fit(network, penalty=term)
+        moved = {name: p.detach().cpu() - came[name] for name, p in trained.items()}
+        return lab.reply(network, keep={n: gradient[n] - alpha * moved[n] for n in trained})

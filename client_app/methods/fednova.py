@@ -1,0 +1,23 @@
+"""FedNova at a site: FedAvg, and what is sent moved by the mean of the steps, not by all."""
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.models.contract.array_names import is_statistic
+from fedsilo.models.methods.fednova import STEPS
+from fedsilo.models.networks.exchanged import exchanged_arrays
+
+
+class FedNovaSite(SiteMethod):
+    """Divides its update by the steps that it took."""
+
+    def train(self, lab: Lab) -> Answer:
+        """Train the global model; send where a step leads on average, and the number of steps."""
+        network, came = lab.open(), lab.arrays()
+        lab.measure(network)
+        steps: list[object] = []
+        lab.fit(network, after_step=lambda *_: steps.append(None))
+        sent = exchanged_arrays(network)
+        for name in [name for name in sent if not is_statistic(name)]:
+            sent[name] = came[name] + (sent[name].cpu() - came[name]) / len(steps)
+        lab.metrics[STEPS] = len(steps)
+        return lab.reply(network, send=sent)

@@ -1,0 +1,37 @@
+"""FedPer at a site: FedAvg of a part of the network; the other part stays here."""
+
+from __future__ import annotations
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.models.contract.messages import START
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import SiteNetwork
+
+
+class FedPerSite(SiteMethod):
+    """Trains all, sends what is shared, keeps the settings' ``personal``."""
+
+    def open(self, lab: Lab) -> SiteNetwork:
+        """Join what came with the site's own part, which the seed makes if nothing else has."""
+        network = lab.classifier(None)
+        arrays = exchanged_arrays(network)
+        own = {n: (lab.arrays(START) | lab.state()).get(n, arrays[n]) for n in self._own(network)}
+        load_exchanged(network, {n: a for n, a in lab.arrays().items() if n in arrays} | own)
+        return network
+
+    def train(self, lab: Lab) -> Answer:
+        """Train both parts; send one, keep the other."""
+        network = lab.open()
+        lab.measure(network)
+        self.fit(lab, network)
+        arrays = exchanged_arrays(network)
+        own = {name: arrays.pop(name) for name in self._own(network)}
+        return lab.reply(network, send=arrays, keep=own)
+
+    def fit(self, lab: Lab, network: SiteNetwork) -> None:
+        """Train both parts together."""
+        lab.fit(network)
+
+    def _own(self, network: SiteNetwork) -> list[str]:
+        return list(self.settings.personal(network))

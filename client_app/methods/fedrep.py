@@ -1,0 +1,40 @@
+"""FedRep at a site: FedPer whose head is trained first, the rest with the head as it then is."""
+
+from __future__ import annotations
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.fedper import FedPerSite
+from fedsilo.client_app.training.loop import steps_of
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.methods.fedrep import FedRepSettings
+from fedsilo.models.networks.site_network import SiteNetwork
+
+
+class FedRepSite(FedPerSite):
+    """Divides the round's steps between the two parts."""
+
+    settings: FedRepSettings
+
+    def fit(self, lab: Lab, network: SiteNetwork) -> None:
+        """Train the head, then what is shared.
+
+        Raises:
+            SiteError: a round has a single step.
+        """
+        samples, floor = len(lab.silo.train.labels), lab.session.limits.minimum_batch
+        steps = steps_of(samples, lab.sampling, floor)
+        if steps < 2:
+            raise SiteError(
+                f"site {lab.site} takes {steps} step a round, and fedrep needs one for the head "
+                "and one for the rest: raise 'local-epochs' or 'local-steps'"
+            )
+        first = self.settings.head_steps(steps)
+        own, trained = set(self._own(network)), dict(network.named_parameters())
+        head = [name for name, p in trained.items() if name in own and p.requires_grad]
+        rest = [name for name, p in trained.items() if name not in own and p.requires_grad]
+        for part, count, aside in ((head, first, ("head",)), (rest, steps - first, ())):
+            for name in (*head, *rest):
+                trained[name].requires_grad_(name in part)
+            lab.fit(network, steps=count, aside=aside)
+        for name in head:
+            trained[name].requires_grad_(True)

@@ -1,0 +1,38 @@
+"""SCAFFOLD at a site: FedAvg with a corrected gradient; it keeps its control variate."""
+
+import torch
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.models.contract.array_names import with_prefix
+from fedsilo.models.methods.fedprox import linear_term
+from fedsilo.models.methods.scaffold import CONTROL
+from fedsilo.models.networks.exchanged import exchanged_arrays
+
+
+class SCAFFOLDSite(SiteMethod):
+    """Adds c - c_i to each gradient."""
+
+    def train(self, lab: Lab) -> Answer:
+        """Train with the correction; the mean gradient is the new control variate."""
+        network, rate = lab.open(), lab.common.learning_rate
+        lab.measure(network)
+        control, before = lab.arrays(CONTROL), lab.state()
+        correction = {name: c - before.get(name, 0) for name, c in control.items()}
+        trained = {name: p for name, p in network.named_parameters() if name in control}
+        slopes = [(correction[name] / rate).to(p.device) for name, p in trained.items()]
+        sums, steps = {name: torch.zeros_like(p) for name, p in trained.items()}, 0
+
+        def add(*_: object) -> None:
+            nonlocal steps
+            steps += 1
+            for name, parameter in trained.items():
+                if parameter.grad is not None:
+                    sums[name] += parameter.grad
+
+        lab.fit(network, penalty=lambda: linear_term([*trained.values()], slopes), after_step=add)
+        # The gradients had the correction in them
+        own = {n: rate * total.cpu() / steps - correction[n] for n, total in sums.items()}
+        moved = {name: c + own[name] - before.get(name, 0) for name, c in control.items()}
+        sent = exchanged_arrays(network) | with_prefix(CONTROL, moved)
+        return lab.reply(network, send=sent, keep=own)

@@ -1,0 +1,51 @@
+"""Whom a hospital trusts: one line of its site file, without which it takes no part.
+
+A run says in its setting 'trust' which promise it is made for; a hospital answers a run whose
+promise is at least its own. docs/threat-model.md says what each level promises, and what not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedsilo.models.contract.errors import RefusedError
+from fedsilo.models.contract.settings import NOBODY, SERVER, SUMS, CommonSettings
+from fedsilo.models.contract.settings_schema import Value
+
+MEANINGS: Mapping[str, str] = {
+    SERVER: "the server's operator may see what this site alone answers",
+    SUMS: "the server may learn sums over several sites, never what this site alone answers",
+    NOBODY: "all that leaves is differentially private per patient, whoever reads it",
+}
+
+
+def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings) -> None:
+    """Refuse a run that promises less than this hospital asks for.
+
+    Args:
+        node_config: the node's, with the site file's lines over it.
+        settings: of the run.
+
+    Raises:
+        RefusedError: names the key, and what to set.
+    """
+    level = str(node_config.get("trust", ""))
+    if level not in MEANINGS:
+        choices = "; ".join(f"'trust: {name}': {said}" for name, said in MEANINGS.items())
+        raise RefusedError(
+            f"no line of the site file says whom the site trusts: add one of {choices}"
+        )
+    if level == SERVER:
+        return
+    if level == SUMS and settings.trust == NOBODY and settings.secure_aggregation != "none":
+        return
+    if settings.trust != level:
+        raise RefusedError(
+            f"the site file says 'trust: {level}' ({MEANINGS[level]}) and the run is made for "
+            f"'trust' '{settings.trust}': set the run's 'trust' to '{level}', or leave the site out"
+        )
+    if level == NOBODY and not node_config.get("max-epsilon"):
+        raise RefusedError(
+            "the site file says 'trust: nobody' and has no 'max-epsilon': without a cap the run "
+            "would decide how private the answers are; add 'max-epsilon' and 'delta'"
+        )

@@ -1,0 +1,35 @@
+"""APFL (Deng, Kamani and Mahdavi 2020): each silo mixes a model of its own with the global one.
+
+Equations (arXiv:2003.13461):
+  (4, mixture) alpha v + (1 - alpha) w -> models.methods.apfl.mixture
+  (algorithm 1, local steps) of w and v -> client_app.methods.apfl.APFLSite.train
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedsilo.models.contract.array_names import is_statistic
+from fedsilo.models.contract.settings_schema import setting
+
+
+@dataclass(frozen=True)
+class APFLSettings:
+    """Settings of APFL; alpha is the same for all silos and rounds."""
+
+    mixing_alpha: float = setting(
+        0.5, "alpha: weight of the silo's own model in what it predicts with", above=0.0, below=1.0
+    )
+
+
+def mixture(
+    own: Mapping[str, Tensor], shared: Mapping[str, Tensor], alpha: float
+) -> dict[str, Tensor]:
+    """Return alpha v + (1 - alpha) w by name; batch norm's statistics are those of v."""
+    return {
+        name: v if is_statistic(name) else alpha * v + (1 - alpha) * shared[name]
+        for name, v in own.items()
+    }

@@ -1,0 +1,11 @@
+"""Cyclic weight transfer (Chang et al. 2018): the model goes from silo to silo, which train it.
+
+Equations (doi:10.1093/jamia/ocy017):
+  (cyclical weight transfer) a round is one lap -> strategies.methods.cyclic.Cyclic.round
+"""
+
+from __future__ import annotations
+
+from fedsilo.models.contract.settings import NoSettings as CyclicSettings
+
+__all__ = ["CyclicSettings"]

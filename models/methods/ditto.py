@@ -1,0 +1,19 @@
+"""Ditto (Li et al. 2021): FedAvg, and beside it a model of each silo's own that stays near.
+
+Equations (arXiv:2012.04221):
+  (algorithm 1, w) the global model -> strategies.methods.fedavg.FedAvg.round
+  (2) the own model's proximal term -> models.methods.fedprox.proximal_term
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsilo.models.contract.settings_schema import setting
+
+
+@dataclass(frozen=True)
+class DittoSettings:
+    """Settings of Ditto; with lambda 0, which is ``local`` beside FedAvg, nothing is learned."""
+
+    personal_lambda: float = setting(0.1, "lambda: pull towards the global model", above=0.0)

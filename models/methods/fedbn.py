@@ -1,0 +1,23 @@
+"""FedBN (Li et al. 2021): batch norm's weights and statistics are each silo's own.
+
+Equations (arXiv:2102.07623):
+  (algorithm 1, "if not BatchNorm") what stays -> models.methods.fedbn.FedBNSettings.personal
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedsilo.models.networks.exchanged import batch_norms
+
+
+@dataclass(frozen=True)
+class FedBNSettings:
+    """FedBN has no settings."""
+
+    def personal(self, network: nn.Module) -> Collection[str]:
+        """Return the names of the arrays that stay."""
+        return batch_norms(network)

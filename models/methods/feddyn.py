@@ -1,0 +1,22 @@
+"""FedDyn (Acar et al. 2021): each site's loss gets a term that turns with it from round to round.
+
+At a fixed point all sites hold the same weights, at which their own losses' gradients, weighted by
+samples as everything here is, add up to 0.
+
+Equations (arXiv:2111.04263):
+  (1, first term) the local gradient, as a slope -> models.methods.fedprox.linear_term
+  (1, second term) alpha / 2 ||w - w_global||^2 -> models.methods.fedprox.proximal_term
+  (2) the local gradient after the round -> client_app.methods.feddyn.FedDynSite.train
+  (algorithm 1, h and theta) server step -> strategies.methods.feddyn.FedDyn.round
+"""
+
+from dataclasses import dataclass
+
+from fedsilo.models.contract.settings_schema import setting
+
+
+@dataclass(frozen=True)
+class FedDynSettings:
+    """Settings of FedDyn."""
+
+    regularisation_alpha: float = setting(0.01, "alpha of the proximal term", above=0.0)

@@ -1,0 +1,15 @@
+"""FedNova (Wang et al. 2020): updates are divided by the site's steps before they are averaged.
+
+The optimiser is the run's; ||a_i||_1, by which an update is divided, is the number of its steps, as
+for SGD without momentum.
+
+Equations (arXiv:2007.07481):
+  (6, d_i) normalised update -> client_app.methods.fednova.FedNovaSite.train
+  (6, tau_eff) mean of the sites' steps -> strategies.methods.fednova.FedNova.round
+"""
+
+from fedsilo.models.contract.settings import NoSettings as FedNovaSettings
+
+STEPS = "steps"  # a site's optimiser steps of the round, among the metrics
+
+__all__ = ["STEPS", "FedNovaSettings"]

@@ -1,0 +1,27 @@
+"""FedPer (Arivazhagan et al. 2019): the last layers are each silo's own, the others are averaged.
+
+Equations (arXiv:1912.00818):
+  (algorithm 1, W_P) which layers stay -> models.methods.fedper.FedPerSettings.personal
+  (algorithm 1, client) trains both together -> client_app.methods.fedper.FedPerSite.train
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.networks.exchanged import last_layers
+
+
+@dataclass(frozen=True)
+class FedPerSettings:
+    """Settings of FedPer, and what it has in common with others that keep a part."""
+
+    personal_layers: int = setting(1, "last layers with weights that stay at the silo", minimum=1)
+
+    def personal(self, network: nn.Module) -> Collection[str]:
+        """Return the names of the arrays that stay."""
+        return last_layers(network, self.personal_layers)

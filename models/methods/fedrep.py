@@ -1,0 +1,26 @@
+"""FedRep (Collins et al. 2021): FedPer whose silos train the head first, then what is shared.
+
+Equations (arXiv:2102.07078):
+  (algorithm 1, line 7) steps of the head -> models.methods.fedrep.FedRepSettings.head_steps
+  (algorithm 1, line 9) steps of the representation -> client_app.methods.fedrep.FedRepSite.train
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.methods.fedper import FedPerSettings
+
+
+@dataclass(frozen=True)
+class FedRepSettings(FedPerSettings):
+    """Settings of FedRep."""
+
+    head_share: float = setting(
+        0.5, "share of a round's steps that train the head alone", above=0.0, below=1.0
+    )
+
+    def head_steps(self, steps: int) -> int:
+        """Return how many of ``steps``, at least two, train the head: one or more, and not all."""
+        return min(max(round(self.head_share * steps), 1), steps - 1)

@@ -1,0 +1,26 @@
+"""FedSWA: FedAvg whose final model is the mean of the models of its last rounds.
+
+Stochastic weight averaging (Izmailov et al. 2018) at the server, as Caldarola et al. 2022 do it.
+
+Equations (arXiv:2203.11834, after arXiv:1803.05407):
+  (algorithm 1, w_SWA) running mean -> models.methods.fedswa.running_mean
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedsilo.models.contract.settings_schema import setting
+
+
+@dataclass(frozen=True)
+class FedSWASettings:
+    """Settings of FedSWA."""
+
+    averaged_rounds: int = setting(5, "last rounds whose models are averaged", minimum=1)
+
+
+def running_mean(mean: Any, model: Any, before: int) -> Any:
+    """Return the mean of ``before`` models and one more, arrays of one shape."""
+    return (mean * before + model) / (before + 1)

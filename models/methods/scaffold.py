@@ -1,0 +1,25 @@
+"""SCAFFOLD (Karimireddy et al. 2020): control variates take the sites' own drift out of each step.
+
+Site i steps by g_i(y) - c_i + c, where c_i is its mean gradient of its last round and c the sites'
+mean of these, by samples as the mean of weights is. Option II of the paper, c_i - c + (x - y) /
+(K eta), is for plain SGD the mean of the K steps' gradients; that mean is what is computed here,
+so that any optimiser can take the steps.
+
+Equations (arXiv:1910.06378):
+  (3) local step -> models.methods.fedprox.linear_term
+  (4, option II) the site's control variate -> client_app.methods.scaffold.SCAFFOLDSite.train
+  (5) server step -> strategies.methods.scaffold.SCAFFOLD.round
+"""
+
+from dataclasses import dataclass
+
+from fedsilo.models.contract.settings_schema import setting
+
+CONTROL = "control/"  # on the wire: control/<array>, eta c: of a step's size, as an update is
+
+
+@dataclass(frozen=True)
+class SCAFFOLDSettings:
+    """Settings of SCAFFOLD."""
+
+    server_learning_rate: float = setting(1.0, "eta_g of the server's step", above=0.0)

@@ -1,0 +1,38 @@
+"""Cyclic weight transfer; messages as FedAvg's, to one silo after another.
+
+A round is a lap over all silos, each once, in an order keyed on the seed and the round.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedsilo.models.contract.messages import TRAIN
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.strategies.loop.ask import Ask
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.methods.fedavg import FedAvg
+
+
+class Cyclic(FedAvg):
+    """Hands the model from silo to silo."""
+
+    title = "Cyclic"
+    capabilities = Capabilities(paced_epochs=True, initial_weights=True, some_sites=True)
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Have each silo train what the one before it made."""
+        seed = derive_seed(self.common.seed, "cycle", state.round + 1)
+        for site in np.random.default_rng(seed).permutation(ask.sites).tolist():
+            trained = ask(TRAIN, {site: state.arrays})
+            state = replace(state, arrays=dict(trained[site].arrays))
+            trained.became.after |= state.arrays
+        return state
+
+    def disclosures(self) -> Disclosures:
+        """Name the weights, which the next silo gets as they are."""
+        return Disclosures(
+            "all weights and batch-norm statistics of the network as this site trained it, each "
+            "round, to the server and one other site"
+        )

@@ -1,0 +1,35 @@
+"""FedDyn at the server; messages as FedAvg's, h is never sent."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedsilo.models.contract.array_names import is_statistic
+from fedsilo.models.contract.messages import TRAIN
+from fedsilo.models.methods.feddyn import FedDynSettings
+from fedsilo.strategies.loop.ask import Ask
+from fedsilo.strategies.loop.method import State
+from fedsilo.strategies.methods.fedavg import FedAvg
+
+_H = "h/"  # h/<array>: kept in the state, so in the checkpoint
+
+
+class FedDyn(FedAvg):
+    """Averages, and goes beyond the mean by what sites were held back."""
+
+    settings: FedDynSettings
+    title = "FedDyn"
+    beside = (_H,)
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Average as FedAvg does; h = h - alpha share (mean - model), model = mean - h / alpha."""
+        model, alpha = self.model(state), self.settings.regularisation_alpha
+        trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
+        after = self.average(trained, model)
+        for name in [n for n in after if not is_statistic(n)]:
+            moved = after[name].astype(np.float64) - model[name]
+            h = state.arrays.get(f"{_H}{name}", 0.0) - alpha * self.share(trained) * moved
+            after[name] = np.asarray(after[name] - h / alpha, np.float32)
+            after[f"{_H}{name}"] = np.asarray(h, np.float32)
+        trained.became.after |= after  # the model went further than the mean
+        return replace(state, arrays=after)

@@ -1,0 +1,55 @@
+"""FedPer at the server; messages as FedAvg's, without the arrays that stay at the silos."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import TRAIN
+from fedsilo.models.contract.settings import AGGREGATIONS
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.ask import Ask
+from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.initial_arrays import starting_network
+from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.wire.reply import shapes
+
+
+class FedPer(FedAvg):
+    """Averages the shared arrays; which are not is the settings' ``personal``."""
+
+    title = "FedPer"
+    capabilities = Capabilities(
+        paced_epochs=True, initial_weights=True, aggregations=AGGREGATIONS, secure=True
+    )
+
+    def initial_state(self, task: Task) -> State:
+        """Return the initial weights that are shared; SettingError if that is none, or all."""
+        arrays, own = super().initial_state(task).arrays, self._personal
+        shared = {name: array for name, array in arrays.items() if name not in own}
+        if not 0 < len(shared) < len(arrays):
+            raise SettingError(
+                f"method '{self.common.method}' would share {len(shared)} of {len(arrays)} arrays "
+                "of this network: choose another 'network' or method"
+            )
+        return State(shared)
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Average the shared arrays; a site's first message has what its own part starts from."""
+        model = state.arrays
+        send = {site: {**model, **self.start(site, ask)} for site in ask.sites}
+        expect, before = dict.fromkeys(send, shapes(model)), dict.fromkeys(send, model)
+        trained = ask(TRAIN, send, expect=expect, reference=before)
+        return replace(state, arrays=self.average(trained, model))
+
+    def disclosures(self) -> Disclosures:
+        """Name the weights that are shared, and what stays."""
+        shared, *more = super().disclosures().leaves
+        return Disclosures(f"{shared}, but for {', '.join(self._personal)}, which stay", *more)
+
+    @cached_property
+    def _personal(self) -> list[str]:
+        network = starting_network(self.common, self.participants.task())
+        return list(self.settings.personal(network))

@@ -1,0 +1,44 @@
+"""SCAFFOLD at the server; both ways: FedAvg's arrays, and control/<array> of what is trained."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedsilo.models.contract.array_names import arrays_below, is_statistic, with_prefix
+from fedsilo.models.contract.messages import TRAIN
+from fedsilo.models.methods.scaffold import CONTROL, SCAFFOLDSettings
+from fedsilo.models.networks.kinds import Task
+from fedsilo.strategies.loop.ask import Ask
+from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.methods.fedavg import FedAvg
+
+
+class SCAFFOLD(FedAvg):
+    """Averages weights and control variates."""
+
+    settings: SCAFFOLDSettings
+    title = "SCAFFOLD"
+    beside = (CONTROL,)
+
+    def initial_state(self, task: Task) -> State:
+        """Return the network's initial weights, and control variates of 0."""
+        state = super().initial_state(task)
+        trained = {n: np.zeros_like(a) for n, a in state.arrays.items() if not is_statistic(n)}
+        return replace(state, arrays={**state.arrays, **with_prefix(CONTROL, trained)})
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Step towards the mean of the weights; move c as far as the sites that answered moved."""
+        model, controls = self.model(state), arrays_below(CONTROL, state.arrays)
+        before, send = (dict.fromkeys(ask.sites, arrays) for arrays in (model, state.arrays))
+        trained = ask(TRAIN, send, reference=before)
+        after = self.towards(trained, model, self.settings.server_learning_rate)
+        moved = self.average(trained, with_prefix(CONTROL, controls))
+        share = self.share(trained)
+        for name, control in controls.items():
+            after[f"{CONTROL}{name}"] = control + share * (moved[f"{CONTROL}{name}"] - control)
+        return replace(state, arrays=after)
+
+    def disclosures(self) -> Disclosures:
+        """Name the weights and the control variates."""
+        what = "the mean gradient of the round's steps, with the weights and protected as they are"
+        return super().disclosures().also(what)

@@ -1,0 +1,94 @@
+"""Whom a hospital trusts: without a line it takes no part, and less than its line is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.client_app.site.trust import MEANINGS, refuse_distrusted
+from fedsilo.models.contract.errors import RefusedError
+from fedsilo.models.contract.messages import HELLO, METRICS, TRAIN
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.server_app.run.inline_engine import flower_identity
+from tests.support.hospital import Hospital
+
+Make = Callable[..., Hospital]
+SECAGG = {"trust": "sums", "secure_aggregation": "secagg", "clip_norm": 1.0}
+PRIVATE = {"trust": "nobody", "clip_norm": 1.0, "noise_multiplier": 2.0}
+CAP = {"max-epsilon": 8.0, "delta": 1e-4}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _identity() -> Iterator[None]:
+    with flower_identity():
+        yield
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Make:
+    def make(node: dict[str, Any] | None = None, **run: Any) -> Hospital:
+        named = {key.replace("_", "-"): value for key, value in run.items()}
+        return Hospital(tmp_path / "own", named, node=node or {})
+
+    return make
+
+
+def test_a_site_that_names_nobody_takes_no_part_and_says_the_three_choices(hospital: Make) -> None:
+    site = hospital(node={"trust": ""})
+    assert site.send(HELLO) is None
+    assert site.send(TRAIN, {}) is None
+    for refusal in site.refusals:
+        assert "no line of the site file says whom the site trusts" in refusal
+        assert all(f"'trust: {level}'" in refusal for level in MEANINGS)
+
+
+@pytest.mark.parametrize(
+    ("level", "run", "answered"),
+    [
+        ("server", {}, True),
+        ("server", SECAGG, True),
+        ("server", PRIVATE, True),
+        ("sums", {}, False),
+        ("sums", SECAGG, True),
+        ("sums", PRIVATE, False),
+        ("sums", {**PRIVATE, "secure_aggregation": "secagg"}, True),
+        ("nobody", {}, False),
+        ("nobody", SECAGG, False),
+        ("nobody", PRIVATE, True),
+    ],
+)
+def test_a_run_is_answered_if_it_promises_what_the_hospital_asks_for(
+    level: str, run: dict[str, Any], answered: bool
+) -> None:
+    settings = CommonSettings(**run)
+    if answered:
+        refuse_distrusted({"trust": level, **CAP}, settings)
+        return
+    with pytest.raises(RefusedError, match=f"'trust: {level}'.*set the run's 'trust' to '{level}'"):
+        refuse_distrusted({"trust": level, **CAP}, settings)
+
+
+def test_nobody_needs_a_cap_of_the_hospitals_own() -> None:
+    with pytest.raises(RefusedError, match="'max-epsilon'"):
+        refuse_distrusted({"trust": "nobody"}, CommonSettings(**PRIVATE))
+
+
+def test_an_unknown_level_is_refused_at_the_hello(hospital: Make) -> None:
+    site = hospital(node={"trust": "some"})
+    assert site.send(HELLO) is None
+    assert "'trust: nobody'" in site.refusals[0]
+
+
+def test_what_the_answer_took_is_told_to_a_trusted_server_alone(hospital: Make) -> None:
+    weights: dict[str, Any] = {"head.1.weight": [[0.0] * 13] * 2, "head.1.bias": [0.0, 0.0]}
+    told = {}
+    for level, run in (("server", {}), ("nobody", PRIVATE)):
+        site = hospital(node={"trust": level, **(CAP if run else {})}, **run)
+        reply = site.send(TRAIN, weights)
+        assert reply is not None, site.refusals
+        told[level] = set(reply[METRICS])
+    assert {"seconds", "peak-memory-bytes"} <= told["server"]
+    assert not {"seconds", "peak-memory-bytes"} & told["nobody"]

@@ -1,0 +1,177 @@
+"""Commands beside a run that are refused or fail, and their fixes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.radiographs.masks import MaskedSilo
+from fedsilo.datasets.synthetic import phantoms
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run import ray_engine
+from fedsilo.server_app.run.inline_engine import run_inline
+from tests.support.fixes import Values, tiny
+from tests.support.tiny import VIT
+
+# Parts of the errors that the functions below try
+TRIED = (
+    "methods are compared with one rule for all; set",
+    "have images of different sizes",
+    "are needed: raise 'public-share'",
+    "pre-training diverged in epoch",
+    "validation loss is not finite: lower 'learning-rate'",
+    "fits the network to be trained: leave 'width' and 'backbone-...' at the run's",
+    "under Ray a client sees only the GPU that Ray gives it",
+    "in the experiment's 'resources' (0.5 for two clients at once), or take --engine inline",
+)
+EXPERIMENTS = """
+pretraining: {epochs: 1, batch-size: 64, warmup-epochs: 0}
+experiments:
+  once:
+    config: {method: local, dataset: heart-synthetic, network: logistic, rounds: 1, mc-passes: 0,
+             device: cpu}
+  goes-on: {base: once, config: {method: fedavg, optimiser-state: run}}
+  paced: {base: once, config: {method: fedavg, epoch-steps: 2, pace: 2}}
+  skin:
+    config: {method: fedevprompt, dataset: dermoscopy-phantom, image-size: 32, sample-share: 0.003,
+             public-share: 0.3, network: vit, backbone-weights: tiny.safetensors,
+             backbone-width: 8, backbone-depth: 1, backbone-heads: 1, backbone-patch: 16,
+             prompt-length: 1, basic-layers: 1, mc-passes: 0, device: cpu}
+"""
+ANGIOGRAMS = ("--task", "segmentation", "--dataset", "angiogram-phantom", "--weights", "scratch")
+DIGITS = ("--task", "classification", "--dataset", "digits", "--weights", "scratch")
+Command = Callable[..., str]
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Command:
+    """Return a function that runs a command on the experiments above and gives its error."""
+    monkeypatch.chdir(tmp_path)
+    # Of so small a network a second thread makes nothing faster, on a busy machine all slower
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    Path("simulation.yaml").write_text(EXPERIMENTS)
+    outs = (f"out{number}" for number in range(100))
+
+    def run(*words: str, changes: Sequence[str] = ()) -> str:
+        capsys.readouterr()
+        more = [part for change in changes for part in ("--set", change)]
+        code = main([*words, "--out", next(outs), *more])
+        said = capsys.readouterr().err
+        assert (code != 0) == said.startswith("fedsilo: error: "), said
+        return said
+
+    return run
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("other", "instead"),
+    [("goes-on", ("optimiser-state=round",)), ("paced", ("epoch-steps=0", "pace=40"))],
+)
+def test_methods_of_two_rules_are_compared_once_one_holds_for_all(
+    other: str, instead: tuple[str, ...], command: Command
+) -> None:
+    compare = ("compare", "once", other, "--seeds", "1", "--supernodes", "1")
+    told = command(*compare)
+    assert f"the optimiser of experiment '{other}' goes on over rounds and that of 'once'" in told
+    assert f"set 'optimiser-state' to 'run' ('epoch-steps' of '{other}' is " in told
+    assert "or to 'round' where 'epoch-steps' is 0" in told
+    assert not command(*compare, changes=("optimiser-state=run",))
+    assert not command(*compare, changes=instead)
+
+
+def test_a_public_part_of_a_few_images_is_raised(command: Command) -> None:
+    pretrain = ("pretrain", "skin", "--save-as", "w.safetensors")
+    told = command(*pretrain, changes=("public-share=0.05",))
+    assert "images and at least 20 are needed: raise 'public-share'" in told
+    assert not command(*pretrain, changes=("public-share=0.3",))
+
+
+def test_a_pre_training_that_diverges_ends_at_a_lower_rate(command: Command) -> None:
+    file, weights = Path("simulation.yaml"), Path("w.safetensors")
+    section = "pretraining: {learning-rate: 1.0e+38, "
+    file.write_text(EXPERIMENTS.replace("pretraining: {", section))
+    pretrain = ("pretrain", "skin", "--save-as", str(weights))
+    assert "lower 'learning-rate' in the simulation file's 'pretraining'; no" in command(*pretrain)
+    assert not weights.exists()
+    file.write_text(EXPERIMENTS.replace("pretraining: {", "pretraining: {learning-rate: 0.001, "))
+    assert not command(*pretrain)
+    assert weights.exists()
+
+
+def _finetuned(command: Command, *words: str, changes: Sequence[str] = ()) -> str:
+    small = ("--seeds", "1", "--epochs", "1", "--device", "cpu")
+    return command("finetune", *words, *small, changes=changes)
+
+
+def test_fine_tuning_that_diverges_ends_at_a_lower_rate(command: Command) -> None:
+    one_step = ("silos=3", "silo-train-size=40", "silo-test-size=10", "width=4", "batch-size=128")
+    told = _finetuned(command, *DIGITS, changes=(*one_step, "learning-rate=1e30"))
+    assert "validation loss is not finite: lower 'learning-rate'" in told
+    assert not _finetuned(command, *DIGITS, changes=(*one_step, "learning-rate=1e-3"))
+
+
+@pytest.mark.parametrize(
+    ("run", "change"),
+    [({}, "width=8"), ({**VIT, "train-backbone": True}, "backbone-width=32")],
+    ids=["conv", "vit"],
+)
+def test_a_run_of_another_size_fits_once_the_size_is_left_at_its(
+    run: Values, change: str, command: Command
+) -> None:
+    values = {**tiny("fedavg", rounds=1), **run, "run-name": "run", "out": str(Path.cwd())}
+    run_inline(resolve(values), 3)
+    finetune = ("--task", "classification", "--weights", "run")
+    told = _finetuned(command, *finetune, changes=(change,))
+    assert "fits the network to be trained: leave 'width' and 'backbone-...' at the run's" in told
+    assert not _finetuned(command, *finetune)
+
+
+class _Uneven(phantoms.AngiogramPhantom):
+    """Sites of which each has a size of its own, unless the settings give one for all."""
+
+    def load_masked(self, name: str, settings: CommonSettings, places: Places) -> MaskedSilo:
+        size = settings.image_size or {"human": 32, "animal": 40}[name]
+        return super().load_masked(name, dataclasses.replace(settings, image_size=size), places)
+
+
+def test_images_of_different_sizes_are_pooled_once_a_size_is_set(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phantoms, "ANGIOGRAM_PHANTOM", _Uneven())
+    words = (*ANGIOGRAMS, "--site", "human", "--site", "animal")
+    small = ("sample-share=0.03", "val-folds=2", "width=4")
+    told = _finetuned(command, *words, changes=small)
+    assert "sites human, animal have images of different sizes" in told
+    assert "set 'image-size'" in told
+    assert not _finetuned(command, *words, changes=(*small, "image-size=32"))
+
+
+def test_a_gpu_that_ray_does_not_give_is_named_as_it_is_or_asked_for_or_done_without(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starts(*_: Any) -> None:
+        raise FedsiloError("a SuperLink starts")
+
+    monkeypatch.setattr(ray_engine, "_superlink", starts)
+    simulate = ("simulate", "once")
+    told = command(*simulate, changes=("device=cuda:1",))
+    assert "set 'device' to 'cuda', and CUDA_VISIBLE_DEVICES to choose among GPUs" in told
+    told = command(*simulate, changes=("device=cuda",))
+    assert "set 'client-resources-num-gpus' in the experiment's 'resources' (0.5 for two" in told
+    assert "or take --engine inline" in told
+    assert "Ray" not in command(*simulate, "--engine", "inline", changes=("device=cuda",))
+    resources = "  once:\n    resources: {client-resources-num-gpus: 0.5}"
+    Path("simulation.yaml").write_text(EXPERIMENTS.replace("  once:", resources))
+    assert "a SuperLink starts" in command(*simulate, changes=("device=cuda",))

@@ -1,0 +1,139 @@
+"""Data that are refused when they are opened, and their fixes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedsilo.datasets.registry import data_set, load_silo, silo_names
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
+from tests.support.data_folders import write_images, write_tables
+from tests.support.fixes import PHANTOM, Case, Values, check, refused
+
+# Parts of the errors that the functions below try
+TRIED = (
+    "training rows are left",
+    "gives no mean and std for every numeric column",
+    "no test images: set",
+    "no validation images, by which the epoch is chosen",
+)
+CASES = [
+    Case(
+        "no image is in it: raise 'public-share'",
+        PHANTOM | {"public-share": 1e-6, "sample-share": 0.05},
+        {"raise 'public-share'": {"public-share": 0.3}},
+    ),
+    Case(
+        "images cannot be used",
+        {"dataset": "images"},
+        {"set 'broken-images' to 'skip'": {"broken-images": "skip"}},
+    ),
+    Case(
+        "gives val images itself: set 'val-folds' to 0",
+        {"dataset": "endovascular", "val-folds": 2},
+        {"set 'val-folds' to 0": {"val-folds": 0}},
+    ),
+    Case(
+        "gives test images itself: set 'test-folds' to 0",
+        {"dataset": "endovascular", "test-folds": 2},
+        {"set 'test-folds' to 0": {"test-folds": 0}},
+    ),
+    Case(
+        "train images need",
+        {"dataset": "digits", "silos": 9, "silo-train-size": 1000, "silo-test-size": 10},
+        {
+            "'silo-train-size' 159 for 9 silos": {"silo-train-size": 159},
+            "'silos' 1 of that size": {"silos": 1},
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_data_that_are_refused_load_once_fixed(case: Case, tmp_path: Path) -> None:
+    write_images(tmp_path, "images.yaml")
+    (tmp_path / "north" / "3.png").write_bytes(b"no image")
+    write_images(tmp_path / "split", "endovascular.yaml")
+    parts = ["train"] * 10 + ["val"] * 3 + ["test"] * 3
+    for site in ("north", "south"):
+        lines = [f"{n}.png,{'ab'[n % 2]},{part}" for n, part in enumerate(parts)]
+        path = tmp_path / "split" / site / "list.csv"
+        path.write_text("\n".join(["path,label,split", *lines]) + "\n")
+
+    def attempt(values: Values) -> None:
+        folder = tmp_path / "split" if values["dataset"] == "endovascular" else tmp_path
+        settings = resolve({"method": "fedavg", "data-dir": str(folder), **values}).common
+        if settings.public_share:
+            from fedsilo.datasets.images.dataset import ImageDataSet
+            from fedsilo.datasets.io.locations import find_places
+
+            data = data_set(settings.dataset)
+            assert isinstance(data, ImageDataSet)
+            data.public(settings, find_places(settings.data_dir, settings.cache_dir))
+        load_silo(silo_names(settings)[0], settings)
+
+    check(case, attempt)
+
+
+def test_a_table_with_too_few_rows_is_read_once_missing_values_are_imputed(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    schema = tmp_path / "schema.yaml"
+    schema.write_text(schema.read_text().replace("policy: impute", "policy: drop"))
+    path = tmp_path / "north.csv"
+    lines = path.read_text().splitlines()
+    lines[4:] = [re.sub(r",\d+\.\d,", ",NA,", line) for line in lines[4:]]
+    path.write_text("\n".join(lines) + "\n")
+    settings = resolve({"method": "fedavg", "dataset": "table", "data-dir": str(tmp_path)}).common
+    assert "set the schema's 'policy' to 'impute'" in refused(lambda: load_silo("north", settings))
+    schema.write_text(schema.read_text().replace("policy: drop", "policy: impute"))
+    assert not refused(lambda: load_silo("north", settings))
+
+
+def test_a_table_without_declared_figures_runs_by_those_that_are_pooled(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    values: Values = {"method": "fedavg", "dataset": "table", "network": "logistic", "rounds": 1}
+    values = {**values, "mc-passes": 0, "data-dir": str(tmp_path), "out": str(tmp_path / "runs")}
+
+    def attempt(**more: Value) -> None:
+        named = {"run-name": f"run{next(names)}"}
+        run_inline(resolve({**values, **named, **more}), 2)
+
+    names = iter(range(10))
+    told = refused(lambda: attempt(standardise="declared"))
+    assert "gives no mean and std for every numeric column: add them, or set it to 'po" in told
+    assert not refused(lambda: attempt(standardise="pooled"))
+    schema = tmp_path / "schema.yaml"
+    schema.write_text(schema.read_text().replace("{name: age}", "{name: age, mean: 50, std: 9}"))
+    assert not refused(lambda: attempt(standardise="declared"))
+
+
+@pytest.mark.parametrize("lacking", ["val", "test", "none"])
+def test_a_manifest_that_gives_a_split_can_be_fine_tuned_whatever_part_it_lacks(
+    lacking: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_images(tmp_path, "images.yaml")
+    parts = ["train"] * 10 + ["val"] * 3 + ["test"] * 3
+    for site in ("north", "south"):
+        given = ["train" if part == lacking else part for part in parts]
+        lines = [f"{n}.png,{'ab'[n % 2]},{part},p{n}" for n, part in enumerate(given)]
+        table = "\n".join(["path,label,split,patient", *lines]) + "\n"
+        (tmp_path / site / "list.csv").write_text(table)
+    words = ["finetune", "--task", "classification", "--weights", "scratch", "--dataset", "images"]
+    words += ["--data-dir", str(tmp_path), "--seeds", "1", "--epochs", "1", "--device", "cpu"]
+    words += ["--set", "width=4"]
+
+    def said(*more: str) -> str:
+        out = tmp_path / f"out{'-'.join(more).replace('=', '')}"
+        main([*words, "--out", str(out), *more])
+        return capsys.readouterr().err
+
+    if lacking == "test":
+        assert "no test images: set 'test-folds'" in said()
+        assert not said("--set", "test-folds=3")
+    else:
+        assert not said()

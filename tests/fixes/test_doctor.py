@@ -1,0 +1,182 @@
+"""What ``fedsilo doctor`` finds at a site or of a run, and the fixes that it tells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.run.planning import RunSources, planned
+from tests.support.data_folders import write_tables
+from tests.support.fixes import refused
+
+# Parts of what the functions below are told
+TRIED = (
+    "update its driver; if it stays so",
+    "update its driver, or set 'device' to cpu",
+    "install a PyTorch that has it",
+    "fix it at that site",
+    "fix the others, or set 'min-sites' to",
+    "choose another 'site' in the node config",
+    "copy it there, or remove 'site-file'",
+)
+EXPERIMENT = "{method: fedavg, dataset: table, network: logistic, rounds: 1, mc-passes: 0"
+Doctor = Callable[..., dict[str, dict[str, Any]]]
+
+
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str]) -> Doctor:
+    """Return a function that runs the command and gives the last finding of each check."""
+
+    def run(*words: str) -> dict[str, dict[str, Any]]:
+        with suppress(SystemExit):
+            main(["doctor", *words, "--json"])
+        found = json.loads(capsys.readouterr().out)["findings"]
+        return {finding["check"]: finding for finding in found}
+
+    return run
+
+
+def _node(folder: Path, **own: str) -> list[str]:
+    """Return the words of ``doctor site`` for a hospital's node config."""
+    config = {
+        "site": "south",
+        "state-dir": str(folder / "state"),
+        "trust": "server",
+        "device": "cpu",
+    }
+    config |= {key.replace("_", "-"): value for key, value in own.items()}
+    told = " ".join(f'{key}="{value}"' for key, value in config.items())
+    return ["site", "--node-config", told]
+
+
+def test_a_name_that_cannot_be_passes_once_another_is_chosen(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    told = doctor(*_node(tmp_path, site="a/b"))["node config"]
+    assert (told["status"], told["fix"]) == ("FAILED", "choose another 'site' in the node config")
+    assert doctor(*_node(tmp_path, site="north"))["node config"]["status"] == "PASSED"
+
+
+def test_a_site_file_that_is_missing_is_brought_or_taken_away(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    file = tmp_path / "site.yaml"
+    told = doctor(*_node(tmp_path, site_file=str(file)))["site file"]
+    assert told["status"] == "FAILED"
+    assert told["fix"] == "copy it there, or remove 'site-file'"
+    assert doctor(*_node(tmp_path))["site file"]["status"] == "PASSED"
+    file.write_text("{methods: ['*'], datasets: ['*'], records: ['*']}")
+    assert doctor(*_node(tmp_path, site_file=str(file)))["site file"]["status"] == "PASSED"
+
+
+def _works(tensor: torch.Tensor, *_: int) -> torch.Tensor:
+    """Bring a tensor to the GPU, which is this CPU."""
+    return tensor
+
+
+def _alters(tensor: torch.Tensor, *_: int) -> torch.Tensor:
+    return 2 * tensor
+
+
+def _fails(tensor: torch.Tensor, *_: int) -> torch.Tensor:
+    raise RuntimeError("CUDA error: no kernel image is available")
+
+
+def _machine(monkeypatch: pytest.MonkeyPatch, driver: Callable[..., Any], built: str) -> None:
+    """Let PyTorch say that it is built so and has a GPU of capability 9.0 behind that driver."""
+    for name, value in {
+        "is_available": True,
+        "device_count": 1,
+        "get_device_capability": (9, 0),
+        "get_arch_list": [built],
+        "mem_get_info": (10**10, 8 * 10**10),
+        "is_bf16_supported": True,
+        "get_device_name": "a GPU",
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)
+    monkeypatch.setattr(torch.Tensor, "to", driver)
+
+
+@pytest.mark.parametrize(
+    ("driver", "built", "told"),
+    [
+        (
+            *(_alters, "sm_90"),
+            "update its driver; if it stays so the GPU is broken: set 'device' to cpu",
+        ),
+        (_fails, "sm_90", "update its driver, or set 'device' to cpu"),
+        (
+            *(_works, "sm_75"),
+            "install a PyTorch that has it (pytorch.org/get-started), or set 'device' to cpu",
+        ),
+    ],
+)
+def test_a_gpu_that_fails_passes_with_what_it_lacks_and_the_cpu_does_without_it(
+    driver: Callable[..., Any],
+    built: str,
+    told: str,
+    doctor: Doctor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _machine(monkeypatch, driver, built)
+    found = doctor(*_node(tmp_path, device="cuda"))["gpu"]
+    assert (found["status"], found["fix"]) == ("FAILED", told)
+    by_cpu = doctor(*_node(tmp_path, device="cpu"))["gpu"]
+    assert (by_cpu["status"], by_cpu["said"]) == ("SKIPPED", "the node config's 'device' is cpu")
+    _machine(monkeypatch, _works, "sm_90")
+    assert doctor(*_node(tmp_path, device="cuda"))["gpu"]["status"] == "PASSED"
+
+
+def _statuses(found: Mapping[str, Mapping[str, Any]], *checks: str) -> list[str]:
+    return [found[check]["status"] for check in checks]
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    """Return a simulation file whose experiment 'own' has a site without the column 'age'."""
+    write_tables(tmp_path)
+    file, table = tmp_path / "simulation.yaml", tmp_path / "south.csv"
+    config = f"{EXPERIMENT}, device: cpu, data-dir: {tmp_path}, out: {tmp_path / 'runs'}}}"
+    file.write_text(f"experiments: {{own: {{config: {config}}}}}")
+    table.write_text(table.read_text().replace("age", "years", 1))
+    return file
+
+
+def _run_of(experiment: Path, *changes: str) -> str:
+    """Return why the experiment cannot be run, empty where it has ended."""
+    settings, _ = planned("own", RunSources(file=experiment, changes=changes))
+    return refused(lambda: run_inline(settings, 2))
+
+
+def test_a_run_does_without_a_site_that_refuses(doctor: Doctor, experiment: Path) -> None:
+    run = ["run", "own", "--file", str(experiment)]
+    found = doctor(*run)
+    assert _statuses(found, "sites", "enough") == ["FAILED", "FAILED"]
+    assert "or set 'min-sites' to fewer and run without it" in found["sites"]["fix"]
+    assert found["enough"]["fix"] == "fix the others, or set 'min-sites' to 1"
+    assert "1 of 2 can and 2 are needed ('min-sites')" in _run_of(experiment)
+    assert doctor(*run, "--set", "min-sites=1")["enough"]["status"] == "PASSED"
+    assert _run_of(experiment, "min-sites=1") == ""
+
+
+def test_what_a_run_refuses_is_seen_to_at_the_site(doctor: Doctor, experiment: Path) -> None:
+    run, folder = ["run", "own", "--file", str(experiment)], experiment.parent
+    told = doctor(*run)["sites"]["fix"]
+    assert told.startswith("fix it at that site, where 'fedsilo doctor site' says more")
+    kind, *node = _node(folder, data_dir=str(folder))
+    site = [kind, "own", *run[2:], *node]
+    found = doctor(*site)["data"]
+    assert found["status"] == "FAILED"
+    assert "'age'" in found["said"]
+    write_tables(folder)
+    assert doctor(*site)["data"]["status"] == "PASSED"
+    assert _statuses(doctor(*run), "sites", "enough", "method") == ["PASSED"] * 3

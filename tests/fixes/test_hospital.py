@@ -1,0 +1,298 @@
+"""What a hospital refuses or cannot do, and the fixes that it names to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from fedsilo.client_app.training import compute, loop
+from fedsilo.models.contract.messages import HELLO, TRAIN
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import flower_identity, run_inline
+from tests.support.data_folders import write_tables
+from tests.support.federation import SITES, Federation
+from tests.support.fixes import Case, Values, check, refused, tiny
+from tests.support.hospital import Hospital
+
+FEW = ("cleveland", "va")
+LEFT_OUT = "left out"  # the hospital, with which the run does without
+PRIVATE: Values = {"clip-norm": 1.0, "noise-multiplier": 4.0}
+SECURE: Values = {"clip-norm": 1.0, "secure-aggregation": "secagg"}
+LEAVE_OUT: dict[str, Values] = {"leave the site out": {LEFT_OUT: True}}
+# Parts of the errors that the functions below try
+TRIED = (
+    "sends no exact sums: set",
+    "set the run's 'trust' to",
+    "there is no epsilon; set 'clip-norm' and 'noise-multiplier', or leave the site out",
+    "the site file demands secure aggregation",
+    "which the method sends: nothing left the site",
+    "was kept under other settings",
+    "rounds only go up; resume it from its newest checkpoint",
+    "go on, or choose another",
+    "nothing of it was kept",
+    "the training data changed during the run",
+    "has no deterministic form on this device",
+)
+CASES = [
+    Case(
+        "are needed ('sums-min-count'); leave",
+        {"standardise": "pooled"},
+        {**LEAVE_OUT, "set 'standardise' to 'declared'": {"standardise": "declared"}},
+    ),
+    Case(
+        "there is no epsilon, of arrays or of measurements",
+        {},
+        {**LEAVE_OUT, "set 'clip-norm' and 'noise-multiplier'": PRIVATE},
+    ),
+    Case(
+        "would rest on the noise of other hospitals",
+        {**SECURE, "noise-multiplier": 4.0, "secure-noise": "spread"},
+        {**LEAVE_OUT, "set it to 'own'": {"secure-noise": "own"}},
+    ),
+    Case(
+        "of this site, and the run's 'secure-noise' is 'spread'",
+        {**SECURE, "noise-multiplier": 4.0, "secure-noise": "spread"},
+        {"set it to 'own'": {"secure-noise": "own"}},
+    ),
+    Case(
+        "optimiser step(s) would stand behind what leaves",
+        {"local-steps": 0, "local-epochs": 1, "batch-size": 256},
+        {
+            **LEAVE_OUT,
+            "raise 'local-epochs'": {"local-epochs": 3},
+            "or 'local-steps'": {"local-steps": 3},
+        },
+    ),
+]
+# What the hospital that refuses says in its node config, or in its site file
+NODES: list[dict[str, Value]] = [
+    {"sums-min-count": 1000},
+    {"max-epsilon": 50.0},
+    {"max-epsilon": 50.0},
+    {"noise-multiplier": 2.0},
+    {"minimum-steps-per-reply": 3},
+]
+ANYTHING: dict[str, Any] = {"methods": ["*"], "datasets": ["*"], "records": ["*"]}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _identity() -> Iterator[None]:
+    with flower_identity():
+        yield
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    others: dict[str, dict[str, Value]] = {site: {"minimum-steps-per-reply": 1} for site in SITES}
+    return Federation(tmp_path, others)
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Callable[..., Hospital]:
+    return lambda run, node=None, **more: Hospital(tmp_path / "own", run, node=node or {}, **more)
+
+
+def with_site_file(federation: Federation, **rules: Any) -> None:
+    path = federation.home / "site.yaml"
+    path.write_text(yaml.safe_dump({**ANYTHING, **rules}))
+    federation.nodes["cleveland"]["site-file"] = str(path)
+
+
+@pytest.mark.parametrize(
+    ("case", "node"),
+    [pytest.param(*both, id=str(both[0])) for both in zip(CASES, NODES, strict=True)],
+)
+def test_a_run_that_a_hospital_refuses_ends_once_fixed(
+    case: Case, node: dict[str, Value], federation: Federation
+) -> None:
+    if "noise-multiplier" in node:
+        with_site_file(federation, **node)
+    else:
+        federation.nodes["cleveland"] |= node
+
+    def attempt(values: dict[str, Value]) -> None:
+        left_out = values.pop(LEFT_OUT, False)
+        sites = SITES if "secure-aggregation" in values else FEW
+        federation.run(values, sites[1:] if left_out else sites)
+
+    check(case, attempt)
+
+
+def test_hospitals_that_trust_sums_take_part_in_a_run_that_is_made_for_them(
+    federation: Federation,
+) -> None:
+    for site in SITES:
+        federation.nodes[site]["trust"] = "sums"
+    assert "set the run's 'trust' to 'sums'" in refused(lambda: federation.run({}))
+    assert not refused(lambda: federation.run({**SECURE, "trust": "sums"}))
+
+
+def test_a_hospital_that_demands_secure_aggregation_takes_part_in_it(
+    federation: Federation,
+) -> None:
+    with_site_file(federation, **{"secure-aggregation": "required"})
+
+    def attempt(**more: Value) -> str:
+        named = {key.replace("_", "-"): value for key, value in more.items()}
+        return refused(lambda: federation.run(named))
+
+    assert "set its 'secure-aggregation' to 'secagg'" in attempt()
+    said = attempt(secure_aggregation="secagg")
+    assert "demands" not in said
+    assert "set 'clip-norm'" in said, "a sum needs numbers of a known size"
+    assert not attempt(secure_aggregation="secagg", clip_norm=1.0)
+
+
+@pytest.mark.parametrize(
+    ("rules", "fixed"),
+    [
+        (
+            {"records": ["config/*", "metrics/*"]},
+            {"records": ["config/*", "metrics/*", "arrays/*"]},
+        ),
+        ({"refused-records": ["arrays/*"]}, {"refused-records": []}),
+    ],
+    ids=["records", "refused-records"],
+)
+def test_records_that_may_not_leave_do_once_the_hospital_lets_them(
+    rules: dict[str, Any], fixed: dict[str, Any], federation: Federation
+) -> None:
+    with_site_file(federation, **rules)
+    said = refused(lambda: federation.run({}, FEW))
+    assert f"leave ('{next(iter(rules))}'), which the method sends" in said
+    with_site_file(federation, **fixed)
+    assert not refused(lambda: federation.run({}, FEW))
+
+
+@pytest.mark.parametrize("fix", ["declared", "site"])
+def test_a_hospital_with_a_cap_answers_a_run_that_asks_for_no_sums(
+    fix: str, hospital: Callable[..., Hospital]
+) -> None:
+    """No server of this version asks so: the hospital looks for itself."""
+    site = hospital({"standardise": "pooled"}, unchecked={"max-epsilon": 3.0})
+    assert site.send(HELLO) is None
+    assert "set 'standardise' to 'declared' or 'site', or leave the site out" in site.refusals[0]
+    site.run["standardise"] = fix
+    assert site.send(HELLO) is not None
+
+
+def test_a_site_under_a_cap_sends_arrays_once_they_are_clipped_and_noised(
+    hospital: Callable[..., Hospital],
+) -> None:
+    """As above, by a cap of the run's."""
+    site = hospital({}, unchecked={"max-epsilon": 3.0})
+    model = {"head.1.weight": np.zeros((2, 13)), "head.1.bias": np.zeros(2)}
+    assert site.send(TRAIN, model) is None
+    assert "set 'clip-norm' and 'noise-multiplier', or leave the site out" in site.refusals[0]
+    site.run |= PRIVATE
+    assert site.send(TRAIN, model) is not None
+
+
+def test_a_hospital_that_keeps_state_of_other_settings_answers_a_run_of_another_name(
+    hospital: Callable[..., Hospital],
+) -> None:
+    site = hospital({"method": "local", "seed": 1})
+    assert site.send(TRAIN, round=1) is not None
+    site.run["seed"] = 2
+    assert site.send(TRAIN, round=2) is None
+    assert "choose another 'run-name'" in site.refusals[0]
+    assert "was kept under other settings" in site.refusals[0]
+    assert site.send(TRAIN, round=1, run_name="another") is not None
+    assert site.send(TRAIN, round=2, run_name="another") is not None
+
+
+def test_a_run_that_goes_back_goes_on_from_its_newest_checkpoint_or_under_another_name(
+    federation: Federation,
+) -> None:
+    values: Values = {"rounds": 4, "run-name": "run"}
+
+    def attempt(out: str, **more: Value) -> str:
+        named = {key.replace("_", "-"): value for key, value in more.items()}
+        return refused(lambda: federation.run({**values, **named}, FEW, out))
+
+    assert not attempt("first")
+    (federation.home / "first" / "run" / "summary.json").unlink()  # as if it had died before
+    said = attempt("second")
+    assert "rounds only go up; resume it from its newest checkpoint" in said
+    assert "or choose another 'run-name'" in said
+    assert not attempt("first", resume=True)
+    assert not attempt("second", run_name="another")
+
+
+def test_a_run_that_repeats_itself_is_answered_once_it_goes_on_or_has_another_name(
+    hospital: Callable[..., Hospital],
+) -> None:
+    site = hospital({"method": "local"})
+    answered = [site.send(TRAIN, round=1) is not None for _ in range(4)]
+    assert answered == [True, True, True, False]
+    assert "('max-repeats'): go on, or choose another 'run-name'" in site.refusals[0]
+    assert site.send(TRAIN, round=2) is not None
+    assert site.send(TRAIN, round=1, run_name="another") is not None
+
+
+def test_a_model_of_a_sites_own_that_diverged_is_kept_at_a_lower_rate(tmp_path: Path) -> None:
+    values = tiny("local", rounds=1, optimiser="sgd", local_steps=2, out=str(tmp_path))
+
+    def attempt(rate: float) -> str:
+        named: Values = {"learning-rate": rate, "run-name": f"run{rate}"}
+        return refused(lambda: run_inline(resolve({**values, **named}), 3))
+
+    said = attempt(1e12)
+    assert "lower 'learning-rate'; nothing of it was kept" in said
+    assert not attempt(0.01)
+
+
+def test_training_data_that_changed_are_brought_back_or_begun_anew(
+    hospital: Callable[..., Hospital], tmp_path: Path
+) -> None:
+    write_tables(tmp_path)
+    run = {"dataset": "table", "method": "local", "epoch-steps": 2, "pace": 1}
+    low = {"data-dir": str(tmp_path), "minimum-batch": 1, "minimum-steps-per-reply": 1}
+    site = hospital(run, low, site="north", unchecked={"standardise": "site"})
+    assert site.send(TRAIN, round=1) is not None
+    path = tmp_path / "north.csv"
+    whole = path.read_text()
+    path.write_text("\n".join(whole.splitlines()[:-6]) + "\n")
+    assert site.send(TRAIN, round=2) is None
+    assert "bring them back, or choose another 'run-name'" in site.refusals[0]
+    assert site.send(TRAIN, round=1, run_name="another") is not None
+    assert site.send(TRAIN, round=2, run_name="another") is not None
+    path.write_text(whole)
+    assert site.send(TRAIN, round=2) is not None
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let training use an operation that has no deterministic form, as some do on a GPU alone."""
+    chosen, plain = compute.choose_compute, loop.add_gradients
+
+    def choose(device: str, precision: str, threads: int, deterministic: str) -> compute.Compute:
+        torch.use_deterministic_algorithms(True, warn_only=deterministic == "warn")
+        return chosen(device, precision, threads, deterministic)
+
+    def unlike(*args: Any, **more: Any) -> torch.Tensor:
+        torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+        return plain(*args, **more)
+
+    monkeypatch.setattr(compute, "choose_compute", choose)
+    monkeypatch.setattr(loop, "add_gradients", unlike)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_an_operation_that_is_refused_is_named_in_the_summary_instead(
+    federation: Federation,
+) -> None:
+    said = refused(lambda: federation.run({"deterministic": "true"}, FEW))
+    assert "'put_' has no deterministic form on this device" in said
+    assert "set it to 'warn', which names such operations in summary.json" in said
+    directory = federation.run({"deterministic": "warn"}, FEW)
+    assert directory.read_json("summary.json")["unrepeatable-operations"] == ["put_"]

@@ -1,0 +1,206 @@
+"""Networks that do not fit their data, weights or solver, and their fixes."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsilo.datasets.registry import silo_names
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.fedefm import FedEFMSettings, batch_closeness, multishot_loss
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.encoders import VggEncoder
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.resnet22 import ResNet22
+from fedsilo.models.networks.segmentation import build_segmentation
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
+from tests.support.colour import write_cifar10
+from tests.support.fixes import HEART, PHANTOM, Case, Values, changed, check, refused, tiny
+from tests.support.made_data import write_idx
+from tests.support.tiny import VIT, VIT_FIELDS
+
+# Parts of the errors that the functions below try
+TRIED = (
+    "network 'vit' takes grey or colour images, and",
+    "Swin Transformers take images whose sides are multiples",
+    "network 'unet' divides images by 8",
+    "network 'transunet' halves images until a patch",
+    "the feature map of the",
+    "transport costs or masses hold values that are not finite",
+    "its closeness is not to be relied on",
+)
+DIGITS: Values = {**tiny("fedavg", rounds=1, mc_passes=0), "silo-train-size": 10}
+COLOUR: Values = {**DIGITS, "dataset": "cifar10", "silos": 2, "silo-test-size": 2}
+ANGIOGRAMS: Values = {**PHANTOM, "method": "fedavg", "rounds": 1, "mc-passes": 0, "width": 4}
+ANGIOGRAMS = {**ANGIOGRAMS, "local-epochs": 1, "sample-share": 0.01}
+LARGE_MAPS: Values = {**ANGIOGRAMS, "method": "fedefm", "image-size": 48}
+
+CASES = [
+    Case(
+        "does not take data set 'heart-synthetic', which is",
+        {**HEART, "method": "fedavg", "network": "vgg16-bn", "rounds": 1, "local-epochs": 1},
+        {"'network' to logistic": {"network": "logistic"}, "or mlp": {"network": "mlp"}},
+    ),
+    Case(
+        "does not take data set 'cifar10', which is",
+        {**COLOUR, "network": "logistic"},
+        {
+            "'network' to conv": {"network": "conv"},
+            "or vgg16-bn": {"network": "vgg16-bn"},
+            "or resnet22": {"network": "resnet22"},
+            "or vit": VIT,
+        },
+    ),
+    Case(
+        "which leaves nothing of 16x16 pixels; choose another 'network'",
+        {**DIGITS, "network": "vgg16-bn"},
+        {"choose another 'network'": {"network": "conv"}},
+    ),
+    Case(
+        "pixels do not divide images of",
+        {**ANGIOGRAMS, **VIT, "image-size": 20, "backbone-patch": 16},
+        {
+            "'backbone-patch' to what divides them": {"backbone-patch": 10},
+            "'image-size' to a multiple": {"image-size": 32},
+        },
+    ),
+    Case(
+        "do not divide images of",
+        {**DIGITS, **VIT, "dataset": "mnist", "backbone-patch": 16},
+        {"set 'backbone-patch' to what divides them": {"backbone-patch": 6}},
+    ),
+    Case(
+        ": choose network 'conv'",
+        {**DIGITS, "dataset": "mnist", "network": "resnet22"},
+        {"choose network 'conv'": {"network": "conv"}},
+    ),
+    Case(
+        "set 'width' to that of the weights, 2",
+        {**DIGITS, "network": "resnet22", "backbone-weights": "resnet22.pt"},
+        {"set 'width' to that of the weights": {"width": 2}},
+    ),
+    Case(
+        "set 'width' to that of the weights, 8",
+        {**COLOUR, "network": "vgg16-bn", "initial-weights": "vgg.pt"},
+        {"set 'width' to that of the weights, 8": {"width": 8}},
+    ),
+    Case(
+        "solver 'cvxpylayers' is for maps of up to",
+        {**LARGE_MAPS, "fedefm.emd-solver": "cvxpylayers"},
+        {
+            "choose 'fedefm.emd-solver' 'pot'": {"fedefm.emd-solver": "pot"},
+            "a smaller 'fedefm.emd-grid'": {"fedefm.emd-grid": 2},
+        },
+    ),
+]
+
+
+def write_inputs(folder: Path) -> None:
+    """Write small colour images, grey ones of 12 pixels a side, and weights of two networks."""
+    write_cifar10(folder)
+    for part in ("train", "t10k"):
+        images = torch.arange(60 * 12 * 12).reshape(60, 12, 12).to(torch.uint8).numpy()
+        write_idx(folder / "mnist" / f"{part}-images-idx3-ubyte.gz", images)
+        write_idx(folder / "mnist" / f"{part}-labels-idx1-ubyte.gz", images[:, 0, 0] % 10)
+    torch.save(ResNet22(in_channels=1, width=2).state_dict(), folder / "resnet22.pt")
+    torch.save(VggEncoder(in_channels=3, width=8).state_dict(), folder / "vgg.pt")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_run_whose_network_does_not_fit_ends_once_fixed(case: Case, tmp_path: Path) -> None:
+    names = iter(range(10))
+    write_inputs(tmp_path)
+
+    def attempt(values: Values) -> None:
+        named = {"out": str(tmp_path), "data-dir": str(tmp_path), "run-name": f"run{next(names)}"}
+        settings = resolve(changed(values, named))
+        run_inline(settings, len(silo_names(settings.common)))
+
+    check(case, attempt)
+
+
+def test_images_of_two_channels_are_of_another_network_than_a_vit() -> None:
+    def build(**more: Any) -> None:
+        build_classifier(CommonSettings(**{**VIT_FIELDS, **more}), Task((2, 16, 16), 3))
+
+    assert "has 2 channels: choose another 'network'" in refused(build)
+    assert not refused(lambda: build(network="conv", width=4))
+
+
+def test_images_of_a_few_pixels_are_segmented_once_they_are_larger() -> None:
+    settings = CommonSettings(width=4)
+    said = refused(lambda: build_segmentation("unet", settings, Task((1, 7, 7), 2)))
+    assert "leaves nothing of 7x7 pixels: set 'image-size'" in said
+    assert not refused(lambda: build_segmentation("unet", settings, Task((1, 16, 16), 2)))
+
+
+def test_a_vit_below_convolutions_is_segmented_by_once_its_patches_can_be_halved_to() -> None:
+    def build(patch: int, kind: str = "transunet") -> None:
+        settings = CommonSettings(**{**VIT_FIELDS, "backbone_patch": patch, "width": 4})
+        build_segmentation(kind, settings, Task((1, 48, 48), 2))
+
+    said = refused(lambda: build(6))
+    assert "have 6 pixels: set 'backbone-patch' to 8 or 16, or choose another network" in said
+    assert not any(refused(lambda patch=patch: build(patch)) for patch in (8, 16))
+    assert not refused(lambda: build(6, "vit"))
+
+
+def test_a_swin_is_fine_tuned_once_the_images_fit_or_the_network_is_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["finetune", "--task", "segmentation", "--weights", "scratch", "--site", "human"]
+    words += ["--dataset", "angiogram-phantom", "--set", "sample-share=0.08", "--seeds", "1"]
+    words += ["--epochs", "1", "--device", "cpu", "--set", "width=4"]
+
+    def said(network: str, size: int) -> str:
+        more = ["--network", network, "--set", f"image-size={size}"]
+        main([*words, *more, "--out", str(tmp_path / f"{network}-{size}")])
+        return capsys.readouterr().err
+
+    told = said("swin", 20)
+    assert "these are 20x20: set 'image-size', or choose another network" in told
+    assert not said("swin", 16)
+    assert not said("unet", 20)
+
+
+def test_an_expert_that_diverged_is_distilled_from_at_a_lower_learning_rate() -> None:
+    draw = torch.Generator().manual_seed(3)
+    images, labels = torch.randn(8, 1, 16, 16, generator=draw), torch.arange(8)
+
+    def distil(rate: float) -> None:
+        settings = (CommonSettings(width=4, seed=seed) for seed in (1, 2))
+        own, expert = (build_classifier(each, Task((1, 16, 16), 10)) for each in settings)
+        optimiser = torch.optim.SGD(expert.parameters(), lr=rate)
+        torch.autograd.backward(expert.loss(images, labels))
+        optimiser.step()
+        multishot_loss(own, {"s2a": expert.eval()}, images, labels, FedEFMSettings())
+
+    said = refused(lambda: distil(1e12))
+    assert "the feature map of the teacher holds values that are not finite" in said
+    assert "its training diverged; lower 'learning-rate'" in said
+    assert not refused(lambda: distil(0.001))
+
+
+def test_maps_of_moderate_values_are_compared_and_those_of_a_diverged_network_are_not() -> None:
+    maps = torch.randn(2, 2, 2, 16, generator=torch.Generator().manual_seed(0))
+    said = refused(lambda: batch_closeness(1e25 * maps, 1e25 * maps, FedEFMSettings()))
+    assert "costs or masses hold values that are not finite: what is compared has" in said
+    assert "diverged; lower 'learning-rate'" in said
+    assert not refused(lambda: batch_closeness(maps, 10 * maps, FedEFMSettings()))
+
+
+def test_what_sinkhorn_does_not_solve_the_exact_solver_does() -> None:
+    own = torch.randn(2, 2, 2, 16, generator=torch.Generator().manual_seed(0))
+    near = own + 0.01 * torch.randn(own.shape, generator=torch.Generator().manual_seed(1))
+    with pytest.warns(RuntimeWarning, match="not to be relied on; choose 'fedefm.emd-solver' 'po"):
+        batch_closeness(own, near, FedEFMSettings(emd_solver="sinkhorn"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        closeness = batch_closeness(own, near, FedEFMSettings(emd_solver="pot"))
+    assert 0.99 < float(closeness) < 1

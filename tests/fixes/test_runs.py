@@ -1,0 +1,135 @@
+"""Runs that are refused or fail, and their fixes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedsilo.datasets.registry import silo_names
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
+from tests.support.fixes import HEART, Case, Values, changed, check, refused, tiny
+from tests.support.tiny import TINY_METHOD, VIT
+
+# Parts of the errors that the functions below try
+TRIED = (
+    "start more, or lower",
+    "start fewer SuperNodes",
+    "exists: choose another",
+    "holds a run of another config",
+)
+CASES = [
+    Case(
+        "does not take data set 'heart-synthetic', which is a table",
+        HEART | {"method": "fedavg", "network": "conv", "rounds": 1},
+        {"'network' to logistic": {"network": "logistic"}, "or mlp": {"network": "mlp"}},
+    ),
+    Case(
+        "does not take data set 'digits', which is images",
+        tiny("fedavg", network="mlp"),
+        {"'network' to conv": {"network": "conv"}, "resnet22": {"network": "resnet22"}},
+    ),
+    Case(
+        "has no validation samples, on which UEFL judges uncertainty",
+        HEART | {"method": "uefl", "mc-passes": 2, "rounds": 2} | TINY_METHOD["uefl"],
+        {
+            "set 'val-folds'": {"val-folds": 4},
+            "set 'uefl.max-iterations' to 1": {"uefl.max-iterations": 1},
+        },
+    ),
+    Case(
+        "codewords: lower 'uefl.codes'",
+        tiny("uefl") | {"uefl.codes": 5000},
+        {
+            "lower 'uefl.codes'": {"uefl.codes": 8},
+            "set 'uefl.refresh' to 'none'": {"uefl.refresh": "none"},
+        },
+    ),
+    Case(
+        "training diverged, its loss is",
+        tiny("fedavg", learning_rate=1e30, optimiser="sgd"),
+        {"lower 'learning-rate'": {"learning-rate": 0.001}},
+    ),
+    Case(
+        "not a finite number: if training has diverged",
+        tiny("fedavg", learning_rate=1e6, optimiser="sgd", local_steps=2),
+        {"lower 'learning-rate'": {"learning-rate": 0.001}},
+    ),
+    Case(
+        "holds values that are not finite: if training has diverged",
+        tiny("fedavg", learning_rate=1e6, optimiser="sgd"),
+        {"lower 'learning-rate'": {"learning-rate": 0.001}},
+    ),
+    Case(
+        "has a number beyond",
+        tiny("fedavg", learning_rate=1e6),
+        {"lower 'learning-rate'": {"learning-rate": 0.001}},
+    ),
+    Case(
+        "epsilon of one round is",
+        tiny("fedavg", clip_norm=1.0, noise_multiplier=0.5, max_epsilon=3.0),
+        {
+            "raise 'noise-multiplier'": {"noise-multiplier": 4.0},
+            "or 'max-epsilon'": {"max-epsilon": 500.0},
+        },
+    ),
+    Case(
+        "network 'vit' needs weights for its backbone",
+        tiny("fedavg", network="vit"),
+        {"to 'random'": VIT},
+    ),
+    Case(
+        "t-prompts would have none",
+        tiny("fedevprompt", basic_layers=2),
+        {"lower it": {"basic-layers": 1}, "set 'prompt-sets' to 'g'": {"prompt-sets": "g"}},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_run_that_is_refused_ends_once_fixed(case: Case, tmp_path: Path) -> None:
+    names = iter(range(100))
+
+    def attempt(values: Values) -> None:
+        named = {"out": str(tmp_path), "run-name": f"run{next(names)}"}
+        settings = resolve(changed(values, named))
+        run_inline(settings, len(silo_names(settings.common)))
+
+    check(case, attempt)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wrong", "told", "fix"),
+    [
+        (2, {"min-sites": 3}, "start more, or lower 'min-sites'", {"min-sites": 2}),
+        (4, {"silos": 3}, "start fewer SuperNodes, or raise 'silos'", {"silos": 4}),
+    ],
+)
+def test_too_few_or_too_many_nodes_run_once_the_setting_is_fixed(
+    nodes: int, wrong: Values, told: str, fix: Values, tmp_path: Path
+) -> None:
+    values = {**tiny("fedavg", rounds=1, join_timeout=0.1), "out": str(tmp_path)}
+
+    def attempt(more: Values) -> None:
+        run_inline(resolve({**values, **more}), nodes)
+
+    assert told in refused(lambda: attempt(wrong))
+    assert not refused(lambda: attempt({**wrong, **fix}))
+
+
+def test_a_run_directory_that_is_there_can_be_gone_on_with_or_left_alone(tmp_path: Path) -> None:
+    values = {**tiny("fedavg", rounds=1), "out": str(tmp_path), "run-name": "run"}
+
+    def attempt(**more: Value) -> str:
+        named = {key.replace("_", "-"): value for key, value in more.items()}
+        return refused(lambda: run_inline(resolve({**values, **named}), 3))
+
+    assert not attempt()
+    assert "choose another 'run-name', set 'resume' to true to continue it" in attempt()
+    assert not attempt(resume=True)
+    assert not attempt(run_name="other")
+    said = attempt(resume=True, learning_rate=0.5)
+    assert "holds a run of another config" in said
+    assert not attempt(run_name="another", learning_rate=0.5)

@@ -1,0 +1,211 @@
+"""Settings that are refused before anything runs, and their fixes."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedsilo.server_app.config.settings import resolve
+from tests.support.fixes import GONE, HEART, PHANTOM, Case, check, tiny
+from tests.support.tiny import TINY
+
+CASES = [
+    Case(
+        "setting 'gradient-checkpointing' means nothing to network",
+        tiny("fedavg", gradient_checkpointing=True),
+        {
+            "remove it": {"gradient-checkpointing": GONE},
+            "set 'network' to 'resnet22'": {"network": "resnet22"},
+        },
+    ),
+    Case(
+        "setting 'classifier' means nothing to network",
+        tiny("fedavg", classifier="published"),
+        {
+            "remove it": {"classifier": GONE},
+            "set 'network' to 'resnet22'": {
+                "network": "resnet22",
+                "backbone-weights": "weights.safetensors",
+            },
+        },
+    ),
+    Case(
+        "setting 'classifier' is 'published', and 'backbone-weights' names no file",
+        tiny("fedavg", classifier="published", network="resnet22"),
+        {
+            "set 'backbone-weights' to Wu et al.'s file": {
+                "backbone-weights": "weights.safetensors"
+            },
+            "'classifier' to 'seed'": {"classifier": "seed"},
+        },
+    ),
+    Case(
+        "setting 'leading-norm' means nothing to network",
+        tiny("fedavg", leading_norm=False, network="resnet22"),
+        {"remove it": {"leading-norm": GONE}, "set 'network' to 'conv'": {"network": "conv"}},
+    ),
+    Case(
+        "setting 'prompt-length' means nothing to network",
+        tiny("fedavg", prompt_length=3),
+        {"remove it": {"prompt-length": GONE}, "set 'network' to 'vit'": {"network": "vit"}},
+    ),
+    Case(
+        "setting 'evidence' means nothing to cross-entropy",
+        tiny("fedavg", evidence="relu"),
+        {"remove it": {"evidence": GONE}, "set 'loss' to 'evidential'": {"loss": "evidential"}},
+    ),
+    Case(
+        "without clipping there is no epsilon; set",
+        tiny("fedavg", max_epsilon=4.0),
+        {
+            "set 'clip-norm' and 'noise-multiplier'": {"clip-norm": 1.0, "noise-multiplier": 2.0},
+            "remove it": {"max-epsilon": GONE},
+        },
+    ),
+    Case(
+        "without clipping there is no (epsilon, delta)",
+        tiny("fedavg", delta=1e-3),
+        {
+            "set 'clip-norm' and 'noise-multiplier'": {"clip-norm": 1.0, "noise-multiplier": 2.0},
+            "remove it": {"delta": GONE},
+        },
+    ),
+    Case(
+        "the sums that a site sends to be pooled leave without noise",
+        HEART | {"method": "fedavg", "clip-norm": 1.0, "noise-multiplier": 1.0},
+        {
+            "set 'standardise' to 'declared'": {"standardise": "declared"},
+            "or 'site'": {"standardise": "site"},
+        },
+    ),
+    Case(
+        "means nothing to data set 'digits'",
+        tiny("fedavg", image_size=32),
+        {"remove it": {"image-size": GONE}},
+    ),
+    Case(
+        "means nothing without partition 'unseen'",
+        PHANTOM | {"method": "fedavg", "unseen": 0.5},
+        {
+            "remove it": {"unseen": GONE},
+            "set 'partition' to 'unseen'": {"partition": "unseen"},
+        },
+    ),
+    Case(
+        "is a table, and partition 'unseen' cuts images by label",
+        HEART | {"method": "fedavg", "partition": "unseen"},
+        {
+            "choose another data set": {"dataset": "digits", "network": "auto"},
+            "set 'partition' to 'own'": {"partition": "own"},
+        },
+    ),
+    Case(
+        "does not take 'epoch-steps', epochs that span rounds",
+        tiny("uefl", local_epochs=2, batch_size=32, epoch_steps=4, pace=2),
+        {"set it to 0": {"epoch-steps": 0, "pace": GONE}},
+    ),
+    Case(
+        "mixes probabilities, which are no evidence",
+        tiny("picsr", rounds=14, loss="evidential"),
+        {"leave 'loss' at 'auto'": {"loss": "auto"}},
+    ),
+    Case(
+        "is of images, and data set 'heart-synthetic' is a table",
+        HEART | {"method": "distrans"},
+        {"choose another": {"method": "fedavg"}},
+    ),
+    Case(
+        "; set 'clip-norm' and 'noise-multiplier' to 0, or choose another method",
+        tiny("mix", clip_norm=1.0, noise_multiplier=1.0),
+        {
+            "set 'clip-norm' and 'noise-multiplier' to 0": {"clip-norm": 0, "noise-multiplier": 0},
+            "choose another method": {"method": "fedavg"},
+        },
+    ),
+    Case(
+        "counts its epochs in steps",
+        TINY | {"method": "fedaligncl", "rounds": 40, "local-epochs": 2, "batch-size": 32},
+        {"set 'epoch-steps' (120": {"epoch-steps": 120, "pace": 40}},
+    ),
+    Case(
+        "alignment and curriculum would never begin",
+        tiny("fedaligncl", fedaligncl__warmup_epochs=5),
+        {
+            "lower it": {"fedaligncl.warmup-epochs": 0},
+            "raise 'rounds'": {"rounds": 20},
+        },
+    ),
+    Case(
+        "both add noise",
+        tiny("fedaligncl", clip_norm=1.0, noise_multiplier=1.0),
+        {
+            "set 'fedaligncl.noise-variance' to 0": {"fedaligncl.noise-variance": 0.0},
+            "'clip-norm' to 0": {"clip-norm": 0.0, "noise-multiplier": 0.0},
+        },
+    ),
+    Case(
+        "no round of FedAvg is left",
+        tiny("fedavg-ft", fedavg_ft__finetune_rounds=2) | {"fedavg-ft.finetune-rounds": 2},
+        {
+            "raise 'rounds'": {"rounds": 4},
+            "choose 'local'": {"method": "local", "fedavg-ft.finetune-rounds": GONE},
+        },
+    ),
+    Case(
+        "prompts a frozen ViT",
+        tiny("fedevprompt", train_backbone=True),
+        {"'train-backbone' to false": {"train-backbone": False}},
+    ),
+    Case(
+        "which has no b-prompts",
+        tiny("fedevprompt") | {"fedevprompt.shared-prompts": "b", "prompt-sets": "g"},
+        {
+            "set 'prompt-sets' to 'b-t'": {"prompt-sets": "b-t"},
+            "'fedevprompt.shared-prompts' to 'all'": {"fedevprompt.shared-prompts": "all"},
+        },
+    ),
+    Case(
+        "all prototypes coincide and the router is blind",
+        HEART | {"method": "picsr", "standardise": "site"},
+        {
+            "set it to 'pooled'": {"standardise": "pooled"},
+            "or 'declared'": {"standardise": "declared"},
+        },
+    ),
+    Case(
+        "noise on the prototype hides nothing",
+        HEART | {"method": "picsr", "picsr.prototype-noise": 0.1},
+        {"set 'standardise' to 'declared'": {"standardise": "declared"}},
+    ),
+    Case(
+        "a site that is too small for a prototype would send its sums",
+        HEART | {"method": "picsr", "picsr.prototype-min-count": 20},
+        {"raise 'sums-min-count'": {"sums-min-count": 20}},
+    ),
+    Case(
+        "none is left for the router",
+        tiny("picsr", rounds=2) | {"picsr.expert-rounds": 10},
+        {
+            "setting 'rounds' is 2": {"rounds": 40},
+            "'picsr.expert-rounds'": {"picsr.expert-rounds": 1},
+        },
+    ),
+    Case(
+        "no codebook would ever be extended",
+        tiny("uefl") | {"uefl.iteration-rounds": 5},
+        {
+            "raise 'rounds'": {"rounds": 12},
+            "lower 'uefl.iteration-rounds'": {"uefl.iteration-rounds": 1},
+            "set 'uefl.max-iterations' to 1": {"uefl.max-iterations": 1},
+        },
+    ),
+    Case(
+        "is not one of method 'fedavg'",
+        {"method": "fedavg", "uefl.gamma": 0.2},
+        {"remove it": {"uefl.gamma": GONE}},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_settings_that_are_refused_pass_once_fixed(case: Case) -> None:
+    check(case, resolve)

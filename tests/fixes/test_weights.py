@@ -1,0 +1,179 @@
+"""Weights that are refused when a run begins, and their fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from fedsilo.datasets.io.state_files import save_state
+from fedsilo.datasets.registry import silo_names
+from fedsilo.models.networks.resnet22 import ResNet22
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
+from tests.support.fixes import PHANTOM, Case, Changes, Values, changed, check, tiny
+from tests.support.tiny import VIT
+
+SIZES: dict[str, Any] = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 4}
+# A ViT of timm's with nothing of it changed
+PLAIN: Values = {
+    "network": "vit",
+    "backbone": "vit_tiny_patch16_224",
+    "prompt-length": 1,
+    "basic-layers": 1,
+    "local-epochs": 1,
+    "mc-passes": 0,
+}
+ON_DIGITS: Values = {**tiny("fedavg", rounds=1, mc_passes=0), "silo-train-size": 10}
+FROZEN: Values = {**ON_DIGITS, **VIT}
+TRAINED: Values = {**ON_DIGITS, **VIT, "train-backbone": True}
+OF_THE_WIDE: Changes = {"backbone-width": 32}
+OF_THE_DEEP: Changes = {"backbone-depth": 3}
+# A ResNet-22 that begins with a file's weights, and its classifier
+RADIOGRAPHS: Values = {
+    **PHANTOM,
+    "dataset": "mammography-phantom",
+    "sample-share": 0.02,
+    "image-size": 32,
+    "method": "fedavg",
+    "network": "resnet22",
+    "width": 2,
+    "classifier": "published",
+    "rounds": 1,
+    "local-epochs": 1,
+    "mc-passes": 0,
+    "device": "cpu",
+}
+
+CASES = [
+    Case(
+        "holds no classifier ('fc1_lcc.weight' is not in it): name Wu et al.'s",
+        {**RADIOGRAPHS, "backbone-weights": "headless"},
+        {
+            "name Wu et al.'s sample_image_model.p in 'backbone-weights'": {
+                "backbone-weights": "headed"
+            },
+            "set 'classifier' to 'seed'": {"classifier": "seed"},
+        },
+    ),
+    Case(
+        "or not finite: set 'classifier' to 'seed'",
+        {**RADIOGRAPHS, "backbone-weights": "other-head"},
+        {"set 'classifier' to 'seed'": {"classifier": "seed"}},
+    ),
+    Case(
+        "'published', which tells malignant from not, and the data",
+        {
+            **ON_DIGITS,
+            "network": "resnet22",
+            "width": 2,
+            "classifier": "published",
+            "backbone-weights": "headed",
+        },
+        {"set it to 'seed'": {"classifier": "seed"}},
+    ),
+    Case(
+        "the sites would hold images that it has seen; set 'public-share' to the same",
+        {
+            **PHANTOM,
+            "sample-share": 0.01,
+            **VIT,
+            "backbone-weights": "seen",
+            "backbone-patch": 8,
+            "method": "fedavg",
+            "rounds": 1,
+            "local-epochs": 1,
+            "mc-passes": 0,
+            "device": "cpu",
+        },
+        {"set 'public-share' to the same": {"public-share": 0.3}},
+    ),
+    Case(
+        "set 'backbone' and 'backbone-...' to those of the weights, or name other weights",
+        {**FROZEN, "backbone-weights": "wide"},
+        {
+            "'backbone-...' to those of the weights": OF_THE_WIDE,
+            "or name other weights": {"backbone-weights": "fitting"},
+        },
+    ),
+    Case(
+        "'backbone-...' to those of the weights, or name other weights",
+        {**ON_DIGITS, **PLAIN, "backbone-weights": "named"},
+        {"set 'backbone'": {"backbone": "test_vit"}},
+    ),
+    Case(
+        "arrays of the blocks are not in it",
+        {**TRAINED, "initial-weights": "deep", "backbone-depth": 4},
+        {
+            "'backbone-...' to those of the weights": OF_THE_DEEP,
+            "or name other weights": {"initial-weights": "fitting", "backbone-depth": 2},
+        },
+    ),
+    Case(
+        "set 'backbone' and 'backbone-...' to those of the",
+        {
+            **ON_DIGITS,
+            **PLAIN,
+            "backbone-weights": "random",
+            "train-backbone": True,
+            "initial-weights": "named",
+        },
+        {"set 'backbone'": {"backbone": "test_vit"}},
+    ),
+]
+
+
+def _vit(name: str = "vit_tiny_patch16_224", **changes: Any) -> dict[str, Any]:
+    vit = timm.create_model(name, num_classes=0, img_size=16, in_chans=1, **changes)
+    return {key: tensor.clone() for key, tensor in vit.state_dict().items()}
+
+
+def _write_seen(path: Path) -> None:
+    vit = _vit(**SIZES | {"patch_size": 8})
+    arrays = {name: tensor.numpy() for name, tensor in vit.items()}
+    save_state(path, arrays, {"data": ["angiogram-phantom", 0.3, 10]})
+
+
+def _radiograph(head: int = 0) -> dict[str, Any]:
+    """Return a ResNet-22 of width 2; ``head``: numbers of its classifier's hidden layer."""
+    resnet = ResNet22(in_channels=1, width=2).state_dict()
+    state = {f"view_resnet.{name}": array.clone() for name, array in resnet.items()}
+    if head:
+        state |= {"fc1.weight": torch.eye(head), "fc1.bias": torch.zeros(head)}
+        state |= {"output_layer.fc_layer.weight": torch.zeros(4, head)}
+        state |= {"output_layer.fc_layer.bias": torch.zeros(4)}
+    return state
+
+
+FILES: dict[str, Callable[[Path], None]] = {
+    "seen": _write_seen,
+    "fitting": lambda path: save_file(_vit(**SIZES), path),
+    "wide": lambda path: save_file(_vit(**SIZES | {"embed_dim": 32}), path),
+    "deep": lambda path: save_file(_vit(**SIZES | {"depth": 3}), path),
+    "named": lambda path: save_file(_vit("test_vit"), path),
+    "headless": lambda path: save_file(_radiograph(), path),
+    "headed": lambda path: save_file(_radiograph(head=32), path),
+    "other-head": lambda path: save_file(_radiograph(head=4), path),
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_run_whose_weights_are_refused_ends_once_fixed(case: Case, tmp_path: Path) -> None:
+    names = iter(range(10))
+
+    def attempt(values: Values) -> None:
+        named: dict[str, Any] = {"out": str(tmp_path), "run-name": f"run{next(names)}"}
+        for key in ("backbone-weights", "initial-weights"):
+            if (name := values.get(key)) in FILES:
+                path = tmp_path / f"{name}.safetensors"
+                FILES[str(name)](path)
+                named[key] = str(path)
+        settings = resolve(changed(values, named))
+        run_inline(settings, len(silo_names(settings.common)))
+
+    check(case, attempt)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.methods.scaffold import SCAFFOLDSettings
+from fedsilo.strategies.loop.method import State
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.methods.scaffold import SCAFFOLD
+from fedsilo.strategies.wire.reply import Reply
+from tests.strategies.conftest import sized
+from tests.support.asking import question_of, state_after
+
+Replied = Callable[..., Reply]
+START = State({"w": np.float32([1]), "control/w": np.float32([2])})
+
+
+def method(participants: Participants, rate: float = 1.0, **common: Any) -> SCAFFOLD:
+    known = sized(participants, {"s1a": {"train": 1}, "s2a": {"train": 3}, "s3a": {"train": 4}})
+    return SCAFFOLD(CommonSettings(silos=3, **common), SCAFFOLDSettings(rate), known)
+
+
+def answers(site_reply: Replied) -> dict[str, Reply]:
+    """Return what two of three sites answer, with 1 and 3 of all 8 samples."""
+    return {
+        site: site_reply(
+            site, {"w": np.float32([w]), "control/w": np.float32([c])}, num_examples=count
+        )
+        for site, w, c, count in (("s1a", 2.0, 0.0, 1), ("s2a", 6.0, 4.0, 3))
+    }
+
+
+def test_weights_are_averaged_and_controls_move_by_the_share_that_answered(
+    participants: Participants, site_reply: Replied
+) -> None:
+    after = state_after(method(participants, 0.5), START, answers(site_reply))
+    # the mean is (2 + 3 * 6) / 4 = 5, half the way from 1 is 3; of the controls it is 3, and half
+    # of the samples answered: 2 + (3 - 2) / 2
+    assert {n: a.tolist() for n, a in after.arrays.items()} == {"w": [3.0], "control/w": [2.5]}
+
+
+def test_a_reply_is_an_update_of_the_weights_alone(participants: Participants) -> None:
+    asked = question_of(method(participants), START)
+    assert set(asked.send["s1a"]) == set(asked.expect["s1a"]) == {"w", "control/w"}
+    assert set(asked.reference["s1a"]) == {"w"}
+    assert set(method(participants).model(START)) == {"w"}
+
+
+def test_long_controls_put_no_site_out_of_the_round(
+    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]], recorder: Any
+) -> None:
+    spied_run(tiny("scaffold", max_update_norm=3.0, learning_rate=1e-4), [recorder])
+    assert not recorder.failures
+
+
+def test_what_leaves_names_weights_and_gradient(participants: Participants) -> None:
+    weights, gradient = method(participants).disclosures().leaves
+    assert "all weights" in weights
+    assert "mean gradient" in gradient
+
+
+def test_a_secret_sum_gives_the_weights_and_controls_of_an_open_one(
+    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    sgd = {"optimiser": "sgd", "learning_rate": 0.01}  # Adam would make much of the rounding
+    opened = spied_run(tiny("scaffold", **sgd))[1].state.arrays
+    secret = tiny("scaffold", clip_norm=50.0, secure_aggregation="secagg", **sgd)
+    shutil.rmtree(tmp_path / "sites")  # kept under other settings
+    summed = spied_run(secret)[1].state.arrays
+    assert any(name.startswith("control/") and array.any() for name, array in summed.items())
+    for name, array in opened.items():
+        np.testing.assert_allclose(summed[name], array, atol=1e-5)

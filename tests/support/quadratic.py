@@ -1,0 +1,126 @@
+"""Methods at work on quadratic losses, both ends and no messages between, to compare with NumPy.
+
+Site k's loss is w H_k w / 2 - b_k w, whatever the batch: its gradient is H_k w - b_k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from torch import Tensor, nn
+
+from fedsilo.client_app.answer import answer
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.session import finished_session
+from fedsilo.client_app.site.private_state import SiteState
+from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, Instruction
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.server_app.config.settings import RunSettings, resolve
+from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies
+from fedsilo.strategies.loop.method import State
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.strategies.wire.records import to_record, unpack
+from fedsilo.strategies.wire.reply import Reply
+
+RATE = 0.1
+SITES = ("a", "b", "c")
+SAMPLES = (2, 4, 6)  # in batches of two: one, two and three steps an epoch
+HESSIANS = np.array(
+    [[[2.0, 0.5], [0.5, 1.0]], [[1.0, 0.0], [0.0, 3.0]], [[0.5, -0.2], [-0.2, 1.5]]]
+)
+SLOPES = np.array([[1.0, -1.0], [0.5, 2.0], [-2.0, 0.3]])
+
+
+class Quadratic(SiteNetwork):
+    """Two weights w and a site's loss."""
+
+    evidence = None
+
+    def __init__(self, site: str) -> None:
+        super().__init__()
+        place = SITES.index(site)
+        self.h, self.b = (torch.tensor(a[place], dtype=torch.float32) for a in (HESSIANS, SLOPES))
+        self.w = nn.Parameter(torch.zeros(2))
+
+    def encode(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+    def classify(self, features: Tensor) -> Tensor:
+        return features
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        return self.w @ self.h @ self.w / 2 - self.b @ self.w
+
+
+def silo_of(site: str) -> Silo:
+    """Return a silo whose samples only count."""
+    count = SAMPLES[SITES.index(site)]
+    split = Split(torch.zeros(count, 1), torch.zeros(count, dtype=torch.long))
+    empty = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.long))
+    return Silo(site, "D1", Task((1,), 2), split, empty, empty, {})
+
+
+class QuadraticAsk(Ask):
+    """Has each site answer by its own side of the method; replies are as a server decodes them."""
+
+    def __init__(
+        self, settings: RunSettings, round_: int, folder: Path, away: Sequence[str]
+    ) -> None:
+        self.settings, self.round, self.folder = settings, round_, folder
+        self.sites = [site for site in SITES if site not in away]
+        self.stateful_sites: list[str] = []
+
+    def put(self, question: Question) -> Replies:
+        replies = {site: self._reply(site, question) for site in question.send}
+        return Replies(replies, Became(question.reference))
+
+    def _reply(self, site: str, question: Question) -> Reply:
+        common = self.settings.common
+        session = finished_session(common, self.settings.own, silo_of(site))
+        told = Instruction(self.round, question.phase, run_name="run", evaluate=False)
+        content = RecordDict({CONFIG: ConfigRecord(dict(told.to_config()))})
+        content[ARRAYS] = to_record(question.send[site])
+        lab = Lab(session, content, told, SiteState(self.folder / site))
+        packed = answer(lab)
+        arrays = {name: unpack(array) for name, array in packed[ARRAYS].items()}
+        metrics = {key: float(value) for key, value in packed["metrics"].items()}  # type: ignore[arg-type]
+        return Reply(site, arrays, metrics, SAMPLES[SITES.index(site)])
+
+
+def rounds_of(
+    method: str,
+    folder: Path,
+    monkeypatch: Any,
+    away: Mapping[int, Sequence[str]],
+    rounds: int = 10,
+    **own: Any,
+) -> list[np.ndarray[Any, Any]]:
+    """Return w after each round; ``away`` names the sites that a round does not ask."""
+    monkeypatch.setattr(
+        "fedsilo.client_app.lab.initial_classifier", lambda _, silo: Quadratic(silo.name)
+    )
+    values = {"batch-size": 2, "optimiser": "sgd", "learning-rate": RATE, "local-epochs": 1}
+    settings = resolve({"method": method, "device": "cpu", "seed": 1, **values, **own})
+    facts = {
+        site: SiteFacts(site, "D1", (1,), 2, {"train": [count]}, {})
+        for site, count in zip(SITES, SAMPLES, strict=True)
+    }
+    server = strategy_class(method)(settings.common, settings.own, Participants(facts, {}))
+    beside = {f"{kind}w": np.zeros(2, np.float32) for kind in server.beside if kind != "h/"}
+    state = State({"w": np.float32([1, -1]), **beside})
+    found = []
+    for number in range(1, rounds + 1):
+        ask = QuadraticAsk(settings, number, folder, away.get(number, ()))
+        state = replace(server.round(state, ask), round=number)
+        found.append(np.asarray(server.model(state)["w"]))
+    return found

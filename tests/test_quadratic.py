@@ -1,0 +1,131 @@
+"""Both ends of a method on quadratic losses against the paper's equations in NumPy.
+
+The NumPy versions are float64 and take the sums by samples; ten rounds must agree to 1e-6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsilo.server_app.run.inline_engine import flower_identity
+from tests.support.quadratic import HESSIANS, RATE, SAMPLES, SITES, SLOPES, rounds_of
+
+Vector = np.ndarray[Any, Any]
+P = np.array(SAMPLES) / sum(SAMPLES)
+STEPS = (1, 2, 3)
+AWAY = {3: ["b"], 7: ["a", "c"]}  # round -> sites that it does not ask
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _identity() -> Iterator[None]:
+    with flower_identity():
+        yield
+
+
+def asked(number: int) -> list[int]:
+    return [k for k, site in enumerate(SITES) if site not in AWAY.get(number, ())]
+
+
+def gradient(site: int, w: Vector) -> Vector:
+    return np.asarray(HESSIANS[site] @ w - SLOPES[site])
+
+
+def scaffold(eta_g: float) -> list[Vector]:
+    """Algorithm 1, option II, with sites weighted by samples."""
+    x, c, own, found = np.array([1.0, -1.0]), np.zeros(2), np.zeros((3, 2)), []
+    for number in range(1, 11):
+        here = asked(number)
+        weights = P[here] / P[here].sum()
+        moved, turned = [], []
+        for i in here:
+            y = x
+            for _ in range(STEPS[i]):
+                y = y - RATE * (gradient(i, y) - own[i] + c)
+            after = own[i] - c + (x - y) / (STEPS[i] * RATE)
+            moved.append(y - x)
+            turned.append(after - own[i])
+            own[i] = after
+        x = x + eta_g * weights @ np.array(moved)
+        c = c + P[here].sum() * weights @ np.array(turned)
+        found.append(x)
+    return found
+
+
+def fednova() -> list[Vector]:
+    """Eq. 6 and 7, a_i of ones."""
+    x, found = np.array([1.0, -1.0]), []
+    for number in range(1, 11):
+        here = asked(number)
+        weights, steps = P[here] / P[here].sum(), np.array(STEPS)[here]
+        d = []
+        for i in here:
+            y = x
+            for _ in range(STEPS[i]):
+                y = y - RATE * gradient(i, y)
+            d.append((x - y) / (RATE * STEPS[i]))
+        x = x - weights @ steps * RATE * weights @ np.array(d)
+        found.append(x)
+    return found
+
+
+def feddyn(alpha: float) -> list[Vector]:
+    """Algorithm 1, the argmin by the sites' steps of SGD, with sites weighted by samples."""
+    x, h, own, found = np.array([1.0, -1.0]), np.zeros(2), np.zeros((3, 2)), []
+    for number in range(1, 11):
+        here = asked(number)
+        weights = P[here] / P[here].sum()
+        trained = []
+        for i in here:
+            y = x
+            for _ in range(STEPS[i]):
+                y = y - RATE * (gradient(i, y) - own[i] + alpha * (y - x))
+            own[i] = own[i] - alpha * (y - x)
+            trained.append(y)
+        mean = weights @ np.array(trained)
+        h = h - alpha * P[here].sum() * (mean - x)
+        x = mean - h / alpha
+        found.append(x)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "own", "numpy_version"),
+    [
+        ("scaffold", {}, lambda: scaffold(1.0)),
+        ("scaffold", {"scaffold.server-learning-rate": 0.5}, lambda: scaffold(0.5)),
+        ("fednova", {}, fednova),
+        ("feddyn", {"feddyn.regularisation-alpha": 0.5}, lambda: feddyn(0.5)),
+    ],
+)
+def test_ten_rounds_are_those_of_the_papers_equations_to_a_millionth(
+    method: str,
+    own: dict[str, Any],
+    numpy_version: Callable[[], list[Vector]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = rounds_of(method, tmp_path, monkeypatch, AWAY, **own)
+    np.testing.assert_allclose(found, numpy_version(), rtol=0, atol=1e-6)
+
+
+def fixed_point(weights: Vector) -> Vector:
+    """Return where the weighted sum of gradients is 0."""
+    hessian, slope = np.tensordot(weights, HESSIANS, 1), weights @ SLOPES
+    return np.asarray(np.linalg.solve(hessian, slope))
+
+
+def test_scaffold_goes_to_the_minimum_of_the_weighted_losses_and_fedavg_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = fixed_point(P)
+    ends = {
+        method: rounds_of(method, tmp_path / method, monkeypatch, {}, rounds=60)[-1]
+        for method in ("scaffold", "fedavg")
+    }
+    assert np.linalg.norm(ends["scaffold"] - best) < 1e-4
+    assert np.linalg.norm(ends["fedavg"] - best) > 1e-2
