@@ -33,7 +33,7 @@ def site_facts(session: SiteSession) -> SiteFacts:
         distribution=silo.distribution,
         input_shape=silo.task.input_shape,
         classes=silo.task.classes,
-        label_counts=silo.label_counts(),
+        label_counts=session.told(),
         fingerprints=silo.fingerprints if open_ else {},
         simulated=session.simulated,
         features=silo.features,

@@ -7,6 +7,7 @@ A method (``client_app/methods``) says in what order these happen. Whatever leav
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,8 +20,10 @@ from torch.optim import Optimizer
 
 from fedsilo.client_app.outbound import Arrays, Outbound
 from fedsilo.client_app.privacy.measurements import LOSS_BOUND
+from fedsilo.client_app.privacy.noise_source import noise_source
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
+from fedsilo.client_app.training.class_means import PrivateMeans
 from fedsilo.client_app.training.evaluation import Probe, measure
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.client_app.training.loop import (
@@ -33,10 +36,12 @@ from fedsilo.client_app.training.loop import (
     train_locally,
 )
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
+from fedsilo.client_app.training.private import PrivateTraining
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import (
     ARRAYS,
+    DP_EPSILON,
     EVALUATE,
     INCOMING,
     KEPT_STATE,
@@ -53,6 +58,7 @@ from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.strategies.wire.records import unpack
 
 
@@ -186,6 +192,7 @@ class Lab:
         steps: int = 0,
         plan: Iterator[list[Tensor]] | None = None,
         aside: tuple[str, ...] = (),
+        stays: bool = False,
     ) -> None:
         """Train ``network`` in place; the reply will say its loss and measure it again.
 
@@ -204,6 +211,12 @@ class Lab:
             plan: the passes, each a list of batches of sample numbers.
             aside: names a training of something else than the site's own model, such as one of
                 another site: no loss is reported of it and nothing is kept.
+            stays: neither what is trained leaves the site, nor anything that is made of it, so that
+                patients need no noise.
+
+        Raises:
+            EpsilonSpentError: training is private, and its steps would exceed a cap.
+            SiteError: training diverged.
         """
         settings, split = settings or self.sampling, self.silo.train if split is None else split
         limits = self.session.limits
@@ -229,6 +242,7 @@ class Lab:
             steps_before=before,
             minimum_steps=limits.minimum_steps_per_reply,
             minimum_batch=limits.minimum_batch,
+            private=None if stays else self._private_training(settings, steps, aside),
         )
         if aside:
             train(plan=plan)
@@ -243,14 +257,56 @@ class Lab:
             loss = train(plan=plan)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
 
+    def _private_training(
+        self, settings: CommonSettings, steps: int, aside: tuple[str, ...]
+    ) -> PrivateTraining | None:
+        """Return how this training hides patients, once it is paid for; None: it need not."""
+        if not settings.is_private():
+            return None
+        key: tuple[int | str, ...] = (self.instruction.round, self.site, *aside)
+        private = PrivateTraining(
+            replace(settings, local_steps=steps) if steps else settings,
+            self._told_samples(),
+            self._noise("privacy", *key),
+            self._noise("batches", *key) or torch.Generator().manual_seed(secrets.randbits(63)),
+        )
+        releases = {(settings.noise_multiplier, private.rate): private.steps()}
+        self.outbound.account.spend(releases)
+        return private
+
+    def private_means(self, of: str = "") -> PrivateMeans | None:
+        """Return what makes means of this site's samples private, once they are paid for.
+
+        Args:
+            of: names the means where a message has several.
+
+        Returns:
+            None where they need not be.
+
+        Raises:
+            EpsilonSpentError: they would exceed a cap.
+        """
+        if not self.common.is_private():
+            return None
+        noise = statistics_noise(self.common)
+        self.outbound.account.spend({(noise, 1.0): 1})
+        source = self._noise("statistics", self.instruction.round, self.site, of)
+        counts = self.session.told()["train"]
+        return PrivateMeans(self.common.statistics_clip_norm, noise, counts, source)
+
+    def _noise(self, *key: int | str) -> torch.Generator | None:
+        return noise_source(self.session.simulated, self.common.seed, *key)
+
+    def _told_samples(self) -> int:
+        """Return how many training samples this site says it has."""
+        return sum(self.session.told()["train"])
+
     def reply(
         self,
         network: SiteNetwork | None = None,
         *,
         send: Arrays | None = None,
         keep: Arrays | None = None,
-        reference: Arrays | None = None,
-        after_noise: Callable[[Arrays], Arrays] | None = None,
     ) -> RecordDict:
         """Store what stays here and pack what leaves; the one way out of a site.
 
@@ -258,10 +314,6 @@ class Lab:
             network: what was trained; it is measured again, and sent unless ``send`` says what is.
             send: the arrays that leave, by name.
             keep: the arrays that this site keeps for itself.
-            reference: what an update is measured from when it is clipped or masked, by name; None
-                for all that came.
-            after_noise: returns noised arrays in the form that the server checks; it may use
-                nothing but them.
 
         Raises:
             FedsiloError: it cannot be stored, or must not leave.
@@ -273,11 +325,6 @@ class Lab:
             send = {}
         elif send is None:
             send = {} if network is None else exchanged_arrays(network)
-        if reference is None:
-            reference = self.arrays() if send else {}
-        leaving, counted = self.outbound.protected(send, reference)
-        if after_noise and leaving and self.common.clip_norm:
-            leaving = after_noise(leaving)
         cost: dict[str, float] = {}
         if self.common.trust == SERVER:  # what an answer takes depends on the data
             seconds = time.perf_counter() - self._started
@@ -285,17 +332,22 @@ class Lab:
         record = MetricRecord(
             {
                 **self.outbound.metrics(self.metrics),
-                **counted,
-                NUM_EXAMPLES: len(self.silo.train.labels),
+                **self._spent(),
+                NUM_EXAMPLES: self._told_samples(),
                 **cost,
                 KEPT_STATE: int(kept),
                 **{f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)},
             }
         )
         self.packed = RecordDict({METRICS: record})
-        if leaving:
-            self.packed[ARRAYS] = self.outbound.record(leaving, reference)
+        if send:
+            self.packed[ARRAYS] = self.outbound.record(send, self.arrays())
         return self.packed
+
+    def _spent(self) -> dict[str, float]:
+        if not self.common.is_private():
+            return {}
+        return {DP_EPSILON: self.outbound.account.epsilon()}
 
     def measured(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]

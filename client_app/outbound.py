@@ -1,8 +1,7 @@
-"""What leaves a site: arrays clipped, noised, counted and masked, metrics of enough samples."""
+"""What leaves a site: arrays, masked where only sums may be read, and metrics of enough samples."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +10,14 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from fedsilo.client_app.privacy.ledger import LEDGER, Account
 from fedsilo.client_app.privacy.measurements import noised, of_enough
-from fedsilo.client_app.privacy.protection import LEDGER, protect, spend_measurements
 from fedsilo.client_app.privacy.secure_aggregation import SecureSite
 from fedsilo.client_app.session import SiteSession
 from fedsilo.models.contract.errors import FedsiloError, SiteError
 from fedsilo.models.contract.messages import Instruction
+from fedsilo.models.privacy.gaussian_mechanism import clipped_to
+from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.secure_keys import SECURE
 
@@ -39,46 +40,28 @@ class Outbound:
     content: RecordDict
     folder: Path
 
-    def protected(self, arrays: Arrays, reference: Arrays) -> tuple[Arrays, dict[str, float]]:
-        """Return the arrays as they may leave, clipped and noised, and what the server is told.
+    @property
+    def account(self) -> Account:
+        """What the site spends of its patients' privacy in this run."""
+        return Account(self.folder / LEDGER, self.session.settings, self.session.cap)
+
+    def record(self, leaving: Arrays, came: Arrays) -> ArrayRecord:
+        """Return arrays as they travel: float32, or masked for a sum that reveals no summand.
 
         Args:
-            arrays: what a method would send.
-            reference: what clipping measures them from.
+            leaving: what leaves, by name.
+            came: what came; a sum is of updates of it, each clipped to 'clip-norm'.
         """
-        settings = self.session.settings
-        clipped = bool(arrays and settings.clip_norm)
-        return protect(
-            arrays,
-            reference if clipped else {},
-            settings,
-            self.folder / LEDGER,
-            site=self.session.silo.name,
-            instruction=self.instruction,
-            simulated=self.session.simulated,
-            cap=self.session.cap,
-            share=self._noise_share() if clipped and settings.secure_noise != "own" else 1.0,
-        )
-
-    def _noise_share(self) -> float:
-        """Return the part of the noise that this site adds to an update of weight 1.
-
-        The update is weighted after it is noised: the noise of a light one must be larger before.
-        """
-        if self.session.settings.secure_aggregation == "none":
-            return 1.0
-        with self.naming_round():
-            secure = self.secure_site()
-            return 1 / (math.sqrt(secure.threshold()) * secure.weight())
-
-    def record(self, leaving: Arrays, reference: Arrays) -> ArrayRecord:
-        """Return arrays as they travel: float32, or masked for a sum that reveals no summand."""
         sent: Mapping[str, NDArray]
         if self.session.settings.secure_aggregation == "none":
             sent = {n: a.detach().float().cpu().contiguous().numpy() for n, a in leaving.items()}
         else:
+            update = {name: array.cpu().double() - came[name] for name, array in leaving.items()}
+            clipped = clipped_to(update, self.session.settings.clip_norm)
             with self.naming_round():
-                sent = self.secure_site().masked(leaving, reference)
+                sent = self.secure_site().masked(
+                    {name: came[name] + step for name, step in clipped.items()}, came
+                )
         return ArrayRecord({name: Array(sent[name]) for name in sorted(sent)})
 
     def metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
@@ -90,10 +73,11 @@ class Outbound:
         metrics = of_enough(metrics, sizes, limits.minimum_measured)
         if cap is None:
             return metrics
-        noise = self.session.settings.noise_multiplier
-        leaving, measured = noised(metrics, sizes, silo.task.classes, noise)
+        noise = statistics_noise(self.session.settings)
+        told = {name: sum(counts) for name, counts in self.session.told().items()}
+        leaving, measured = noised(metrics, sizes, told, silo.task.classes, noise)
         if measured:
-            spend_measurements(cap, noise)
+            self.account.spend({(noise, 1.0): 1})
         return leaving
 
     def secured(self) -> ConfigRecord:

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 from flwr.app import Context, RecordDict
 
-from fedsilo.client_app.privacy.protection import LEDGER, OwnCap, affordable
+from fedsilo.client_app.privacy.ledger import LEDGER, OwnCap
+from fedsilo.client_app.privacy.told_counts import Counts, told_counts
 from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
 from fedsilo.client_app.site.limits import NO_LIMITS, Limits, limits_of
 from fedsilo.client_app.site.node import built, is_simulated, own_folder
@@ -30,9 +31,9 @@ from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.contract.methods import method_part, settings_class
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
-from fedsilo.models.privacy.gaussian_mechanism import check_privacy_settings
+from fedsilo.models.privacy.promises import check_privacy_settings, statistics_noise
 
 _CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampling"))
 _NO_PHASES = frozenset({"admit", "open", "measured"})  # of a method's functions
@@ -75,8 +76,7 @@ class SiteSession:
 
         Raises:
             SiteError: the method cannot use so few samples without giving them away, or sends what
-                a hospital must agree to, or the hospital's own limits are higher, or its epsilon
-                is spent.
+                a hospital must agree to, or the hospital's own limits are higher.
         """
         refuse_few(self.silo, self.node_config)
         if len(self.silo.train) < self.limits.minimum_batch:
@@ -87,13 +87,23 @@ class SiteSession:
         own: Any = built(settings_class(self.settings.method), self.run_config)
         method = method_part("client_app", self.settings.method, "Site")(own)
         method.admit(self)
-        if self.cap:
-            affordable(self.cap, self.settings.noise_multiplier)  # before work that cannot leave
         # A hospital may change its own cap during a run: the digest is of the run's settings
         self.digest = settings_digest_of(built(CommonSettings, self.run_config), own)
         self.compute, self.sampling = compute_of(self.settings), self.settings
         self.method = method
         return self
+
+    def told(self) -> Counts:
+        """Return how many samples of each class this site says it has, by split.
+
+        Raises:
+            EpsilonSpentError: they are told for the first time, and the hospital's cap is reached.
+        """
+        if self.cap is None:
+            return self.silo.label_counts()
+        data = {**self.silo.fingerprints, "data set": self.settings.dataset}
+        noise = statistics_noise(self.settings)
+        return told_counts(self.silo.label_counts(), data, noise, self.cap)
 
     def require_consent(self, key: str, purpose: str) -> None:
         """Refuse the run at a real hospital whose node config does not say ``key=true``."""
@@ -203,7 +213,7 @@ def open_session(context: Context) -> SiteSession:
     capped, folder = node_cap(context), own_folder(context, site)
     if capped.max_epsilon:
         _refuse_without_epsilon(settings)
-    if settings.clip_norm or settings.noise_multiplier or settings.secure_aggregation != "none":
+    if settings.trust != SERVER or settings.is_private() or settings.secure_aggregation != "none":
         check_privacy_settings(settings, bool(silo.features))  # whatever the server has checked
     cap = None
     if capped.max_epsilon and folder:
@@ -237,17 +247,11 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
     Raises:
         RefusedError: names the run's setting.
     """
-    zero = "noise-multiplier" if settings.clip_norm else "clip-norm"
-    if not settings.noise_multiplier:
+    if not settings.is_private():
         raise RefusedError(
-            f"the site has a cap on epsilon and the run's '{zero}' is 0: without clipping and "
-            "noise there is no epsilon, of arrays or of measurements; set 'clip-norm' and "
-            "'noise-multiplier', or leave the site out"
-        )
-    if settings.secure_noise != "own":
-        raise RefusedError(
-            "the site has a cap on epsilon and the run's 'secure-noise' is 'spread': its epsilon "
-            "would rest on the noise of other hospitals; set it to 'own', or leave the site out"
+            "the site has a cap on epsilon and the run's 'sample-clip-norm' is 0: without clipping "
+            "and noise there is no epsilon, of arrays or of measurements; set 'sample-clip-norm' "
+            "and 'noise-multiplier', or leave the site out"
         )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, from_numpy
 
 from fedsilo.client_app.lab import Lab, Measured
 from fedsilo.client_app.methods.base import Answer
-from fedsilo.client_app.methods.local import LocalSite, from_others
+from fedsilo.client_app.methods.local import LocalSite
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE
 from fedsilo.models.methods.cross import CROSSED, metric_from
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
@@ -26,7 +26,7 @@ class CrossSite(LocalSite):
         network = lab.open()
         lab.measure(network)
         lab.fit(network)
-        return lab.reply(network, keep=exchanged_arrays(network), reference=from_others(lab))
+        return lab.reply(network, keep=exchanged_arrays(network))
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
         """Yield the model that the site keeps, then, at the end, every model that came.

@@ -60,7 +60,7 @@ def reply(lab: Lab, network: SiteNetwork, keep: dict[str, Tensor] | None = None)
     Clipping measures from Theta: what the server knows of the silo's model without the silo.
     """
     kept = with_prefix(OWN, exchanged_arrays(network)) | (keep or {})
-    return lab.reply(network, keep=kept, reference=lab.arrays(MODEL))
+    return lab.reply(network, keep=kept)
 
 
 def own_model(lab: Lab) -> dict[str, Tensor]:

@@ -25,5 +25,5 @@ class DittoSite(SiteMethod):
         lab.measure(own)
         near = proximal(own, self.settings.personal_lambda, lab.arrays())
         lab.fit(shared, aside=("global",))
-        lab.fit(own, penalty=near)
+        lab.fit(own, penalty=near, stays=True)
         return lab.reply(own, send=exchanged_arrays(shared), keep=exchanged_arrays(own))

@@ -25,4 +25,4 @@ class EnsembleSite(LocalSite):
         network = lab.open()
         lab.measure(network)
         lab.fit(network)
-        return lab.reply(network, keep=exchanged_arrays(network), reference=from_others(lab))
+        return lab.reply(network, keep=exchanged_arrays(network))

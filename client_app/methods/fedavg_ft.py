@@ -39,5 +39,5 @@ class FedAvgFTSite(SiteMethod):
             lab.fit(network)
             return lab.reply(network)
         rate = self.settings.finetune_learning_rate
-        lab.fit(network, settings=replace(lab.sampling, learning_rate=rate))
+        lab.fit(network, settings=replace(lab.sampling, learning_rate=rate), stays=True)
         return lab.reply(network, keep=exchanged_arrays(network))

@@ -38,12 +38,12 @@ class FedDistillSite(LocalSite):
             lab.compute,
             lambda inputs: network.classify(network.features(network.encode(inputs))),
             max(self.settings.class_min_count, lab.common.sums_min_count),
+            lab.private_means(),
         )
         return lab.reply(
             network,
             send=with_prefix(LOGITS, {str(label): mean for label, mean in means.items()}),
             keep=exchanged_arrays(network),
-            reference=from_others(lab),
         )
 
     def _near_others(self, lab: Lab, network: TokenClassifier) -> Objective | None:

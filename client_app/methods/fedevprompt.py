@@ -5,7 +5,6 @@ Prompts and head that are not shared stay in the site's own state: ``network/<ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -81,7 +80,6 @@ class FedEvPromptSite(SiteMethod):
             network,
             send={name: arrays[name] for name in shared} | maps,
             keep=with_prefix(_NETWORK, private),
-            after_noise=_with_maps,
         )
 
     def _distillation(self, lab: Lab, vit: PromptedViT) -> Objective | None:
@@ -154,15 +152,3 @@ def _vacuities(lab: Lab, vit: PromptedViT) -> Tensor:
     return over_batches(
         vit, inputs, lab.compute, lambda x: vacuity(vit.classify(vit.encode(x)).exp())
     )
-
-
-def _with_maps(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Make noised maps maps again: not negative, summing to 1; one without a rest is even."""
-    return {n: as_maps(array) if n.startswith(MAPS) else array for n, array in arrays.items()}
-
-
-def as_maps(noised: Tensor) -> Tensor:
-    """Return rows (n, cells) clamped at 0 and divided by their sums; a row of zeros is even."""
-    kept = noised.clamp(min=0)
-    kept = torch.where(kept.sum(dim=-1, keepdim=True) > 0, kept, torch.ones_like(kept))
-    return kept / kept.sum(dim=-1, keepdim=True)

@@ -39,12 +39,12 @@ class FedProtoSite(LocalSite):
             lab.compute,
             lambda inputs: network.encode(inputs).flatten(1),
             max(self.settings.class_min_count, lab.common.sums_min_count),
+            lab.private_means(),
         )
         return lab.reply(
             network,
             send=with_prefix(PROTOTYPE, {str(label): mean for label, mean in means.items()}),
             keep=exchanged_arrays(network),
-            reference=from_others(lab),
         )
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:

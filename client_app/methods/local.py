@@ -22,13 +22,10 @@ class LocalSite(SiteMethod):
         """Train the site's own model and keep it."""
         network = lab.open()
         lab.measure(network)
-        lab.fit(network)
+        lab.fit(network, stays=True)
         return lab.reply(network, send={}, keep=exchanged_arrays(network))
 
 
 def from_others(lab: Lab) -> dict[str, Tensor]:
-    """Return the arrays that came, but for what the site starts from.
-
-    They are what clipping measures from: nobody else has seen what the site starts from change.
-    """
+    """Return the arrays that came, but for what the site starts from."""
     return {name: array for name, array in lab.arrays().items() if not name.startswith(START)}

@@ -107,7 +107,10 @@ class PICSRSite(SiteMethod):
         return PICSRNetwork(experts, prototypes, router, self.settings.train_experts)
 
     def _prototype(self, lab: Lab) -> Tensor:
-        mean = prototype(float_inputs(lab.silo.train.inputs))
+        inputs = float_inputs(lab.silo.train.inputs)
+        if private := lab.private_means():
+            return private.mean(inputs.flatten(1)).reshape(inputs.shape[1:])
+        mean = prototype(inputs)
         if not self.settings.prototype_noise:
             return mean
         key = ("prototype-noise", lab.site)

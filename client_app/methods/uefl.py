@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedsilo.client_app.lab import Lab, Measured
 from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import measure, tokens_of
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.models.contract.messages import INCOMING, measurement
@@ -41,6 +42,10 @@ class UEFLSite(SiteMethod):
     """Sends the network and the books it may use; a book it was not given it never sees."""
 
     settings: UEFLSettings
+
+    def admit(self, session: SiteSession) -> None:
+        """Refuse to send centroids that no noise hides where training is private."""
+        self.settings.refuse_exact_centroids(session.settings)
 
     def open(self, lab: Lab) -> UEFLNetwork:
         """Build the network from the message and, if they are personal, the site's own books."""

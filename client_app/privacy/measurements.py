@@ -30,25 +30,37 @@ def of_enough(
 
 
 def noised(
-    metrics: Mapping[str, float], sizes: Mapping[str, int], classes: int, noise_multiplier: float
+    metrics: Mapping[str, float],
+    sizes: Mapping[str, int],
+    told: Mapping[str, int],
+    classes: int,
+    noise_multiplier: float,
 ) -> tuple[dict[str, float], bool]:
     """Return what may leave under a cap, and whether any of it is a measurement.
 
     Of the model that came: ``accuracy``, ``loss`` (each sample's at most ``LOSS_BOUND``) and
-    ``entropy`` of validation and test data. One patient's change moves the mean over n samples of a
-    number in [0, R] by at most R/n; of m such means, each in units of R √m / n, the whole vector by
-    at most 1. Each gets noise of ``noise_multiplier`` in that unit. Other measurements stay.
+    ``entropy`` of validation and test data. A patient moves the sum of a number in [0, R] by at
+    most R; of m such sums, each in units of R √m, the whole vector by at most 1. Each gets noise of
+    ``noise_multiplier`` in that unit, and is divided by the samples that the site has told, for the
+    real number is not known outside. Other measurements stay.
+
+    Args:
+        metrics: of the reply.
+        sizes: samples of each split.
+        told: the same as the site has told.
+        classes: of the task, which bound the entropy.
+        noise_multiplier: z.
     """
     ranges = {"accuracy": 1.0, "loss": LOSS_BOUND, "entropy": math.log(classes)}
     leaving = {
-        f"{model}.{split}.{metric}": (value, ranges[metric], sizes[split])
+        f"{model}.{split}.{metric}": (value * sizes[split], ranges[metric], max(1, told[split]))
         for model, split, metric, value in measurements(metrics)
         if model == INCOMING and split in ("val", "test") and metric in ranges
     }
     kinds = {f"{m}.{s}.{k}" for m, s, k, _ in measurements(metrics)}
     others = {key: value for key, value in metrics.items() if key not in kinds}
-    noise = normals(torch.Size([len(leaving)]), None).tolist()
-    for (key, (value, range_, samples)), draw in zip(leaving.items(), noise, strict=True):
-        unit = range_ * math.sqrt(len(leaving)) / samples
-        others[key] = min(max(value + noise_multiplier * unit * draw, 0.0), range_)
+    draws = normals(torch.Size([len(leaving)]), None).tolist()
+    for (key, (total, range_, samples)), draw in zip(leaving.items(), draws, strict=True):
+        unit = range_ * math.sqrt(len(leaving))
+        others[key] = min(max((total + noise_multiplier * unit * draw) / samples, 0.0), range_)
     return others, bool(leaving)

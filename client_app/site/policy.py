@@ -84,8 +84,6 @@ class SiteFile(Limits):
     max_rounds: int = setting(0, "rounds of a run, at most; 0: any", minimum=0)
     minimum_train_samples: int = setting(0, "training samples, at least", minimum=0)
     minimum_per_label: int = setting(0, "training samples of each label that is there", minimum=0)
-    clip_norm: float = setting(0.0, "the run's must be at most this; 0: any", minimum=0.0)
-    noise_multiplier: float = setting(0.0, "the run's must be at least this", minimum=0.0)
     max_epsilon: float = setting(0.0, "cap over all runs; 0: none", minimum=0.0)
     delta: float = setting(1e-5, "at which the cap holds", above=0.0, below=1.0)
     allow_folds: bool = setting(False, "whether a run may choose among samples")
@@ -128,25 +126,6 @@ class SiteFile(Limits):
             raise RefusedError(
                 "the site file demands secure aggregation ('secure-aggregation': required) and the "
                 "run has none: set its 'secure-aggregation' to 'secagg'"
-            )
-        self._refuse_noise(settings)
-
-    def _refuse_noise(self, settings: CommonSettings) -> None:
-        clip, noise = settings.clip_norm, settings.noise_multiplier
-        if self.clip_norm and not 0 < clip <= self.clip_norm:
-            raise RefusedError(
-                f"the site file demands a 'clip-norm' of at most {self.clip_norm:g} and the run's "
-                f"is {clip:g}" + ("" if clip else ": it does not clip")
-            )
-        if self.noise_multiplier and settings.secure_noise != "own":
-            raise RefusedError(
-                f"the site file demands a 'noise-multiplier' of at least {self.noise_multiplier:g} "
-                "of this site, and the run's 'secure-noise' is 'spread': set it to 'own'"
-            )
-        if self.noise_multiplier and (not clip or noise < self.noise_multiplier):
-            raise RefusedError(
-                f"the site file demands a 'noise-multiplier' of at least {self.noise_multiplier:g} "
-                f"and the run's is {noise:g}" + ("" if clip else ", with a 'clip-norm' of 0")
             )
 
     def refuse_records(self, content: RecordDict) -> None:

@@ -117,16 +117,6 @@ SENTENCES: Mapping[str, Callable[[SiteFile], str]] = {
     "allow-embeddings": lambda r: _consent(
         r.allow_embeddings, "ask for embeddings or attention maps of single images"
     ),
-    "clip-norm": lambda r: _if(
-        r.clip_norm,
-        f"a run may not send arrays that it does not clip to {r.clip_norm:g} or less",
-        "a run need not clip",
-    ),
-    "noise-multiplier": lambda r: _if(
-        r.noise_multiplier,
-        f"a run may not add less noise than {r.noise_multiplier:g} clip-norms",
-        "a run need not add noise",
-    ),
     "secure-aggregation": lambda r: (
         "a run may not send weights but masked, of which the server learns sums alone"
         if r.secure_aggregation == "required"

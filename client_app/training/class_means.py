@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +14,33 @@ from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.maths.class_means import class_sums, large_classes
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.privacy.gaussian_mechanism import clipped_rows, with_noise
+
+
+@dataclass(frozen=True)
+class PrivateMeans:
+    """What makes means of rows, one a patient, private.
+
+    Attributes:
+        clip_norm: the L2 norm that a row is clipped to.
+        noise: the noise multiplier.
+        counts: training samples of each class as the site has told them, which sums are divided by.
+        source: of the noise, or None for the operating system.
+    """
+
+    clip_norm: float
+    noise: float
+    counts: Sequence[int]
+    source: torch.Generator | None
+
+    def mean(self, rows: Tensor) -> Tensor:
+        """Return the private mean (d,) of all training samples' rows (n, d), float32."""
+        total = clipped_rows(rows, self.clip_norm).sum(dim=0)
+        return (self.noisy(total) / max(1, sum(self.counts))).float()
+
+    def noisy(self, sums: Tensor) -> Tensor:
+        """Return sums of clipped rows with noise."""
+        return with_noise(sums, self.clip_norm * self.noise, self.source)
 
 
 def class_means(
@@ -21,6 +49,7 @@ def class_means(
     compute: Compute,
     function: Callable[[Tensor], Tensor],
     min_samples: int,
+    private: PrivateMeans | None = None,
 ) -> dict[int, Tensor]:
     """Return the mean of ``function`` over the samples of each class that has enough of them.
 
@@ -34,24 +63,26 @@ def class_means(
         compute: device and precision.
         function: maps inputs (batch, ...) to rows (batch, d).
         min_samples: samples that must be behind a mean.
+        private: bounds each sample's part, or None.
 
     Returns:
         Class to mean (d,), float32 on the CPU.
     """
     split, classes = silo.train, silo.task.classes
     counts = torch.bincount(split.labels, minlength=classes).tolist()
+    if private:
+        counts = list(private.counts)
     large = large_classes(counts, min_samples)
     if not large:
         return {}
     network.eval()
     parts = in_batches(split.inputs)
     labels = torch.split(split.labels, [len(part) for part in parts])
+    sums = torch.zeros((), dtype=torch.float64)
     with torch.no_grad(), compute.autocast():
-        sums = sum(
-            (
-                class_sums(function(float_inputs(compute.bring(part))).float().cpu(), own, classes)
-                for part, own in zip(parts, labels, strict=True)
-            ),
-            start=torch.zeros((), dtype=torch.float64),
-        )
+        for part, own in zip(parts, labels, strict=True):
+            rows = function(float_inputs(compute.bring(part))).float().cpu()
+            rows = clipped_rows(rows, private.clip_norm) if private else rows
+            sums = sums + class_sums(rows, own, classes)
+    sums = private.noisy(sums) if private else sums
     return {label: (sums[label] / count).float() for label, count in large.items()}

@@ -22,7 +22,7 @@ def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
     network = build_classifier(common, silo.task)
     if common.backbone_weights or common.network == "vit":
         load_backbone(network, common)
-    if network.evidence:
+    if network.evidence and not common.is_private():  # a prior is made of all patients' labels
         set_prior(network, silo.train.labels)
     return network
 

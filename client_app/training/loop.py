@@ -6,7 +6,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.private import PrivateTraining
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.seeding import derive_seed, seeded
@@ -186,6 +187,7 @@ def train_locally(
     steps_before: int = 0,
     minimum_steps: int = 1,
     minimum_batch: int = 1,
+    private: PrivateTraining | None = None,
 ) -> float:
     """Train a network in place and return its mean loss over the last pass.
 
@@ -204,6 +206,7 @@ def train_locally(
         steps_before: steps that the site has taken before, for 'rate-decay'.
         minimum_steps: steps that must be taken.
         minimum_batch: different samples that must be behind each step.
+        private: draws the batches and bounds each patient's gradient; None for plain training.
 
     Raises:
         SiteError: the loss is not finite.
@@ -216,9 +219,12 @@ def train_locally(
     total, steps = torch.zeros((), device=compute.device), 0
     decays = settings.rate_decay != "none"
     set_rates = decayed_rates(optimiser, settings, steps_before) if decays else None
-    if plan is None:
+    if private:
+        plan, minimum_batch = private.plan(len(split.labels)), 1
+    elif plan is None:
         rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
         plan = schedule(len(split.labels), settings, rng, minimum_batch)
+    gradients = partial(private.add_gradients, network) if private else add_gradients
     # One block for all draws of the training: dropout's follow one another over the batches
     with seeded(settings.seed, "training", *key, device=compute.device):
         for number, batches_of_pass in enumerate(plan):
@@ -232,13 +238,13 @@ def train_locally(
                 if set_rates:
                     set_rates()
                 optimiser.zero_grad(set_to_none=True)
-                loss = add_gradients(objective, batch, truth, settings, compute, penalty)
+                loss = gradients(objective, batch, truth, settings, compute, penalty)
                 optimiser.step()
                 if after_step:
                     after_step(batch, optimiser)
                 total += loss * len(indices)
             steps += len(batches_of_pass)
-        mean = total.item() / sum(map(len, batches_of_pass))
+        mean = total.item() / max(1, sum(map(len, batches_of_pass)))
         _refuse_unusable(mean, steps, minimum_steps)
     return mean
 

@@ -27,7 +27,7 @@ NUM_EXAMPLES = "num-examples"
 SECONDS = "seconds"
 PEAK_MEMORY = "peak-memory-bytes"
 KEPT_STATE = "kept-state"  # 1 where the site has stored private state for this phase
-DP_RELEASES = "dp-releases"  # noisy messages that the site has made in this run, with this one
+DP_EPSILON = "dp-epsilon"  # what the site has spent of its patients' privacy in this run
 
 UNREPEATABLE = "unrepeatable."  # before an operation's name: it was used, and not deterministic
 START = "start/"  # before a name: what a site starts from that keeps its own network

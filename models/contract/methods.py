@@ -65,6 +65,22 @@ _SITES = {
     "ring": ("decentralised", "Decentralised"),
 }
 
+# Why what a method sends, or trains on, is not bounded per patient; the others are
+_NOT_PRIVATE = {
+    "apfl": "trains a second model by the same batches, whose gradients are not bounded",
+    "cdl": "trains a second model by the same batches, whose gradients are not bounded",
+    "fedaligncl": "sends embeddings of single images, which no noise hides",
+    "fedbn": "keeps each site's batch norms, and private training has none",
+    "fedefm": "weighs its neighbours by whole batches, in which patients meet",
+    "fedevprompt": "sends attention maps of single images, which no noise hides",
+    "mix": "pools the data of all sites, whose parts nothing bounds",
+}
+
+
+def why_not_private(name: str) -> str | None:
+    """Return why a method cannot be differentially private per patient, or None if it can."""
+    return _NOT_PRIVATE.get(name)
+
 
 def settings_class(name: str) -> type:
     """Return the dataclass of the settings that method ``name`` has of its own."""

@@ -249,15 +249,33 @@ class CommonSettings:
         "patient)",
         roles="privacy",
     )
-    clip_norm: float = _count(
-        0.0, "differential privacy: L2 norm of a site's contribution; 0: none", roles="privacy"
+    sample_clip_norm: float = _count(
+        0.0,
+        "differential privacy per patient: L2 norm of a sample's gradient (DP-SGD); 0: none",
+        roles="privacy",
     )
     noise_multiplier: float = _count(
-        0.0, "standard deviation of the noise on it, in clip-norms", roles="privacy"
+        0.0,
+        "standard deviation of the noise on a step's gradients, in sample-clip-norms",
+        roles="privacy",
+    )
+    statistics_clip_norm: float = setting(
+        10.0,
+        "L2 norm of a sample's part in class means and prototypes, where samples are clipped",
+        roles="privacy",
+        above=0.0,
+    )
+    statistics_noise: float = _count(
+        0.0,
+        "standard deviation of the noise on statistics (class means, prototypes, measurements, "
+        "label counts), in a patient's part; 0: noise-multiplier",
+        roles="privacy",
     )
     delta: float = setting(1e-5, "delta of (epsilon, delta)", roles="privacy", above=0.0, below=1.0)
     max_epsilon: float = _count(
-        0.0, "the run ends before a site would spend more than this; 0: no limit", roles="privacy"
+        0.0,
+        "a site spends no more than this in the run, which then ends; 0: no limit",
+        roles="privacy",
     )
     secure_aggregation: str = choice(
         "none",
@@ -265,6 +283,9 @@ class CommonSettings:
         help="secagg: sites mask their weights, and the server learns only the sum; needs "
         "clip-norm and three sites",
         roles="combining",
+    )
+    clip_norm: float = _count(
+        0.0, "secagg: L2 norm that a site's update is clipped to", roles="combining"
     )
     secure_threshold: int = _count(
         0, "secagg: sites that must stay, more than half; 0: two thirds", roles="combining"
@@ -338,6 +359,10 @@ class CommonSettings:
         help="where the rows of metrics.csv and traffic.csv also go (extra 'tracking')",
         roles="circumstance",
     )
+
+    def is_private(self) -> bool:
+        """Tell whether training is differentially private per patient."""
+        return self.sample_clip_norm > 0
 
     def measures_in(self, round_: int) -> bool:
         """Tell whether ``round_`` measures the model that it begins with."""

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.notes import Notes
 from fedsilo.models.contract.seeding import generator
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
@@ -70,6 +71,18 @@ class UEFLSettings:
     def personal(self) -> bool:
         """Whether each site has books of its own, which it never sends."""
         return self.codebooks == "personal"
+
+    def refuse_exact_centroids(self, common: CommonSettings) -> None:
+        """Refuse centroids of features where training is private: they have no noise.
+
+        Raises:
+            SettingError: names the settings by which none leaves a site.
+        """
+        if common.is_private() and any(map(self.sends_centroids, (True, False))):
+            raise SettingError(
+                "setting 'sample-clip-norm' is set, and centroids of a site's features have no "
+                "noise: set 'uefl.codeword-start' to 'gaussian' and 'uefl.refresh' to 'none'"
+            )
 
     def sends_centroids(self, uncertain: bool) -> bool:
         """Tell whether uncertain or else certain sites send codewords, found by K-means."""

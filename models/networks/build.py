@@ -13,6 +13,7 @@ from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.encoders import ConvEncoder, RowEncoder, VggEncoder
+from fedsilo.models.networks.group_norm import with_group_norm
 from fedsilo.models.networks.kinds import Task, network_kind
 from fedsilo.models.networks.resnet22 import build_radiograph_classifier
 from fedsilo.models.networks.site_network import TokenClassifier
@@ -21,9 +22,18 @@ from fedsilo.models.networks.site_network import TokenClassifier
 def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
     """Build the network of ``settings`` for ``task``, with initial weights keyed on the seed.
 
+    Where training is private per patient it has group norm in place of batch norm.
+
     Raises:
         SettingError: the network does not take such data, or the images are too small for it.
     """
+    network = _built(settings, task)
+    if settings.is_private():
+        with_group_norm(network)
+    return network
+
+
+def _built(settings: CommonSettings, task: Task) -> TokenClassifier:
     kind = network_kind(settings, task)
     evidential = settings.loss == "evidential" or (settings.loss == "auto" and kind == "vit")
     evidence = Evidence(task.classes, settings.evidence) if evidential else None

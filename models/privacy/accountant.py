@@ -1,7 +1,8 @@
-"""The accountant: (epsilon, delta) of a number of Gaussian mechanisms.
+"""The accountant: (epsilon, delta) of Gaussian mechanisms on samples drawn at random.
 
-Messages compose by Rényi differential privacy (Mironov 2017), converted to (epsilon, delta) by
-Canonne, Kamath and Steinke 2020. Privacy is not amplified by sampling.
+Releases compose by Rényi differential privacy (Mironov 2017; Poisson sampling: Mironov, Talwar and
+Zhang 2019), converted to (epsilon, delta) by Canonne, Kamath and Steinke 2020. Neighbours differ
+in one patient, who is there or is not.
 """
 
 from __future__ import annotations
@@ -11,39 +12,78 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 SPENT = "epsilon is spent"  # starts a site's refusal; the server recognises it by these words
-# From just above 1, for almost no noise, to what tiny epsilons need; the conversion to (epsilon,
-# delta) takes none up to 1.01. With too few orders the bound is valid but loose
-_ORDERS = [1 + 2 ** (step / 32) for step in range(-208, 449)]
+# Noise multiplier z and sampling rate q -> how many releases; q = 1: every patient is in each
+Releases = Mapping[tuple[float, float], int]
+# Without sampling orders from just above 1, for almost no noise, to what tiny epsilons need. With
+# too few orders the bound is valid but loose. Those of a sampled mechanism are costly, and near 1
+# its series does not converge: whole ones from 2
+_FINE = tuple(1 + 2 ** (step / 32) for step in range(-208, 449))
+_WHOLE = (*range(2, 65), *range(68, 129, 4), 160, 192, 256, 384, 512, 1024)
+_MOST_NOISE = 2.0**20
+_PRECISION = 1e-3  # relative, of the noise that a budget needs
+
+
+def epsilon(releases: Releases, delta: float) -> float:
+    """Return the epsilon of all ``releases`` together at ``delta``, an upper bound.
+
+    It is 0 for none and infinite without noise.
+    """
+    made = tuple(sorted((kind, count) for kind, count in releases.items() if count))
+    return _epsilon(made, delta) if made else 0.0
 
 
 @lru_cache(maxsize=4096)
-def epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
-    """Return the epsilon of ``releases`` messages at ``delta``, an upper bound.
-
-    It is 0 for no message and infinite without noise; the exact value is up to a tenth lower.
-    """
-    if not releases:
-        return 0.0
-    if not noise_multiplier:
+def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
+    if any(not noise for (noise, _), _ in releases):
         return math.inf
     # Imported late: it takes a second, and only private runs need it
-    from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+    from dp_accounting.rdp import compute_epsilon
+
+    sampled = any(rate < 1 for (_, rate), _ in releases)
+    orders = _WHOLE if sampled else _FINE
+    parts = [[count * rdp for rdp in _rdp(*kind, orders)] for kind, count in releases]
+    divergences = [sum(each) for each in zip(*parts, strict=True)]
+    return float(compute_epsilon(orders, divergences, delta)[0])
+
+
+@lru_cache(maxsize=256)
+def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the Rényi divergence of one release at each order."""
+    if rate >= 1:
+        return tuple(order / (2 * noise**2) for order in orders)
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.rdp import RdpAccountant
 
-    accountant = RdpAccountant(_ORDERS)
-    accountant.compose(SelfComposedDpEvent(GaussianDpEvent(noise_multiplier), releases))
-    return float(accountant.get_epsilon(delta))
+    accountant = RdpAccountant(list(orders))
+    accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)))
+    return tuple(map(float, accountant._rdp))  # it has no public name for them
 
 
-def combined_multiplier(releases: Mapping[float, int]) -> float:
-    """Return the noise multiplier of one message that reveals as much as ``releases`` (z -> count).
+def noise_for(
+    budget: float, delta: float, steps: int, rate: float = 1.0, statistics: int = 0
+) -> float:
+    """Return the least noise multiplier with which steps and statistics stay within a budget.
 
-    Gaussian mechanisms compose to one, whose 1/z² is the sum of theirs. Infinite for no message.
+    Args:
+        budget: epsilon.
+        delta: at which it holds.
+        steps: optimiser steps of all rounds.
+        rate: share of the patients behind each step.
+        statistics: releases over all patients, with the same noise.
+
+    Returns:
+        The noise multiplier, at most a thousandth more than is needed.
     """
-    information = sum(count / z**2 for z, count in releases.items())
-    return 1 / math.sqrt(information) if information else math.inf
 
+    def spent(noise: float) -> float:
+        made = {(noise, rate): steps}
+        made[noise, 1.0] = made.get((noise, 1.0), 0) + statistics
+        return epsilon(made, delta)
 
-def epsilon_of_a_change(noise_multiplier: float, releases: int, delta: float) -> float:
-    """Return the epsilon of any change of a site's data: clipped vectors may be 2C apart."""
-    return epsilon(noise_multiplier / 2, releases, delta)
+    low, high = 0.0, 1.0
+    while spent(high) > budget and high < _MOST_NOISE:
+        low, high = high, 2 * high
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if spent(middle) > budget else (low, middle)
+    return high

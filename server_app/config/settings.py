@@ -89,7 +89,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         SettingError: a key is unknown or of another method, a value has the wrong type or range,
             method or data set are unknown, or settings contradict each other.
     """
-    from fedsilo.models.privacy.gaussian_mechanism import check_privacy_settings
+    from fedsilo.models.privacy.promises import check_privacy_settings
     from fedsilo.strategies.loop.round_loop import refuse_site_count
     from fedsilo.strategies.methods.registry import strategy_class
 

@@ -59,10 +59,11 @@ class RunSetup:
 
 def _settings(setup: RunSetup) -> str:
     common = setup.planned[0].common
-    privacy = f"clip {common.clip_norm:g}, noise {common.noise_multiplier:g}"
+    clip, noise = common.sample_clip_norm, common.noise_multiplier
+    privacy = f"patients' gradients clipped to {clip:g}, noise {noise:g}"
     return (
         f"{setup.experiment}: {common.method} on {common.dataset}, {common.rounds} rounds, "
-        f"{privacy if common.clip_norm else 'without differential privacy'}"
+        f"{privacy if clip else 'without differential privacy'}"
     )
 
 

@@ -46,7 +46,7 @@ BY_TRUST: Mapping[str, Sequence[str]] = {
         "with each reply: accuracy, loss and entropy of the model that came, with noise",
     ),
 }
-COUNTED = "with each reply: how many noisy messages the site has made in this run"
+COUNTED = "with each reply: the epsilon that the site has spent in this run"
 
 
 def means(values: Values) -> dict[str, float]:

@@ -52,8 +52,7 @@ def assemble(
     common, cls = settings.common, strategy_class(settings.common.method)
     refuse_site_count(common, len(participants.sites()))
     recorder = Recorder(directory)
-    journal = directory.path / "privacy-asked.json"
-    privacy = PrivacyHook(common, journal) if common.noise_multiplier else None
+    privacy = PrivacyHook(common) if common.is_private() else None
     recording: list[Hook] = [recorder, privacy] if privacy else [recorder]
     checkpoint = CheckpointHook(
         directory.checkpoints, settings.decisive(), recording, cls.state_class

@@ -187,7 +187,6 @@ class _Exchange:
         messages = {site: ask.message(site, question) for site in self.sites}
         self.sent = {site: record_bytes(message.content) for site, message in messages.items()}
         self._call("phase_started", self.sites)
-        self._call("arrays_asked", [site for site in self.sites if question.expect.get(site)])
         for site, message in messages.items():
             # No SuperLink stores what a simulated site gets: there it would only cost copies
             if not session.participants.facts[site].simulated:

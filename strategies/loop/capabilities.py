@@ -16,7 +16,6 @@ class Capabilities:
         vit: the network can be a ViT, of whose frozen backbone the server knows nothing.
         tables: the data can be a table.
         evidence: the network can be evidential.
-        no_privacy: why clipping and noise cannot bound what a site gives away, if they cannot.
         late_join: a site may join a run that has begun.
         paced_epochs: an epoch may span rounds.
         initial_weights: the server sends what sites start from.
@@ -30,7 +29,6 @@ class Capabilities:
     vit: bool = True
     tables: bool = True
     evidence: bool = True
-    no_privacy: str | None = None
     late_join: bool = False
     paced_epochs: bool = False
     initial_weights: bool = False
@@ -81,11 +79,6 @@ class Capabilities:
             (
                 common.loss == "evidential" and not self.evidence,
                 f"{method} mixes probabilities, which are no evidence: leave 'loss' at 'auto'",
-            ),
-            (
-                common.clip_norm and self.no_privacy,
-                f"{method} {self.no_privacy}; set 'clip-norm' and 'noise-multiplier' to 0, or "
-                "choose another method",
             ),
         )
         for missing, reason in asked_and_missing:

@@ -37,9 +37,6 @@ class Hook:
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
         """Called before messages go to ``sites``."""
 
-    def arrays_asked(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Called before messages go out; those to ``sites`` ask for arrays."""
-
     def reply_came(self, round_: int, phase: str, site: str) -> None:
         """Called when ``site`` has answered, whether its reply is usable or not."""
 
@@ -66,13 +63,6 @@ class Hook:
 
     def run_ended(self, state: State) -> None:
         """Called after the final evaluation."""
-
-    def why_stop(self, state: State, ahead: Callable[[], Mapping[str, int]]) -> str | None:
-        """Return why no round may follow ``state``, or None if one may.
-
-        ``ahead`` counts the replies with arrays that each site would give in that round, at most.
-        """
-        return None
 
     def why_end(self, state: State, error: SiteError) -> str | None:
         """Return why a round that failed by ``error`` ends the run well at ``state``, or None."""

@@ -128,13 +128,6 @@ class Method(ABC):
         """Say why no further round is wanted before the last one, if none is."""
         return None
 
-    def releases(self, site: str, state: Any) -> int:
-        """Return how many replies with arrays the next round asks of ``site``, at most.
-
-        Each is a release of differential privacy, so the number must be known before the round.
-        """
-        return 1
-
     @classmethod  # noqa: B027  # most methods take all settings
     def check_settings(cls, common: CommonSettings, settings: Any) -> None:
         """Refuse settings that contradict each other, by a ``SettingError``."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedsilo.models.contract.array_names import is_statistic
 from fedsilo.models.contract.messages import (
-    DP_RELEASES,
+    DP_EPSILON,
     INCOMING,
     KEPT_STATE,
     PEAK_MEMORY,
@@ -61,7 +61,7 @@ _OWN = {
     SECONDS: Range(0, 1e9),
     PEAK_MEMORY: Range(0, 2.0**50),
     KEPT_STATE: Range(0, 1, whole=True),
-    DP_RELEASES: _COUNT,
+    DP_EPSILON: Range(0, _LARGEST),
     "new-codewords": _COUNT,
 }
 _SHARES = (

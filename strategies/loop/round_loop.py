@@ -114,16 +114,8 @@ class RoundLoop:
         return self.state
 
     def _is_over(self, state: State, num_rounds: int) -> bool:
-        if state.round >= num_rounds or self.method.why_finished(state) or self.stopped:
-            return True
-        self.stopped = (
-            self.hooks.first("why_stop", state, lambda: self._releases_ahead(state)) or ""
-        )
-        return bool(self.stopped)
-
-    def _releases_ahead(self, state: State) -> dict[str, int]:
-        """Count the replies with arrays that each site would give in the next round, at most."""
-        return {site: self.method.releases(site, state) for site in self._sampled(state.round + 1)}
+        over = state.round >= num_rounds or self.method.why_finished(state) or self.stopped
+        return bool(over)
 
     def _sampled(self, round_: int) -> list[str]:
         return sampled_sites(self.method.common, self.method.participants.sites(), round_)

@@ -98,9 +98,9 @@ class Decentralised(Method):
         return arrays_below(MODEL, state.arrays)
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta where it is measured, starts a silo, or is what clipping measures from."""
+        """Return Theta where it is measured or starts a silo."""
         measured = self.common.measures_in(state.round + 1)
-        needed = measured or site not in ask.stateful_sites or self.common.clip_norm > 0
+        needed = measured or site not in ask.stateful_sites
         return with_prefix(MODEL, self.model(state)) if needed else {}
 
     def neighbours_models(self, site: str, state: State) -> dict[str, NDArray]:
@@ -153,13 +153,9 @@ class Decentralised(Method):
         """Name the weights, and who gets them."""
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
-            f"its neighbours in the topology '{self.kind()}' {self.as_sent()}, and their mean over "
-            "all silos to all silos"
+            f"its neighbours in the topology '{self.kind()}', and their mean over all silos to all "
+            "silos"
         )
-
-    def as_sent(self) -> str:
-        """Say what is done to a model before it leaves its silo."""
-        return "clipped and with noise" if self.common.clip_norm else "as they are"
 
 
 def among_silos(kind: str) -> str:

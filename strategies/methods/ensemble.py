@@ -38,10 +38,6 @@ class Ensemble(Method):
         trained = ask(TRAIN, send, expect=dict.fromkeys(ask.sites, self._specs))
         return replace(state, arrays=collected_experts(trained, self._specs))
 
-    def releases(self, site: str, state: State) -> int:
-        """Return 1 for the last round."""
-        return int(self._collects(state))
-
     def disclosures(self) -> Disclosures:
         """Name the weights."""
         return Disclosures(

@@ -79,12 +79,6 @@ class FedAlignCL(FedAvg):
                 f"{common.rounds} rounds end in epoch {epoch_of(common.rounds, common)}, counted "
                 "from 0: alignment and curriculum would never begin; lower it, or raise 'rounds'"
             )
-        if common.clip_norm and settings.noise_variance:
-            raise SettingError(
-                "settings 'clip-norm' and 'fedaligncl.noise-variance' both add noise: set "
-                "'fedaligncl.noise-variance' "
-                "to 0 for differential privacy, or 'clip-norm' to 0 for the paper's perturbation"
-            )
 
     def variant(self) -> str:
         """Return the paper's name of what the two switches choose."""
@@ -98,11 +92,8 @@ class FedAlignCL(FedAvg):
         if own.noise_scale == "relative":
             noise = f" with Gaussian noise of {own.noise_variance:g} times their spread"
         noisy = noise if own.noise_variance else " without noise"
-        noisy = ", clipped and with noise together" if self.common.clip_norm else noisy
         chosen = "the same all run" if own.embedding_draw == "run" else "in the end of all of them"
         weights = f"all weights of the network{noisy}, and batch-norm statistics as they are"
-        if self.common.clip_norm:
-            weights = f"all weights and batch-norm statistics of the network{noisy}"
         sentences = [f"each round: {weights}"]
         if own.align:
             sentences.append(

@@ -53,10 +53,6 @@ class FedAvgFT(FedAvg):
         """Have the personal models measured, or the global one where a site has none."""
         ask(EVALUATE, self._weights_for(ask, state), expect={})
 
-    def releases(self, site: str, state: PersonalState) -> int:
-        """Return 1 while there is averaging."""
-        return int(not self._finetunes(state))
-
     def disclosures(self) -> Disclosures:
         """Name the weights, of the rounds of FedAvg."""
         averaged = self.common.rounds - self.settings.finetune_rounds

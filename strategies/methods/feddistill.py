@@ -69,10 +69,6 @@ class FedDistill(Method):
         """Have the sites' own models measured."""
         ask(EVALUATE, {site: {} for site in ask.sites}, expect={})
 
-    def releases(self, site: str, state: State) -> int:
-        """Return 1 for a site that has enough samples of a class."""
-        return int(bool(self._held(site)))
-
     def _logits_for(self, site: str, state: State) -> dict[str, NDArray]:
         """Return the others' mean logits of each class that ``site`` sends."""
         mean_logits: dict[str, NDArray] = {}

@@ -95,10 +95,6 @@ class FedEFM(Decentralised):
         send = {site: theta[site] | experts[site] for site in ask.sites}
         return self._after(state, ask(DISTIL, send, expect=expected))
 
-    def releases(self, site: str, state: FedEFMState) -> int:
-        """Return how many replies with arrays a round takes: of visitors, and of its own model."""
-        return 1 + bool(state.round and self._visitors(site, state))
-
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
         """Return Theta where it is needed: in every round if silos go on from it."""
         if self.settings.continue_from == "mean":
@@ -159,8 +155,8 @@ class FedEFM(Decentralised):
         where = f"in the topology '{self.kind()}'"
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
-            f"its neighbours {where} {self.as_sent()}, and their mean over all silos to all silos",
+            f"its neighbours {where}, and their mean over all silos to all silos",
             f"each round after the first: the models of its neighbours {where}, trained on "
-            f"this silo's data; each goes back {self.as_sent()} to the silo that it is of",
+            f"this silo's data; each goes back to the silo that it is of",
             "each round after the first: the mean closeness of each of them to the silo's model",
         )

@@ -117,10 +117,6 @@ class FedEvPrompt(Method):
         """Have the sites' own prompts measured, with what is averaged."""
         ask(EVALUATE, dict.fromkeys(ask.sites, _shared(state)), expect={})
 
-    def releases(self, site: str, state: State) -> int:
-        """Return 1 where prompts or maps leave the site."""
-        return int(bool(_shared(state) or self._map_specs(site)))
-
     def _map_specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the maps that ``site`` sends: of each class that it has training samples of."""
         if not self.settings.distillation_weight:

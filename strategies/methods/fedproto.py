@@ -90,10 +90,6 @@ class FedProto(Method):
         send = {s: {} if by_head else self._prototypes_for(s, state) for s in ask.sites}
         ask(EVALUATE, send, expect={})
 
-    def releases(self, site: str, state: State) -> int:
-        """Return 1 for a site that has enough samples of a class."""
-        return int(bool(self._held(site)))
-
     def _prototypes_for(self, site: str, state: State) -> Arrays:
         """Return the global prototypes; a site that can send none is ``local`` and gets none."""
         return state.arrays if self._held(site) else {}

@@ -32,7 +32,3 @@ class Local(Method):
     def evaluate(self, state: State, ask: Ask) -> None:
         """Have each site measure its own model."""
         ask(EVALUATE, {site: {} for site in ask.sites}, expect={})
-
-    def releases(self, site: str, state: State) -> int:
-        """Return 0: no array leaves a site."""
-        return 0

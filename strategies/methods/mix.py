@@ -25,7 +25,6 @@ class Mix(FedAvg):
     title = "Mix (oracle)"
     capabilities = Capabilities(
         # One vector of all patients: no site's part of it is bounded
-        no_privacy="pools the data of all sites, whose parts clipping does not bound",
         paced_epochs=True,
         initial_weights=True,
     )

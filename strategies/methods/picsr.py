@@ -158,10 +158,6 @@ class PICSR(Method):
         send = {site: {} if site in alone else state.arrays for site in ask.sites}
         ask(EVALUATE, send, expect={}, notes=StageNotes(stage))
 
-    def releases(self, site: str, state: PersonalState) -> int:
-        """Return 0 while experts are trained and not yet collected."""
-        return int(self.stage(state) != EXPERTS or self._collects(state))
-
     def stage(self, state: PersonalState) -> str:
         """Return the stage of the round after ``state.round``."""
         warmup = _warmup(self.settings)

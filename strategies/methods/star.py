@@ -48,6 +48,6 @@ class Star(Decentralised):
     def disclosures(self) -> Disclosures:
         """Name the weights; no silo sees another's."""
         return Disclosures(
-            "all weights and batch-norm statistics of the silo's own model, each round, "
-            f"{self.as_sent()}; their mean over all silos goes to all silos"
+            "all weights and batch-norm statistics of the silo's own model, each round; "
+            "their mean over all silos goes to all silos"
         )

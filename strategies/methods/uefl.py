@@ -227,8 +227,7 @@ class UEFL(Method):
         if len(counts) > self.settings.codes:
             return f"{len(counts)} centroids came, more than 'uefl.codes' {self.settings.codes}"
         samples = self.participants.facts[reply.site].sizes()["train"]
-        noise = 10 * self.common.clip_norm * self.common.noise_multiplier * len(counts)
-        if (total := float(counts.sum(dtype=np.float64))) > samples * self._features + noise:
+        if (total := float(counts.sum(dtype=np.float64))) > samples * self._features:
             return f"its centroids stand for {total:g} features, more than it has"
         return None
 
@@ -242,14 +241,10 @@ class UEFL(Method):
             "times the least: the run ends ('uefl.stop-when-certain')"
         )
 
-    def releases(self, site: str, state: UEFLState) -> int:
-        """Return 1, and at an iteration's end another one for centroids."""
-        sends = any(map(self.settings.sends_centroids, (True, False)))
-        return 1 + (self._ends_iteration(state) and sends)
-
     @classmethod
     def check_settings(cls, common: CommonSettings, settings: UEFLSettings) -> None:
         """Refuse a run without dropout, or one that ends before a codebook could be extended."""
+        settings.refuse_exact_centroids(common)
         if common.dropout == 0 or common.mc_passes == 0:
             raise SettingError(
                 f"settings 'dropout' ({common.dropout:g}) and 'mc-passes' ({common.mc_passes}) "

@@ -165,7 +165,7 @@ def _cell(run: FinishedRun, site: str, metric: str) -> str:
 def _guarantee(guarantee: Any) -> str:
     if isinstance(guarantee, str):
         return guarantee
-    return "; ".join(filter(None, (guarantee["of"], guarantee.get("noise"))))
+    return str(guarantee["of"])
 
 
 def _changed_settings(run: FinishedRun) -> list[tuple[str, str]]:

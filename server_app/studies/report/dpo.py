@@ -20,6 +20,7 @@ from fedsilo.server_app.studies.report.numbers import bytes_text
 from fedsilo.server_app.studies.report.runs import ReportedRun, taking_part
 
 _LISTS = ("methods", "datasets", "records", "refused_records")
+_FIGURES = ("delta", "sample-clip-norm", "noise-multiplier", "statistics-noise")
 _NO_LIMITS = ("site", "audit_log")
 
 
@@ -92,16 +93,11 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
     return {
         "facts": [
             ("epsilon", f"{guarantee['epsilon']:.4g}, of the site that spent most"),
-            ("epsilon of a change", f"{guarantee['epsilon-of-a-change']:.4g}"),
-            *((n, f"{guarantee[n]:g}") for n in ("delta", "clip-norm", "noise-multiplier")),
-            ("accountant", guarantee["accountant"]),
+            *((name, f"{guarantee[name]:g}") for name in _FIGURES),
+            *((name, guarantee[name]) for name in ("mechanism", "accountant")),
         ],
-        "sites": [
-            [site, str(s["releases"]), f"{s['epsilon']:.4g}", f"{s['epsilon-of-a-change']:.4g}"]
-            for site, s in guarantee["sites"].items()
-        ],
+        "sites": [[site, f"{spent:.4g}"] for site, spent in guarantee["sites"].items()],
         "of": guarantee["of"],
-        "noise": guarantee.get("noise"),
     }
 
 

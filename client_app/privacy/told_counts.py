@@ -1,0 +1,69 @@
+"""How many samples a site says it has: at a hospital with a cap on epsilon not exactly.
+
+A patient changes one count by one, so counts with Gaussian noise are private. They are drawn once
+for the same data and kept: drawn again and again, their mean would be the count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import torch
+
+from fedsilo.client_app.privacy.ledger import OwnCap, spend_own
+from fedsilo.client_app.site.own_file import OwnFile
+from fedsilo.models.privacy.gaussian_noise import normals
+
+FILE = "told-counts.json"
+Counts = dict[str, list[int]]
+
+
+def told_counts(
+    exact: Mapping[str, Sequence[int]], data: Mapping[str, str], noise: float, cap: OwnCap
+) -> Counts:
+    """Return counts by split and class as they are told.
+
+    Args:
+        exact: samples of each class, by split.
+        data: what says that the data are the same, such as their fingerprints.
+        noise: the noise multiplier of counts that are told for the first time.
+        cap: the hospital's, which pays for them.
+
+    Raises:
+        EpsilonSpentError: they would bring epsilon above a cap.
+        CheckpointError: what was told is damaged, or cannot be kept.
+    """
+    file = OwnFile(
+        cap.ledger.with_name(FILE),
+        f"the hospital's own {FILE}",
+        "bring it back; if it is removed the next run's counts cost epsilon again",
+    )
+    key = sha256(json.dumps(sorted(data.items())).encode()).hexdigest()
+    with file.locked():
+        known: dict[str, Counts] = file.read(_parsed, {})
+        if key not in known:
+            spend_own(cap, {(noise, 1.0): 1})
+            known[key] = {split: _noisy(counts, noise) for split, counts in exact.items()}
+            file.write(known)
+    return known[key]
+
+
+def _noisy(counts: Sequence[int], noise: float) -> list[int]:
+    """Return counts with noise, none below 0 and their sum at least 1, which training needs."""
+    if not sum(counts):
+        return list(counts)  # that a split is empty is how the data set is cut
+    drawn = torch.tensor(counts, dtype=torch.float64) + noise * normals(
+        torch.Size([len(counts)]), None
+    )
+    told = [int(count) for count in drawn.round().clamp(min=0).tolist()]
+    return told if sum(told) else [1, *told[1:]]
+
+
+def _parsed(content: Any) -> dict[str, Counts]:
+    return {
+        key: {split: [int(count) for count in counts] for split, counts in splits.items()}
+        for key, splits in content.items()
+    }

@@ -1,0 +1,81 @@
+"""Training that is private per patient: what takes the place of batches and of their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.privacy.dp_sgd import Loss, clipped_gradients, noisy_mean, poisson_batch
+
+
+@dataclass(frozen=True)
+class PrivateTraining:
+    """One training by DP-SGD.
+
+    Attributes:
+        settings: clip norm C, noise multiplier z and how long.
+        told: training samples, as the site has told them; the real number would say who is there.
+        noise: source of the noise, or None for the operating system.
+        sampling: source of the batches.
+    """
+
+    settings: CommonSettings
+    told: int
+    noise: torch.Generator | None
+    sampling: torch.Generator
+
+    @property
+    def rate(self) -> float:
+        """q, with which a sample is in a batch; 1 where a batch is as large as all samples."""
+        return min(1.0, self.settings.batch_size / self.told)
+
+    def steps(self) -> int:
+        """Return the optimiser steps of the training."""
+        per_epoch = math.ceil(1 / self.rate)
+        return self.settings.local_steps or self.settings.local_epochs * per_epoch
+
+    def plan(self, count: int) -> Iterator[list[Tensor]]:
+        """Yield passes over ``count`` samples, each a list of batches drawn sample by sample."""
+        left, per_epoch = self.steps(), math.ceil(1 / self.rate)
+        while left > 0:
+            steps = min(left, per_epoch)
+            left -= steps
+            yield [poisson_batch(count, self.rate, self.sampling) for _ in range(steps)]
+
+    def add_gradients(
+        self,
+        network: SiteNetwork,
+        objective: Loss,
+        inputs: Tensor,
+        labels: Tensor,
+        settings: CommonSettings,
+        compute: Compute,
+        penalty: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
+        """Give ``network`` the noisy gradients of a batch; return its mean loss, detached.
+
+        ``penalty`` is of the parameters alone, which are private already: it needs no noise.
+        """
+        clip_norm, parameters = settings.sample_clip_norm, dict(network.named_parameters())
+        with compute.autocast():
+            sums, loss = clipped_gradients(
+                network, objective, float_inputs(inputs), labels, clip_norm, settings.micro_batch
+            )
+        expected = self.rate * self.told
+        noise = settings.noise_multiplier
+        for name, gradient in noisy_mean(sums, clip_norm, noise, expected, self.noise).items():
+            parameters[name].grad = gradient
+        mean = loss / max(1, len(labels))
+        if penalty:
+            term = penalty()
+            term.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
+            mean = mean + term.detach()
+        return mean

@@ -1,0 +1,100 @@
+"""DP-SGD (Abadi et al. 2016, algorithm 1): an optimiser step that hides each patient.
+
+Equations:
+  (sampling) each sample is in a step's batch with probability q, alone -> poisson_batch
+  (clipping) g(x) / max(1, ||g(x)||_2 / C), summed over the batch -> clipped_gradients
+  (noise) (sum + N(0, (zC)^2 I)) / L, L the batch's expected size -> noisy_mean
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedsilo.models.privacy.gaussian_noise import normals
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+_HELD = 2**26  # numbers of gradients that are held at once
+
+
+def poisson_batch(count: int, rate: float, rng: torch.Generator) -> Tensor:
+    """Return the numbers of the samples of a batch; it may be empty. With rate 1 it is all."""
+    if rate >= 1:
+        return torch.arange(count)
+    return torch.nonzero(torch.rand(count, generator=rng) < rate).flatten()
+
+
+class _WithLoss(nn.Module):
+    """A network whose forward is a loss, so that its parameters can be exchanged for a moment."""
+
+    def __init__(self, network: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.network = network
+        self._loss = loss
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss of a batch."""
+        return self._loss(inputs, labels)
+
+
+def clipped_gradients(
+    network: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor, clip_norm: float, size: int = 0
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the sum of a batch's gradients, each sample's clipped, and the sum of its losses.
+
+    Args:
+        network: in training mode; its layers keep samples apart (no batch norm).
+        loss: the mean loss of inputs (batch, ...) and labels (batch,), computed with ``network``.
+        inputs: (batch, ...) float.
+        labels: (batch,).
+        clip_norm: C, the largest L2 norm of one sample's gradient over all parameters.
+        size: samples whose gradients are held at once; 0: as memory allows.
+    """
+    whole = _WithLoss(network, loss)
+    parameters = {n: p.detach() for n, p in whole.named_parameters() if p.requires_grad}
+    numbers = sum(p.numel() for p in parameters.values())
+    size = size or max(1, _HELD // max(1, numbers))
+
+    def of_sample(values: Mapping[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
+        result: Tensor = functional_call(whole, dict(values), (one[None], label[None]))
+        return result
+
+    # Each sample has parameters of its own, equal in value, whose gradients are then the sample's,
+    # and a dropout mask of its own. torch.func.grad does the same and imports torch._dynamo for it
+    losses_of = vmap(of_sample, randomness="different")
+    sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    total = torch.zeros((), device=inputs.device)
+    for part in range(0, len(labels), size):
+        own, truth = inputs[part : part + size], labels[part : part + size]
+        copies = {n: p.expand(len(truth), *p.shape).requires_grad_() for n, p in parameters.items()}
+        losses = losses_of(copies, own, truth)
+        found = torch.autograd.grad(losses.sum(), list(copies.values()), allow_unused=True)
+        gradients = {n: g for n, g in zip(copies, found, strict=True) if g is not None}
+        squares = torch.stack([g.flatten(1).square().sum(dim=1) for g in gradients.values()])
+        norms = squares.sum(dim=0).sqrt()
+        scales = (clip_norm / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+        for name, gradient in gradients.items():
+            sums[name] += torch.einsum("b,b...->...", scales, gradient)
+        total += losses.detach().sum()
+    return {name.removeprefix("network."): value for name, value in sums.items()}, total
+
+
+def noisy_mean(
+    sums: Mapping[str, Tensor],
+    clip_norm: float,
+    noise: float,
+    expected: float,
+    rng: torch.Generator | None,
+) -> dict[str, Tensor]:
+    """Return clipped gradients with noise, as the mean over a batch of the ``expected`` size.
+
+    The batch's real size would tell who is in it, so it is not what the sum is divided by.
+    ``rng`` is the noise's source, or None for noise that nobody can repeat.
+    """
+    return {
+        name: (value + (noise * clip_norm * normals(value.shape, rng)).to(value)) / expected
+        for name, value in sorted(sums.items())
+    }
