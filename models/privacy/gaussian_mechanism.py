@@ -36,7 +36,7 @@ def clipped_to(values: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tens
 def clipped_rows(rows: Tensor, clip_norm: float) -> Tensor:
     """Return rows (n, d), a patient's each, shortened to ``clip_norm``; float64, on the CPU."""
     wide = rows.detach().cpu().double()
-    norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
     tiny = torch.finfo(norms.dtype).tiny
     return wide * (clip_norm / norms.clamp(min=tiny)).clamp(max=1.0)
 
