@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,19 +56,7 @@ class Outbound:
             instruction=self.instruction,
             simulated=self.session.simulated,
             cap=self.session.cap,
-            share=self._noise_share() if clipped and settings.secure_noise != "own" else 1.0,
         )
-
-    def _noise_share(self) -> float:
-        """Return the part of the noise that this site adds to an update of weight 1.
-
-        The update is weighted after it is noised: the noise of a light one must be larger before.
-        """
-        if self.session.settings.secure_aggregation == "none":
-            return 1.0
-        with self.naming_round():
-            secure = self.secure_site()
-            return 1 / (math.sqrt(secure.threshold()) * secure.weight())
 
     def record(self, leaving: Arrays, reference: Arrays) -> ArrayRecord:
         """Return arrays as they travel: float32, or masked for a sum that reveals no summand."""

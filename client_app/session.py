@@ -244,11 +244,6 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
             "noise there is no epsilon, of arrays or of measurements; set 'clip-norm' and "
             "'noise-multiplier', or leave the site out"
         )
-    if settings.secure_noise != "own":
-        raise RefusedError(
-            "the site has a cap on epsilon and the run's 'secure-noise' is 'spread': its epsilon "
-            "would rest on the noise of other hospitals; set it to 'own', or leave the site out"
-        )
 
 
 def _load(name: str, settings: CommonSettings, context: Context) -> Silo:

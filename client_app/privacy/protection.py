@@ -55,7 +55,6 @@ def protect(
     instruction: Instruction,
     simulated: bool,
     cap: OwnCap | None = None,
-    share: float = 1.0,
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Return the arrays of a reply as they may leave the site, and what the server is told of it.
 
@@ -71,7 +70,6 @@ def protect(
         instruction: the message that is answered.
         simulated: whether noise comes from the run's seed.
         cap: the hospital's own over all its runs.
-        share: of the noise that this site adds, where it is spread over several.
 
     Raises:
         SiteError: epsilon is spent, the cap means nothing without clipping, or training diverged.
@@ -92,10 +90,9 @@ def protect(
         return {}, {DP_RELEASES: read_ledger(ledger, settings)}
     refuse_diverged(arrays)
     releases = spend(ledger, settings, cap)
-    noise = settings.noise_multiplier * share
     key = ("privacy", instruction.round, instruction.step, site)
     rng = noise_source(simulated, settings.seed, *key)
-    noisy = clip_and_noise(arrays, reference, settings.clip_norm, noise, rng, summed)
+    noisy = clip_and_noise(arrays, reference, settings.clip_norm, settings.noise_multiplier, rng)
     return noisy, {DP_RELEASES: releases}
 
 

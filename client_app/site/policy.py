@@ -138,11 +138,6 @@ class SiteFile(Limits):
                 f"the site file demands a 'clip-norm' of at most {self.clip_norm:g} and the run's "
                 f"is {clip:g}" + ("" if clip else ": it does not clip")
             )
-        if self.noise_multiplier and settings.secure_noise != "own":
-            raise RefusedError(
-                f"the site file demands a 'noise-multiplier' of at least {self.noise_multiplier:g} "
-                "of this site, and the run's 'secure-noise' is 'spread': set it to 'own'"
-            )
         if self.noise_multiplier and (not clip or noise < self.noise_multiplier):
             raise RefusedError(
                 f"the site file demands a 'noise-multiplier' of at least {self.noise_multiplier:g} "

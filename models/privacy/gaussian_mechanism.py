@@ -143,12 +143,13 @@ def _check_secure_settings(common: CommonSettings) -> None:
     if not common.clip_norm:
         raise SettingError(
             "setting 'secure-aggregation' is 'secagg' and 'clip-norm' is 0: a sum has room for "
-            "numbers of a known size alone; set 'clip-norm', with 'noise-multiplier' or without"
+            "numbers of a known size alone; set 'clip-norm'"
         )
-    if common.secure_noise == "spread" and not common.noise_multiplier:
+    if common.noise_multiplier:
         raise SettingError(
-            "setting 'secure-noise' is 'spread' and 'noise-multiplier' is 0: there is no noise to "
-            "spread; set 'noise-multiplier', or leave 'secure-noise' at 'own'"
+            f"setting 'secure-aggregation' is 'secagg' and 'noise-multiplier' is "
+            f"{common.noise_multiplier:g}: a sum has no room for noise on whole messages; set "
+            "'noise-multiplier' to 0"
         )
     if common.aggregation != "mean":
         raise SettingError(

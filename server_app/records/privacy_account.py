@@ -26,25 +26,10 @@ _OF = (
     "counts, measurements, seconds, fingerprints and errors, which 'leaves each site' lists, leave "
     "without noise and are not bounded"
 )
-_OF_SUMS = (
-    "the sums of all rounds of this run: 'epsilon' bounds how well they are distinguished from "
-    "sums without one site's contribution, 'epsilon-of-a-change' from those with any other data of "
-    "that site; against another site, which knows its own part of the noise, it holds with that "
-    "much less noise. Label counts, measurements, seconds, fingerprints and errors, which 'leaves "
-    "each site' lists, are not bounded"
-)
 _NO_NOISE = (
     f"arrays came without '{DP_RELEASES}', so perhaps without noise; server and site run different "
     "versions of fedsilo"
 )
-_SECURE_NOISE = {
-    "own": "each site adds all of it: the guarantee holds against anyone who reads its weights",
-    "spread": (
-        "each site adds a part and 'secure-threshold' sites all of it: the guarantee is of the "
-        "sum, against a server that follows the protocol, if so many sites add theirs; of one "
-        "site's weights, which are masked, it says nothing"
-    ),
-}
 _SIMULATED = "; this is a simulation, whose noise is drawn from the seed: it protects nobody"
 
 
@@ -152,8 +137,6 @@ class PrivacyHook(Hook):
         common = self.common
         sites = {site: self._account(self.releases.get(site, 0)) for site in participants.sites()}
         simulated = any(facts.simulated for facts in participants.facts.values())
-        secure = common.secure_aggregation != "none"
-        spread = secure and common.secure_noise == "spread"
         return {
             **self._account(max((spent["releases"] for spent in sites.values()), default=0)),
             "delta": common.delta,
@@ -161,8 +144,7 @@ class PrivacyHook(Hook):
             "noise-multiplier": common.noise_multiplier,
             "accountant": f"RDP (dp-accounting {version('dp-accounting')})",
             "sites": sites,
-            **({"noise": _SECURE_NOISE[common.secure_noise]} if secure else {}),
-            "of": (_OF_SUMS if spread else _OF) + (_SIMULATED if simulated else ""),
+            "of": _OF + (_SIMULATED if simulated else ""),
         }
 
     def _account(self, releases: int) -> dict[str, Any]:
