@@ -113,7 +113,7 @@ def test_the_mean_is_that_of_the_clipped_updates_within_the_step(
     assert len(parts) == SILOS
     norms = [np.sqrt(sum(np.square(a).sum() for a in part.values())) for part in parts]
     assert max(norms) == pytest.approx(CLIP), "an update is longer than the clip: it was cut"
-    way = quantisation(resolve(dict(values)).common, SILOS, 3)
+    way = quantisation(resolve(dict(values)).common, SILOS)
     for name, found in model(directory).items():
         plain = seen.before[name] + mean_of(parts, name)
         assert np.allclose(found, plain, rtol=1e-6, atol=way.step)
@@ -170,35 +170,8 @@ def test_no_single_update_reaches_the_server_or_its_disk(
         assert number not in caplog.text + capsys.readouterr().out
         for reply in sent:
             came = unpack(reply.content.array_records[ARRAYS][longest])
-            steps = quantisation(resolve(dict(values)).common, SILOS, 3).quantised(part[longest])
+            steps = quantisation(resolve(dict(values)).common, SILOS).quantised(part[longest])
             assert (came == steps).mean() < 0.01
-
-
-def test_noise_that_is_spread_is_told_with_what_it_rests_on(
-    values: dict[str, Value], inline_run: InlineRun
-) -> None:
-    noisy = values | {"noise-multiplier": 1.5, "secure-noise": "spread", "secure-threshold": 3}
-    guarantee = inline_run(noisy, SILOS).read_json("privacy.json")["guarantee"]
-    assert guarantee["noise"].startswith("each site adds a part and 'secure-threshold' sites")
-    own = inline_run(noisy | {"secure-noise": "own", "run-name": "own"}, SILOS)
-    whole = own.read_json("privacy.json")["guarantee"]
-    assert whole["noise"].startswith("each site adds all of it")
-    assert guarantee["epsilon"] == whole["epsilon"]
-
-
-def test_spread_noise_is_a_third_of_the_variance_a_site(
-    values: dict[str, Value], inline_run: InlineRun, seen: Seen
-) -> None:
-    spread: dict[str, float] = {}
-    for way in ("own", "spread"):
-        changes = {"noise-multiplier": 20.0, "secure-noise": way, "run-name": way}
-        inline_run(values | changes, SILOS)
-        numbers = np.concatenate(
-            [a.ravel() for part in seen.updates.values() for a in part.values()]
-        )
-        spread[way] = float(numbers.std())
-    assert spread["own"] == pytest.approx(20 * CLIP, rel=0.05)
-    assert spread["spread"] == pytest.approx(20 * CLIP / np.sqrt(3), rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +181,7 @@ def test_spread_noise_is_a_third_of_the_variance_a_site(
         ({"secure-threshold": 5}, "of 4 sites it must be from 3 to 4", {"secure-threshold": 0}),
         ({"secure-threshold": 2}, "of 4 sites it must be from 3 to 4", {"secure-threshold": 4}),
         ({"aggregation": "median"}, "of a sum only the mean is known", {"aggregation": "mean"}),
-        ({"secure-noise": "spread"}, "no noise to spread", {"noise-multiplier": 1.0}),
+        ({"noise-multiplier": 1.0}, "a sum has no room for noise", {"noise-multiplier": 0.0}),
         ({"secure-bits": 4}, "raise 'secure-bits', or set it to 0", {"secure-bits": 0}),
         ({"sites-per-round": 2}, "needs at least three sites, and there are 2", {"silos": 4}),
         ({"max-epsilon": 3.0}, "'noise-multiplier' is 0: without noise", {"max-epsilon": 0.0}),
@@ -358,7 +331,7 @@ def test_weights_whose_masks_do_not_fit_are_not_taken_for_a_mean(
         inline_run(values, SILOS)
 
 
-def test_parts_of_a_spread_noise_are_not_cut_where_a_model_could_not_be() -> None:
+def test_parts_of_a_sum_are_not_cut_where_a_model_could_not_be() -> None:
     variance = {"norm.running_var": torch.ones(4000)}
     rng = torch.Generator().manual_seed(1)
     part = clip_and_noise(variance, variance, 5.0, 1.0, rng, summed=True)["norm.running_var"]

@@ -122,7 +122,7 @@ class SecureSite:
         secrets, partners = self.ready()
         secrets.partners = partners
         self._write(secrets)  # before anything leaves
-        way = quantisation(self.common, len(secrets.sites), secrets.threshold)
+        way = quantisation(self.common, len(secrets.sites))
         weight = self.weight()
         whole_numbers = {
             name: way.quantised(
@@ -179,10 +179,6 @@ class SecureSite:
         if not isinstance(value, float) or not 0 < value <= 1:
             raise SiteError("record 'secure' has no 'weight' above 0 and at most 1")
         return value
-
-    def threshold(self) -> int:
-        """Return how many sites give a secret back, once keys are shared."""
-        return self._read().threshold
 
     def _made_keys(self) -> ConfigRecord:
         masking, sealing = new_key_pair(), new_key_pair()

@@ -293,12 +293,6 @@ class CommonSettings:
     secure_bits: int = _count(
         0, "secagg: bits of a number; 0: what 32-bit sums allow", roles="combining", maximum=30
     )
-    secure_noise: str = choice(
-        "own",
-        "spread",
-        help="secagg: each site adds the whole noise, or secure-threshold sites together do",
-        roles="combining",
-    )
     device: str = setting(
         "auto",
         "where a site computes; auto: on a GPU if there is one",

@@ -28,7 +28,6 @@ from fedsilo.models.contract.settings import CommonSettings
 WORD = 32  # bits of a number on the wire
 KEY = 32  # bytes of a mask's key
 _FEWEST = 3  # sites of a sum: with two, each could subtract its own part from the mean
-_TAIL = 9.0  # standard deviations of noise that are not cut off: one number in 1e18 is beyond
 _COARSEST = 0.01  # of 'clip-norm': the rounding of one site's update, as a norm
 
 Floats = npt.NDArray[np.float64]
@@ -57,7 +56,7 @@ class Quantisation:
         return np.asarray(sums.astype(np.float64) * self.step - sites * self.limit)
 
 
-def quantisation(common: CommonSettings, sites: int, threshold: int) -> Quantisation:
+def quantisation(common: CommonSettings, sites: int) -> Quantisation:
     """Return the quantisation of updates no longer than 'clip-norm'.
 
     Raises:
@@ -70,18 +69,7 @@ def quantisation(common: CommonSettings, sites: int, threshold: int) -> Quantisa
             f"setting 'secure-bits' is {common.secure_bits}, and the sum of {sites} sites has room "
             f"for {fitting}: set it to {fitting} or less, or to 0"
         )
-    noise = noise_of(common, threshold) * common.clip_norm
-    return Quantisation(common.clip_norm + _TAIL * noise, common.secure_bits or fitting)
-
-
-def noise_of(common: CommonSettings, threshold: int) -> float:
-    """Return the noise of one site's weighted update, as a multiple of 'clip-norm'.
-
-    With 'secure-noise' "spread" it is z / sqrt(threshold): any ``threshold`` sites, the fewest in a
-    sum, add up to noise z.
-    """
-    parts = threshold if common.secure_noise == "spread" else 1
-    return common.noise_multiplier / math.sqrt(parts)
+    return Quantisation(common.clip_norm, common.secure_bits or fitting)
 
 
 def why_too_coarse(common: CommonSettings, numbers: int, way: Quantisation) -> str | None:

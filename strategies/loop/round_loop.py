@@ -158,4 +158,5 @@ def refuse_site_count(common: CommonSettings, sites: int) -> None:
     if reason := why_too_few(common, asked):
         raise SettingError(reason)
     if common.secure_aggregation != "none":
-        quantisation(common, asked, needed_sites(common, asked))
+        needed_sites(common, asked)
+        quantisation(common, asked)

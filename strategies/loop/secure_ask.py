@@ -26,7 +26,6 @@ from fedsilo.models.privacy.secure_sum import (
     Words,
     masked,
     needed_sites,
-    noise_of,
     quantisation,
     why_too_coarse,
 )
@@ -49,7 +48,6 @@ from fedsilo.strategies.wire.secure_keys import (
 
 _KEYS = ("mask-key", "seal-key")
 _VARIANCE = "running_var"
-_DEVIATIONS = 6.0  # of the length of noise
 _MARGIN = 1.001
 
 
@@ -195,7 +193,7 @@ class SecureSum:
                 f"secure aggregation, and {error.args[0].partition(':')[0]}: repair the sites and "
                 "resume"
             ) from None
-        way = quantisation(self.common, len(replies), self.threshold)
+        way = quantisation(self.common, len(replies))
         if reason := why_too_coarse(self.common, self.numbers, way):
             raise SettingError(reason)
         for site, reply in sorted(replies.items()):
@@ -235,7 +233,7 @@ class SecureSum:
         """
         self._refuse_few(replies, "helped to take the masks off")
         sums = masked(self._sums, *self._masks_left(replies))
-        way = quantisation(self.common, len(self.keys), self.threshold)
+        way = quantisation(self.common, len(self.keys))
         share = self._most / sum(self._examples[site] for site in self.replies)
         updates = {
             name: way.total(words, len(self.replies)) * share for name, words in sums.items()
@@ -271,12 +269,10 @@ class SecureSum:
         """Refuse a mean that no clipped updates have: masks that do not fit leave random numbers.
 
         Raises:
-            SiteError: it is longer than 'clip-norm' and the noise allow.
+            SiteError: it is longer than 'clip-norm' allows.
         """
-        sites, number = len(self.replies), math.sqrt(self.numbers)
-        noise = noise_of(self.common, self.threshold) * self.common.clip_norm * math.sqrt(sites)
-        rounding = sites * way.step * number
-        longest = self.common.clip_norm + share * (rounding + (number + _DEVIATIONS) * noise)
+        rounding = len(self.replies) * way.step * math.sqrt(self.numbers)
+        longest = self.common.clip_norm + share * rounding
         length = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))
         if length > _MARGIN * longest:
             raise SiteError(

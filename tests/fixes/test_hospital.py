@@ -52,16 +52,6 @@ CASES = [
         {**LEAVE_OUT, "set 'clip-norm' and 'noise-multiplier'": PRIVATE},
     ),
     Case(
-        "would rest on the noise of other hospitals",
-        {**SECURE, "noise-multiplier": 4.0, "secure-noise": "spread"},
-        {**LEAVE_OUT, "set it to 'own'": {"secure-noise": "own"}},
-    ),
-    Case(
-        "of this site, and the run's 'secure-noise' is 'spread'",
-        {**SECURE, "noise-multiplier": 4.0, "secure-noise": "spread"},
-        {"set it to 'own'": {"secure-noise": "own"}},
-    ),
-    Case(
         "optimiser step(s) would stand behind what leaves",
         {"local-steps": 0, "local-epochs": 1, "batch-size": 256},
         {
@@ -75,8 +65,6 @@ CASES = [
 NODES: list[dict[str, Value]] = [
     {"sums-min-count": 1000},
     {"max-epsilon": 50.0},
-    {"max-epsilon": 50.0},
-    {"noise-multiplier": 2.0},
     {"minimum-steps-per-reply": 3},
 ]
 ANYTHING: dict[str, Any] = {"methods": ["*"], "datasets": ["*"], "records": ["*"]}

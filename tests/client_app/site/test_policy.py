@@ -172,17 +172,6 @@ def test_a_failure_is_logged_as_one_and_not_as_a_refusal(hospital: Hospital, mes
         ),
         ({"noise-multiplier": 2.0}, {}, "the run's is 0, with a 'clip-norm' of 0"),
         (
-            {"noise-multiplier": 2.0},
-            {
-                "clip_norm": 1.0,
-                "noise_multiplier": 2.0,
-                "method": "fedavg",
-                "secure_aggregation": "secagg",
-                "secure_noise": "spread",
-            },
-            "of at least 2 of this site, and the run's 'secure-noise' is 'spread'",
-        ),
-        (
             {"secure-aggregation": "required"},
             {},
             "demands secure aggregation ('secure-aggregation': required) and the run has none: set",

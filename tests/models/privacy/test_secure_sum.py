@@ -16,7 +16,6 @@ from fedsilo.models.privacy.secure_sum import (
     Quantisation,
     masked,
     needed_sites,
-    noise_of,
     quantisation,
     why_too_coarse,
 )
@@ -79,7 +78,7 @@ def test_a_mask_runs_on_through_arrays_by_name_and_is_drawn_evenly() -> None:
 def test_a_sum_is_the_plain_one_within_half_a_step_a_site(
     values: list[list[float]], bits: int
 ) -> None:
-    way = quantisation(settings(secure_bits=bits), len(values), 3)
+    way = quantisation(settings(secure_bits=bits), len(values))
     sums = np.sum([way.quantised(np.array(row)) for row in values], axis=0, dtype=np.uint32)
     plain = np.sum(values, axis=0)
     error = np.abs(way.total(sums, len(values)) - plain)
@@ -87,30 +86,22 @@ def test_a_sum_is_the_plain_one_within_half_a_step_a_site(
 
 
 def test_as_many_bits_as_the_sum_has_room_for() -> None:
-    assert quantisation(settings(), 3, 2).bits == 30
-    assert quantisation(settings(), 4, 3).bits == 30
-    assert quantisation(settings(), 5, 4).bits == 29
-    largest = quantisation(settings(), 5, 4)
+    assert quantisation(settings(), 3).bits == 30
+    assert quantisation(settings(), 4).bits == 30
+    assert quantisation(settings(), 5).bits == 29
+    largest = quantisation(settings(), 5)
     assert 5 * int(largest.quantised(np.array([2.0]))[0]) < 2**32
     with pytest.raises(SettingError, match=r"'secure-bits' is 30, and the sum of 5 .* to 29 or"):
-        quantisation(settings(secure_bits=30), 5, 4)
-    assert quantisation(settings(secure_bits=29), 5, 4).bits == 29  # the fix
-
-
-def test_quantisation_with_noise_has_a_wider_limit() -> None:
-    assert quantisation(settings(), 4, 3).limit == 2.0
-    assert quantisation(settings(noise_multiplier=0.5), 4, 3).limit == 2.0 + 9 * 0.5 * 2.0
-    spread = settings(noise_multiplier=0.5, secure_noise="spread")
-    assert noise_of(spread, 4) == 0.25
-    assert quantisation(spread, 5, 4).limit == 2.0 + 9 * 0.25 * 2.0
+        quantisation(settings(secure_bits=30), 5)
+    assert quantisation(settings(secure_bits=29), 5).bits == 29  # the fix
 
 
 def test_why_too_coarse_names_the_rounding_of_too_few_bits() -> None:
-    way = quantisation(settings(secure_bits=8), 3, 2)
+    way = quantisation(settings(secure_bits=8), 3)
     fault = why_too_coarse(settings(secure_bits=8), 10_000, way)
     assert fault is not None
     assert fault.startswith("rounding 10000 numbers to 8 bits moves a site's update by 0.453")
-    assert why_too_coarse(settings(), 10_000_000, quantisation(settings(), 3, 2)) is None
+    assert why_too_coarse(settings(), 10_000_000, quantisation(settings(), 3)) is None
 
 
 def test_a_threshold_is_more_than_half_of_at_least_three() -> None:
