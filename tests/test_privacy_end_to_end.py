@@ -1,4 +1,4 @@
-"""Differential privacy from settings to privacy.json, with every method of the registry."""
+"""Differential privacy per patient from settings to privacy.json, with every method that has it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from fedsilo.client_app.app import app
-from fedsilo.client_app.privacy.protection import LEDGER
+from fedsilo.client_app.privacy.ledger import LEDGER
 from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.methods import METHODS, why_not_private
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.privacy.accountant import epsilon, epsilon_of_a_change
+from fedsilo.models.privacy.accountant import epsilon
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity
@@ -21,16 +21,22 @@ from fedsilo.server_app.run.runner import run
 from fedsilo.strategies.methods.registry import strategy_class
 from tests.support.soak import in_soak
 
-Z = 0.5
-PRIVATE: dict[str, Value] = {"clip-norm": 1.0, "noise-multiplier": Z}
-# Only what its own settings add on top of clipping and noise is in the way
-OWN: dict[str, dict[str, Value]] = {"fedaligncl": {"fedaligncl.noise-variance": 0.0}}
-TAKES = {name: strategy_class(name).capabilities for name in METHODS}
-TAKING = sorted(name for name, takes in TAKES.items() if not takes.no_privacy)
-# Averages, exchanges with neighbours, experts, codebooks: the others are in `make test-soak`
-EACH_WAY = ("cross", "fedaligncl", "fedavg", "fedavg-ft", "fedefm", "picsr", "ring", "uefl")
+Z = 2.0
+PRIVATE: dict[str, Value] = {
+    "sample-clip-norm": 1.0,
+    "noise-multiplier": Z,
+    "trust": "nobody",
+}
+TAKING = sorted(name for name in METHODS if not why_not_private(name))
+# Averages, experts and prototypes, codebooks, class means: the others are in `make test-soak`
+EACH_WAY = ("fedavg", "fedproto", "picsr", "ring", "scaffold", "uefl")
+# No centroids of features leave
+OWN: dict[str, dict[str, Value]] = {
+    "uefl": {"uefl.codeword-start": "gaussian", "uefl.refresh": "none"},
+}
 HEART: dict[str, Value] = {
     "dataset": "heart-synthetic",
+    "standardise": "declared",
     "rounds": 2,
     "local-steps": 2,
     "batch-size": 16,
@@ -44,8 +50,9 @@ TABLES: dict[str, dict[str, Value]] = {
     "fedper": {"network": "mlp", "width": 8},
     "fedrep": {"network": "mlp", "width": 8},
     "fedswa": {"fedswa.averaged-rounds": 1},
-    "picsr": {"picsr.expert-rounds": 1, "standardise": "declared"},
+    "picsr": {"picsr.expert-rounds": 1},
     "uefl": {
+        **OWN["uefl"],
         "network": "mlp",
         "width": 8,
         "val-folds": 2,
@@ -57,60 +64,68 @@ TABLES: dict[str, dict[str, Value]] = {
         "uefl.stop-when-certain": False,
     },
 }
-ONCE = {"ensemble", "cross", "fedavg-ft", "fedbabu"}  # of two rounds one brings arrays
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]
 
 
-def between(releases: int) -> float:
-    """Return a 'max-epsilon' that allows so many messages and no more."""
-    return (epsilon(Z, releases, 1e-5) + epsilon(Z, releases + 1, 1e-5)) / 2
-
-
-def told(directory: RunDirectory) -> dict[str, int]:
-    """Return each site's messages by privacy.json, which must be those of the sites' ledgers."""
-    sites = directory.read_json("privacy.json")["guarantee"]["sites"]
-    for site, spent in sites.items():
+def spent(directory: RunDirectory) -> dict[str, float]:
+    """Return each site's epsilon by privacy.json, which must be that of the site's ledger."""
+    sites: dict[str, float] = directory.read_json("privacy.json")["guarantee"]["sites"]
+    for site, found in sites.items():
         path = directory.path / "sites" / site / LEDGER
-        ledger = json.loads(path.read_text())["releases"] if path.is_file() else 0
-        assert ledger == spent["releases"]
-    return {site: spent["releases"] for site, spent in sites.items()}
+        entries = json.loads(path.read_text())["releases"] if path.is_file() else []
+        releases = {(noise, rate): count for noise, rate, count in entries}
+        assert found == pytest.approx(epsilon(releases, 1e-5))
+    return sites
+
+
+def steps(directory: RunDirectory, site: str) -> dict[tuple[float, float], int]:
+    entries = json.loads((directory.path / "sites" / site / LEDGER).read_text())["releases"]
+    return {(noise, rate): count for noise, rate, count in entries}
 
 
 @pytest.mark.parametrize("method", in_soak(TAKING, but=EACH_WAY))
-def test_every_method_runs_with_clipping_and_noise(
-    method: str, tiny: Tiny, inline_run: InlineRun
-) -> None:
-    directory = inline_run(tiny(method) | OWN.get(method, {}) | PRIVATE)
+def test_every_method_that_can_is_private(method: str, tiny: Tiny, inline_run: InlineRun) -> None:
+    values = tiny(method) | OWN.get(method, {}) | PRIVATE
+    directory = inline_run(values)
     summary = directory.read_json("summary.json")
-    assert (summary["rounds"], summary["stopped"], summary["failures"]) == (2, None, [])
-    found = summary["privacy"]["guarantee"]
-    releases = found["releases"]
-    spent = told(directory)
-    assert max(spent.values()) == releases
-    if method == "uefl":
-        assert releases == 3, "two rounds, and the centroids of uncertain sites"
-    elif method == "fedefm":
-        assert set(spent.values()) == {3}, "two rounds, and the visitors of the second"
-    else:
-        assert set(spent.values()) == {0 if method == "local" else 1 if method in ONCE else 2}
-    assert found["epsilon"] == summary["privacy"]["epsilon"] == epsilon(Z, releases, 1e-5)
-    assert found["epsilon-of-a-change"] == epsilon_of_a_change(Z, releases, 1e-5)
+    assert (summary["stopped"], summary["failures"]) == (None, [])
+    found = spent(directory)
+    assert summary["privacy"]["epsilon"] == max(found.values())
+    assert (min(found.values()) > 0) is (method != "local"), "what stays costs nothing"
 
 
-@pytest.mark.parametrize("standardise", in_soak(["declared", "site"], but=["declared"]))
+@pytest.mark.parametrize("method", sorted(name for name in METHODS if why_not_private(name)))
+def test_a_method_without_bounds_is_refused_with_the_reason(method: str, tiny: Tiny) -> None:
+    with pytest.raises(SettingError) as caught:
+        resolve(tiny(method) | PRIVATE)
+    assert f"method '{method}' {why_not_private(method)}" in str(caught.value)
+
+
 @pytest.mark.parametrize(
-    "method", in_soak([m for m in TAKING if TAKES[m].tables], but=("fedavg", "picsr", "uefl"))
+    "method",
+    in_soak(
+        [m for m in TAKING if strategy_class(m).capabilities.tables],
+        but=("fedavg", "picsr", "uefl"),
+    ),
 )
-def test_every_method_of_tables_runs_with_clipping_and_noise(
-    method: str, standardise: str, inline_run: InlineRun
-) -> None:
-    if standardise == "site" and method == "picsr":
-        pytest.skip("picsr refuses figures of one site: its router would be blind")
-    values = HEART | {"method": method, "standardise": standardise} | TABLES.get(method, {})
-    summary = inline_run(values | PRIVATE, 4).read_json("summary.json")
-    assert summary["failures"] == []
-    assert len(summary["privacy"]["guarantee"]["sites"]) == 4
+def test_every_method_of_tables_that_can_is_private(method: str, inline_run: InlineRun) -> None:
+    values = HEART | {"method": method} | TABLES.get(method, {}) | PRIVATE
+    directory = inline_run(values, 4)
+    assert directory.read_json("summary.json")["failures"] == []
+    assert len(spent(directory)) == 4
+
+
+def test_the_ledger_has_a_step_for_each_optimiser_step(inline_run: InlineRun) -> None:
+    values = HEART | {"method": "fedavg", "batch-size": 10_000} | PRIVATE
+    directory = inline_run(values, 4)
+    assert steps(directory, "cleveland") == {(Z, 1.0): 4}, "two rounds of two"
+    assert spent(directory)["cleveland"] == pytest.approx(epsilon({(Z, 1.0): 4}, 1e-5))
+
+
+def test_centroids_of_features_are_refused_in_a_private_run(tiny: Tiny) -> None:
+    with pytest.raises(SettingError, match=r"set 'uefl\.codeword-start' to 'gaussian'"):
+        resolve(tiny("uefl") | PRIVATE)
 
 
 def test_the_noise_is_in_the_model_and_follows_the_seed(
@@ -123,112 +138,63 @@ def test_the_noise_is_in_the_model_and_follows_the_seed(
     first, again = model("first"), model("again")
     assert first == again
     assert model("other", seed=8) != first
-    assert model("louder", **{"noise-multiplier": 0.6}) != first
+    assert model("louder", **{"noise-multiplier": 2.1}) != first
 
 
-def test_a_run_ends_before_a_site_spends_more_than_max_epsilon(
-    tiny: Tiny, inline_run: InlineRun, capsys: pytest.CaptureFixture[str]
+def of_rounds(inline_run: InlineRun, tiny: Tiny, rounds: int, out: Path) -> float:
+    """Return what the site that spends most has spent after so many rounds."""
+    return max(spent(inline_run(tiny("fedavg", rounds=rounds) | PRIVATE, out=out)).values())
+
+
+def test_a_run_ends_well_before_a_site_spends_more_than_max_epsilon(
+    tiny: Tiny, inline_run: InlineRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    values = tiny("fedavg", rounds=5) | PRIVATE | {"max-epsilon": between(2)}
+    cap = of_rounds(inline_run, tiny, 2, tmp_path / "measured") * 1.001
+    values = tiny("fedavg", rounds=5) | PRIVATE | {"max-epsilon": cap}
     directory = inline_run(values, draw=True)
     summary = directory.read_json("summary.json")
     assert summary["rounds"] == 2
-    assert summary["stopped"].startswith("the run ends after round 2 of 5: site s1a has spent")
+    assert summary["stopped"].startswith("the run ends after round 2 of 5: site s1a")
+    assert "epsilon is spent: this run has spent" in summary["stopped"]
     assert summary["stopped"] in capsys.readouterr().out
-    assert told(directory) == {"s1a": 2, "s2a": 2, "s3a": 2}
     assert list(summary["sites"]) == ["s1a", "s2a", "s3a"], "it was evaluated"
-    rounds = {row["round"] for row in directory.read_csv("metrics.csv")}
-    assert rounds == {"0", "1", "2"}
-    assert summary["privacy"]["guarantee"]["epsilon"] <= between(2)
-
-
-def test_a_resumed_run_that_has_spent_everything_only_finishes(
-    tiny: Tiny, inline_run: InlineRun
-) -> None:
-    values = tiny("fedavg", rounds=5) | PRIVATE | {"max-epsilon": between(2)}
-    directory = inline_run(values)
-    before, model = directory.read_json("summary.json"), directory.path / "model.safetensors"
-    kept = model.read_bytes()
+    assert max(spent(directory).values()) <= cap
     (directory.path / "summary.json").unlink()
-    model.unlink()
     after = inline_run(values | {"resume": True}).read_json("summary.json")
-    assert after["stopped"] == before["stopped"]
-    assert after["rounds"] == 2
-    assert model.read_bytes() == kept
-    assert told(directory) == {"s1a": 2, "s2a": 2, "s3a": 2}
-
-
-def test_a_resumed_run_takes_a_sites_word_that_it_has_spent_more_than_the_server_knows(
-    tiny: Tiny, inline_run: InlineRun
-) -> None:
-    values = tiny("fedavg", rounds=5) | PRIVATE | {"max-epsilon": between(3)}
-    directory = inline_run(values)
-    (directory.path / "summary.json").unlink()
-    for newest in sorted((directory.path / "checkpoints").glob("*"))[-1:]:
-        newest.unlink()  # the server died before it wrote round 3, whose messages had left
-    summary = inline_run(values | {"resume": True}).read_json("summary.json")
-    assert summary["rounds"] == 2
-    said = "the run ends after round 2 of 5: site s1a, site s2a, site s3a, round 3, phase train: "
-    assert summary["stopped"].startswith(f"{said}epsilon is spent: 3 noisy messages")
-    assert told(directory) == {"s1a": 3, "s2a": 3, "s3a": 3}
+    assert (after["stopped"], after["rounds"]) == (summary["stopped"], 2), "it only finishes"
 
 
 def test_real_hospitals_draw_secret_noise_and_end_the_run_by_their_own_cap(
-    tiny: Tiny, tmp_path: Path
+    tiny: Tiny, inline_run: InlineRun, tmp_path: Path
 ) -> None:
-    def deployed(name: str) -> RunDirectory:
+    def deployed(name: str, **changes: Value) -> RunDirectory:
         nodes: list[dict[str, Value]] = [
-            {"site": site, "state-dir": str(tmp_path / name / site), "trust": "server"}
+            {
+                "site": site,
+                "state-dir": str(tmp_path / name / site),
+                "trust": "nobody",
+                "max-epsilon": 1000.0,
+                "minimum-measured": 1,
+            }
             for site in ("s1a", "s2a")
         ]
-        nodes[1]["max-epsilon"] = between(2)
-        settings = resolve(
-            tiny("fedavg", rounds=4) | PRIVATE | {"run-name": name, "out": str(tmp_path / "runs")}
-        )
+        values = tiny("fedavg", rounds=3) | PRIVATE | changes
+        settings = resolve(values | {"run-name": name, "out": str(tmp_path / "runs")})
         with flower_identity():
             return run(InlineGrid(app, settings.as_mapping(), nodes), settings)
 
     first, second = deployed("first"), deployed("second")
     models = [(one.path / "model.safetensors").read_bytes() for one in (first, second)]
     assert models[0] != models[1], "the same seed gives other noise"
-    summary = first.read_json("summary.json")
-    said = "the run ends after round 2 of 4: site s2a, round 3, phase train: epsilon is spent: "
-    assert summary["stopped"].startswith(said)
-    (left_out,) = summary["failures"]
-    assert left_out["site"] == "s2a"
-    assert left_out["reason"].startswith("epsilon is spent: 2 noisy messages")
-    sites = summary["privacy"]["guarantee"]["sites"]
-    assert {site: spent["releases"] for site, spent in sites.items()} == {"s1a": 3, "s2a": 2}
-    assert "simulation" not in summary["privacy"]["guarantee"]["of"]
-    ledger = tmp_path / "first" / "s1a" / "first" / "s1a" / LEDGER
-    assert json.loads(ledger.read_text())["releases"] == 3, "what the lost round cost is counted"
+    privacy = first.read_json("privacy.json")
+    assert "simulation" not in privacy["guarantee"]["of"]
+    silos = json.loads((first.path / "silos.json").read_text())
+    assert "fingerprints" not in json.dumps(silos) or not silos["s1a"].get("fingerprints")
+    cap = privacy["epsilon"] * 1.5
+    with pytest.raises(SiteError, match=r"epsilon is spent: this run has spent 0 "):
+        deployed("third", **{"max-epsilon": cap / 100})
 
 
-def test_a_run_whose_first_round_is_too_much_trains_nothing(
-    tiny: Tiny, inline_run: InlineRun, tmp_path: Path
-) -> None:
-    with pytest.raises(SettingError, match=r"epsilon of one round is .* raise 'noise-multiplier'"):
-        inline_run(tiny("fedavg") | PRIVATE | {"max-epsilon": 1.0})
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.filterwarnings("ignore:Initializing zero-element")
-def test_a_method_stopped_before_it_has_what_its_documents_tell_finishes(
-    tiny: Tiny, inline_run: InlineRun
-) -> None:
-    stages = {"picsr.experts": "finetuned", "picsr.warmup-rounds": 2, "rounds": 4}
-    values = tiny("picsr") | stages | PRIVATE | {"max-epsilon": between(1)}
-    directory = inline_run(values, draw=True)
-    assert directory.read_json("summary.json")["rounds"] == 1
-    assert (directory.path / "curves.png").is_file()
-
-
-def test_a_ledger_of_other_noise_stops_the_run(tiny: Tiny, inline_run: InlineRun) -> None:
-    directory = inline_run(tiny("fedavg") | PRIVATE)
-    (directory.path / "summary.json").unlink()
-    for newest in (directory.path / "checkpoints").glob("*2.safetensors"):
-        newest.unlink()
-    path = directory.path / "sites" / "s2a" / LEDGER
-    path.write_text(path.read_text().replace("0.5", "9.0"))
-    with pytest.raises(SiteError, match=r"site s2a, round 2, .* counts messages of"):
-        inline_run(tiny("fedavg") | PRIVATE | {"resume": True})
+def test_a_first_round_that_is_too_much_trains_nothing(tiny: Tiny, inline_run: InlineRun) -> None:
+    with pytest.raises(SiteError, match="epsilon is spent: this run has spent 0 at delta 1e-05"):
+        inline_run(tiny("fedavg") | PRIVATE | {"max-epsilon": 0.01})

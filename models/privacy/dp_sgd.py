@@ -73,8 +73,10 @@ def clipped_gradients(
         losses = losses_of(copies, own, truth)
         found = torch.autograd.grad(losses.sum(), list(copies.values()), allow_unused=True)
         gradients = {n: g for n, g in zip(copies, found, strict=True) if g is not None}
-        squares = torch.stack([g.flatten(1).square().sum(dim=1) for g in gradients.values()])
-        norms = squares.sum(dim=0).sqrt()
+        each = [
+            torch.linalg.vector_norm(g.reshape(len(truth), -1), dim=1) for g in gradients.values()
+        ]
+        norms = torch.linalg.vector_norm(torch.stack(each), dim=0)
         scales = (clip_norm / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
         for name, gradient in gradients.items():
             sums[name] += torch.einsum("b,b...->...", scales, gradient)

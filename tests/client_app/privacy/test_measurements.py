@@ -24,13 +24,13 @@ def test_measurements_of_few_stay() -> None:
 
 
 def test_under_a_cap_only_bounded_means_of_what_came_leave() -> None:
-    told, measured = noised(METRICS, SIZES, 2, 1.0)
+    told, measured = noised(METRICS, SIZES, SIZES, 2, 1.0)
     assert measured
     assert told.keys() == {
         *("incoming.test.accuracy", "incoming.test.loss", "incoming.val.accuracy"),
         "new-codewords",
     }
-    assert noised({"new-codewords": 4.0}, SIZES, 2, 1.0) == ({"new-codewords": 4.0}, False)
+    assert noised({"new-codewords": 4.0}, SIZES, SIZES, 2, 1.0) == ({"new-codewords": 4.0}, False)
 
 
 @pytest.mark.parametrize(("metric", "range_"), [("accuracy", 1.0), ("loss", LOSS_BOUND)])
@@ -41,12 +41,19 @@ def test_the_noise_is_of_one_patients_part_of_all_means(metric: str, range_: flo
         "incoming.test.entropy": 0.3,
     }
     key = f"incoming.test.{metric}"
-    draws = [noised(metrics, {"test": 1000}, 2, 2.0)[0][key] - metrics[key] for _ in range(2000)]
+    sizes = {"test": 1000}
+    draws = [noised(metrics, sizes, sizes, 2, 2.0)[0][key] - metrics[key] for _ in range(2000)]
     expected = 2.0 * range_ * math.sqrt(3) / 1000
     assert statistics.pstdev(draws) == pytest.approx(expected, rel=0.1)
     assert abs(statistics.fmean(draws)) < expected / 8
 
 
 def test_noise_leads_out_of_no_range() -> None:
-    draws = [noised({"incoming.test.accuracy": 1.0}, {"test": 20}, 2, 50.0)[0] for _ in range(50)]
+    best, sizes = {"incoming.test.accuracy": 1.0}, {"test": 20}
+    draws = [noised(best, sizes, sizes, 2, 50.0)[0] for _ in range(50)]
     assert all(0.0 <= found["incoming.test.accuracy"] <= 1.0 for found in draws)
+
+
+def test_a_mean_is_of_the_samples_that_were_told() -> None:
+    told = noised({"incoming.test.accuracy": 0.5}, {"test": 20}, {"test": 25}, 2, 1e-9)[0]
+    assert told["incoming.test.accuracy"] == pytest.approx(10 / 25)

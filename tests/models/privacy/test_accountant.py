@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import norm
 
-from fedsilo.models.privacy.accountant import epsilon, epsilon_of_a_change
+from fedsilo.models.privacy.accountant import epsilon, noise_for
 
 DELTA = 1e-5
 
@@ -34,42 +34,54 @@ def exact(z: float, releases: int) -> float:
     return float(brentq(excess, 0, mu * mu + 20 * mu))
 
 
+def once(z: float, releases: int) -> dict[tuple[float, float], int]:
+    return {(z, 1.0): releases}
+
+
 @pytest.mark.parametrize(("z", "releases"), [(6.0, 100), (1.0, 1), (0.5, 4), (40.0, 3), (3.0, 100)])
-def test_the_accountant_agrees_with_its_closed_form_and_is_above_the_exact_one(
+def test_epsilon_of_all_patients_is_the_closed_form_and_above_the_exact_one(
     z: float, releases: int
 ) -> None:
-    found = epsilon(z, releases, DELTA)
+    found = epsilon(once(z, releases), DELTA)
     assert found == pytest.approx(closed_form(z, releases), rel=0.01)
     assert exact(z, releases) <= found <= 1.25 * exact(z, releases)
 
 
 def test_six_times_the_norm_over_a_hundred_rounds_is_epsilon_8() -> None:
     assert exact(6.0, 100) == pytest.approx(8.0, abs=0.05)
-    assert 8.0 <= epsilon(6.0, 100, DELTA) <= 8.7
-    assert epsilon_of_a_change(12.0, 100, DELTA) == epsilon(6.0, 100, DELTA)
+    assert 8.0 <= epsilon(once(6.0, 100), DELTA) <= 8.7
 
 
 def test_a_variance_of_a_thousandth_hides_nothing() -> None:
     z = math.sqrt(0.001)
     assert exact(z, 1) == pytest.approx(634, rel=0.01)
-    assert exact(z, 100) == pytest.approx(51_000, rel=0.01)
-    assert epsilon(z, 1, DELTA) == pytest.approx(634, rel=0.03)
-    assert epsilon(z, 100, DELTA) == pytest.approx(51_000, rel=0.03)
+    assert epsilon(once(z, 1), DELTA) == pytest.approx(634, rel=0.03)
 
 
-def test_the_table_of_the_docs_is_what_the_accountant_says() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "privacy.md").read_text()
-    rows = re.findall(r"^\| ([\d.]+) \| (.* / .*) \|$", text, re.MULTILINE)
-    assert [float(z) for z, _ in rows] == [0.5, 1, 2, 4, 6, 12]
-    for z, cells in rows:
-        pairs = [
-            f"{epsilon(float(z), n, DELTA):.3g} / {epsilon_of_a_change(float(z), n, DELTA):.3g}"
-            for n in (1, 10, 30, 100)
-        ]
-        assert cells.split(" | ") == pairs
+def test_epsilon_of_sampled_and_whole_releases_agrees_with_the_library() -> None:
+    releases = {(1.1, 0.1): 300, (5.0, 1.0): 3}
+    accountant = RdpAccountant()
+    accountant.compose(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.1)), 300)
+    accountant.compose(GaussianDpEvent(5.0), 3)
+    assert epsilon(releases, DELTA) == pytest.approx(accountant.get_epsilon(DELTA), rel=0.02)
+
+
+def test_sampling_lowers_epsilon() -> None:
+    assert epsilon({(1.1, 0.1): 300}, DELTA) < epsilon(once(1.1, 300), DELTA) / 5
 
 
 def test_nothing_sent_is_nothing_spent_and_no_noise_is_everything() -> None:
-    assert epsilon(1.0, 0, DELTA) == epsilon(0.0, 0, DELTA) == 0
-    assert epsilon(0.0, 1, DELTA) == math.inf
-    assert epsilon(1.0, 2, DELTA) > epsilon(1.0, 1, DELTA) > epsilon(1.0, 1, 1e-3) > 0
+    assert epsilon({}, DELTA) == epsilon(once(0.0, 0), DELTA) == 0
+    assert epsilon(once(0.0, 1), DELTA) == math.inf
+    more, less = epsilon(once(1.0, 2), DELTA), epsilon(once(1.0, 1), DELTA)
+    assert more > less > epsilon(once(1.0, 1), 1e-3) > 0
+
+
+@pytest.mark.parametrize(("budget", "steps", "rate"), [(1.0, 30, 1.0), (8.0, 200, 0.05)])
+def test_noise_for_a_budget_is_enough_and_hardly_more(
+    budget: float, steps: int, rate: float
+) -> None:
+    noise = noise_for(budget, DELTA, steps, rate, statistics=2)
+    made = {(noise, rate): steps}
+    made[noise, 1.0] = made.get((noise, 1.0), 0) + 2
+    assert 0.98 * budget <= epsilon(made, DELTA) <= budget

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.privacy.dp_sgd import clipped_gradients, noisy_mean, poisson_batch
+
+
+class Slope(nn.Module):
+    """y = w x, with a weight that no loss uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(2.0))
+        self.idle = nn.Parameter(torch.tensor(1.0))
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Half the mean square error; its slope in w is (w x - y) x."""
+        return (self.w * inputs - labels).square().mean() / 2
+
+
+def test_each_gradient_is_clipped_before_they_are_summed() -> None:
+    network = Slope()
+    # (2 - 1) 1 = 1; (2 * 3 - 0) 3 = 18, clipped to 5; (2 * 1 - 4) 1 = -2
+    inputs, labels = torch.tensor([1.0, 3.0, 1.0]), torch.tensor([1.0, 0.0, 4.0])
+    sums, losses = clipped_gradients(network, network.loss, inputs, labels, 5.0)
+    assert sums["w"].item() == pytest.approx(1 + 5 - 2)
+    assert sums["idle"].item() == 0
+    assert losses.item() == pytest.approx(0.5 + 18 + 2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_parts_of_a_batch_give_the_same_sum(size: int) -> None:
+    network = Slope()
+    inputs, labels = torch.tensor([1.0, 3.0, 1.0]), torch.tensor([1.0, 0.0, 4.0])
+    sums, _ = clipped_gradients(network, network.loss, inputs, labels, 5.0, size)
+    assert sums["w"].item() == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("network", ["conv", "vgg16-bn", "resnet22"])
+def test_without_clipping_the_sum_is_the_batchs_gradient(network: str) -> None:
+    settings = CommonSettings(network=network, width=4, dropout=0.0, sample_clip_norm=1.0)
+    channels = 3 if network == "vgg16-bn" else 1
+    model = build_classifier(settings, Task((channels, 32, 32), 3)).train()
+    rng = torch.Generator().manual_seed(3)
+    inputs = torch.randn(4, channels, 32, 32, generator=rng)
+    labels = torch.tensor([0, 1, 2, 1])
+    sums, total = clipped_gradients(model, model.loss, inputs, labels, 1e9)
+    loss = model.loss(inputs, labels)
+    loss.backward()
+    assert total.item() / 4 == pytest.approx(loss.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert torch.allclose(sums[name] / 4, parameter.grad, atol=1e-5), name
+
+
+@given(
+    st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=6),
+    st.floats(-50, 50, width=32),
+    st.floats(0.01, 10),
+)
+def test_one_more_patient_moves_the_sum_by_at_most_the_clip_norm(
+    others: list[float], patient: float, clip_norm: float
+) -> None:
+    network = Slope()
+
+    def summed(values: list[float]) -> float:
+        inputs, labels = torch.tensor(values), torch.zeros(len(values))
+        sums, _ = clipped_gradients(network, network.loss, inputs, labels, clip_norm)
+        return sums["w"].item()
+
+    moved = abs(summed([*others, patient]) - summed(others))
+    assert moved <= clip_norm * (1 + 1e-4) + 1e-4
+
+
+def test_an_empty_batch_has_no_gradient() -> None:
+    network = Slope()
+    sums, losses = clipped_gradients(network, network.loss, torch.zeros(0), torch.zeros(0), 1.0)
+    assert (sums["w"].item(), losses.item()) == (0, 0)
+
+
+def test_noisy_mean_divides_by_the_expected_size_and_adds_noise() -> None:
+    sums = {"w": torch.full((20_000,), 6.0)}
+    noisy = noisy_mean(sums, 2.0, 1.5, 3.0, torch.Generator().manual_seed(1))["w"]
+    assert float(noisy.mean()) == pytest.approx(2.0, abs=0.05)
+    assert float(noisy.std()) == pytest.approx(1.5 * 2.0 / 3.0, rel=0.02)
+
+
+def test_poisson_batches_have_each_sample_with_the_rate_alone() -> None:
+    rng = torch.Generator().manual_seed(2)
+    batches = [poisson_batch(50, 0.1, rng) for _ in range(2000)]
+    counts = torch.bincount(torch.cat(batches), minlength=50) / 2000
+    assert counts.mean().item() == pytest.approx(0.1, abs=0.005)
+    assert counts.max().item() < 0.13
+    assert len({len(batch) for batch in batches}) > 8, "sizes differ"
+    assert poisson_batch(5, 1.0, rng).tolist() == [0, 1, 2, 3, 4]
