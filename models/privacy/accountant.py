@@ -8,8 +8,10 @@ in one patient, who is there or is not.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+
+from fedsilo.models.contract.errors import SettingError
 
 SPENT = "epsilon is spent"  # starts a site's refusal; the server recognises it by these words
 # Noise multiplier z and sampling rate q -> how many releases; q = 1: every patient is in each
@@ -59,31 +61,29 @@ def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, .
     return tuple(map(float, accountant._rdp))  # it has no public name for them
 
 
-def noise_for(
-    budget: float, delta: float, steps: int, rate: float = 1.0, statistics: int = 0
-) -> float:
-    """Return the least noise multiplier with which steps and statistics stay within a budget.
+def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) -> float:
+    """Return the least noise multiplier with which what a run makes stays within a budget.
 
     Args:
         budget: epsilon.
         delta: at which it holds.
-        steps: optimiser steps of all rounds.
-        rate: share of the patients behind each step.
-        statistics: releases over all patients, with the same noise.
+        made: returns the releases of a run with a noise multiplier; more noise, less epsilon.
 
     Returns:
         The noise multiplier, at most a thousandth more than is needed.
+
+    Raises:
+        SettingError: no noise is enough.
     """
-
-    def spent(noise: float) -> float:
-        made = {(noise, rate): steps}
-        made[noise, 1.0] = made.get((noise, 1.0), 0) + statistics
-        return epsilon(made, delta)
-
     low, high = 0.0, 1.0
-    while spent(high) > budget and high < _MOST_NOISE:
+    while epsilon(made(high), delta) > budget:
+        if high >= _MOST_NOISE:
+            raise SettingError(
+                f"no noise brings the run's epsilon to {budget:g}: 'statistics-noise' is spent "
+                "whatever the steps' noise is; raise it, or the budget"
+            )
         low, high = high, 2 * high
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if spent(middle) > budget else (low, middle)
+        low, high = (middle, high) if epsilon(made(middle), delta) > budget else (low, middle)
     return high

@@ -7,10 +7,11 @@
     run.metrics.query("split == 'test' and metric == 'accuracy'")
 
 Every error is a ``fedsilo.models.contract.errors.FedsiloError`` of one line. The commands
-``fedsilo deploy`` and ``fedsilo doctor`` are the functions of ``deploying`` and ``checking``.
+``fedsilo deploy``, ``fedsilo doctor`` and ``fedsilo privacy`` are the functions of ``deploying``,
+``checking`` and ``privacy``.
 """
 
-from fedsilo.server_app.api import checking, deploying
+from fedsilo.server_app.api import checking, deploying, privacy
 from fedsilo.server_app.api.applying import calibrate, card, export, finetune, predict
 from fedsilo.server_app.api.comparing import bars, compare, crossvalidate, sweep, tune
 from fedsilo.server_app.api.drawing import (

@@ -8,6 +8,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import norm
 
+from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.privacy.accountant import epsilon, noise_for
 
 DELTA = 1e-5
@@ -81,7 +82,13 @@ def test_nothing_sent_is_nothing_spent_and_no_noise_is_everything() -> None:
 def test_noise_for_a_budget_is_enough_and_hardly_more(
     budget: float, steps: int, rate: float
 ) -> None:
-    noise = noise_for(budget, DELTA, steps, rate, statistics=2)
-    made = {(noise, rate): steps}
-    made[noise, 1.0] = made.get((noise, 1.0), 0) + 2
-    assert 0.98 * budget <= epsilon(made, DELTA) <= budget
+    def made(noise: float) -> dict[tuple[float, float], int]:
+        return {(noise, rate): steps, (20.3, 1.0): 2}
+
+    noise = noise_for(budget, DELTA, made)
+    assert 0.98 * budget <= epsilon(made(noise), DELTA) <= budget
+
+
+def test_a_budget_below_what_is_spent_anyway_has_no_noise() -> None:
+    with pytest.raises(SettingError, match=r"no noise brings the run's epsilon to 0\.01"):
+        noise_for(0.01, DELTA, lambda noise: {(noise, 1.0): 1, (1.0, 1.0): 1})

@@ -22,7 +22,7 @@ PANELS = {
     "Look at finished runs": "plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate export card",
     "Deploy": "deploy doctor",
-    "Data and settings": "fetch datasets manifest survey settings experiments",
+    "Data and settings": "privacy fetch datasets manifest survey settings experiments",
 }
 COMMANDS = tuple(" ".join(PANELS.values()).split())
 EXAMPLE = re.compile(r"Example: fedsilo ([^\n]+(?:\n  [^\n]+)*)")
@@ -31,6 +31,7 @@ NESTED = tuple(
     for group, names in {
         "deploy": ("up", "status", "logs", "run", "down"),
         "doctor": ("site", "server", "run"),
+        "privacy": ("plan",),
     }.items()
     for name in names
 )
@@ -136,6 +137,7 @@ def test_each_command_has_help_and_no_markup_in_it(
         ),
         ("doctor run", "deployment set config file supernodes seed json"),
         ("deploy status", "deployment"),
+        ("privacy plan", "samples epsilon delta set config file"),
         ("pretrain", "set config out file save-as"),
         ("explain", "site row split data-dir state-dir json-file picture"),
         ("attention", "site split images data-dir state-dir pictures"),

@@ -1,0 +1,81 @@
+"""Differential privacy before a run: which noise a budget buys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.api.arguments import Changes, run_sources
+
+if TYPE_CHECKING:
+    from fedsilo.models.contract.settings import CommonSettings
+    from fedsilo.models.privacy.accountant import Releases
+
+
+def plan(
+    experiment: str,
+    *,
+    samples: Sequence[int],
+    epsilon: Sequence[float] = (1.0, 2.0, 5.0, 10.0),
+    delta: float = 1e-5,
+    **sources: Unpack[Changes],
+) -> Iterator[str]:
+    """Tell which noise an experiment needs for a budget, by rounds, batches and data size.
+
+    A site spends epsilon for each optimiser step, for its label counts, and for the measurements
+    of each round that has some and of the end. The smallest site needs the most noise.
+
+    Args:
+        experiment: of simulation.yaml.
+        samples: training samples of each site.
+        epsilon: the budgets.
+        delta: at which they hold.
+        sources: what changes the experiment.
+
+    Yields:
+        A line for each site size and budget, with the settings to set.
+
+    Raises:
+        SettingError: the experiment is unknown, or a number cannot be.
+    """
+    from fedsilo.server_app.run.planning import planned
+
+    common = planned(experiment, run_sources(sources))[0].common
+    if not samples or min(samples) < 1 or min(epsilon, default=0.0) <= 0:
+        raise SettingError("--samples and --epsilon must be numbers above 0: name at least one")
+    for count in sorted(set(samples), reverse=True):
+        yield from _plan_of(common, count, epsilon, delta)
+
+
+def _plan_of(
+    common: CommonSettings, count: int, budgets: Sequence[float], delta: float
+) -> Iterator[str]:
+    from fedsilo.models.privacy.accountant import noise_for
+
+    rate = min(1.0, common.batch_size / count)
+    steps = common.rounds * (common.local_steps or common.local_epochs * math.ceil(1 / rate))
+    measured = sum(map(common.measures_in, range(1, common.rounds + 1)))
+    statistics = 2 + measured  # label counts, and the measurements of the end
+    yield (
+        f"{count} training samples: {steps} steps in {common.rounds} rounds, each with "
+        f"{'all samples' if rate == 1 else f'{rate:.3g} of the samples'}; {statistics} releases of "
+        "counts and measurements at a hospital"
+    )
+
+    def made(noise: float) -> Releases:
+        spent = {(noise, rate): steps}
+        kind = common.statistics_noise or noise, 1.0
+        return spent | {kind: spent.get(kind, 0) + statistics}
+
+    for budget in budgets:
+        noise = noise_for(budget, delta, made)
+        yield (
+            f"  epsilon {budget:g} at delta {delta:g}: --set sample-clip-norm=1 --set "
+            f"noise-multiplier={_rounded_up(noise):g}"
+        )
+
+
+def _rounded_up(noise: float) -> float:
+    return math.ceil(noise * 100) / 100
