@@ -22,7 +22,7 @@ PANELS = {
     "Look at finished runs": "plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate export card",
     "Deploy": "deploy doctor",
-    "Data and settings": "privacy fetch datasets manifest survey settings experiments",
+    "Data and settings": "fetch datasets manifest survey settings experiments privacy",
 }
 COMMANDS = tuple(" ".join(PANELS.values()).split())
 EXAMPLE = re.compile(r"Example: fedsilo ([^\n]+(?:\n  [^\n]+)*)")
