@@ -110,8 +110,11 @@ class Hospital:
 
     def rows(self) -> np.ndarray[Any, Any]:
         """Return the training rows as its networks see them, (n, features), in sd."""
-        inputs = self.silo().train.inputs
+        silo = self.silo()
+        inputs = silo.train.inputs
         figures = pooled_statistics([sums_of(inputs)])
+        if self.run.get("standardise") == "declared" and silo.declared is not None:
+            figures = silo.declared
         return np.asarray(standardised(inputs, figures), dtype=np.float64)
 
     def recovered(self, candidates: Iterable[np.ndarray[Any, Any]], error: float = 0.1) -> int:
