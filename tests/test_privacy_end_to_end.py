@@ -198,3 +198,10 @@ def test_real_hospitals_draw_secret_noise_and_end_the_run_by_their_own_cap(
 def test_a_first_round_that_is_too_much_trains_nothing(tiny: Tiny, inline_run: InlineRun) -> None:
     with pytest.raises(SiteError, match="epsilon is spent: this run has spent 0 at delta 1e-05"):
         inline_run(tiny("fedavg") | PRIVATE | {"max-epsilon": 0.01})
+
+
+def test_a_prototype_is_paid_once_when_it_leaves(inline_run: InlineRun) -> None:
+    stages: dict[str, Value] = {"picsr.expert-rounds": 3, "rounds": 4, "local-steps": 1}
+    values = HEART | {"method": "picsr", "batch-size": 10_000} | stages | PRIVATE
+    directory = inline_run(values | {"statistics-noise": 7.0}, 4)
+    assert steps(directory, "va") == {(Z, 1.0): 4, (7.0, 1.0): 1}

@@ -77,6 +77,8 @@ class PICSRSite(SiteMethod):
         if stage == WARMUP:
             return lab.reply(network)
         expert = exchanged_arrays(network)
+        if not lab.instruction.returns:  # a prototype that stays must cost no epsilon
+            return lab.reply(network, keep=expert)
         send = with_prefix(OWN_EXPERT, expert) | {OWN_PROTOTYPE: self._prototype(lab)}
         return lab.reply(network, send=send, keep=expert)
 
