@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import RecordDict
 
@@ -31,7 +31,11 @@ class SiteMethod(ABC):
 
     Attributes:
         settings: the method's own.
+        measures_what_stays: whether it measures a model that ``lab.fit(stays=True)`` trained. What
+            such a model says of other patients has no noise: under a cap on epsilon it stays too.
     """
+
+    measures_what_stays: ClassVar[bool] = False
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
