@@ -58,6 +58,5 @@ def test_the_page_names_all_that_a_run_writes(noised: RunDirectory, named: set[s
     assert tables | set(config["environment"]) - {"packages"} <= named
     ledger = json.loads((noised.path / "sites/s1a/privacy-ledger.json").read_text())
     (((noise, rate, count),),) = ledger.values()
-    assert (noise, rate, count) == (6.0, pytest.approx(16 / 36), 3), (
-        "a local epoch in batches of 16"
-    )
+    # A local epoch over 36 samples, 16 a step on average
+    assert (noise, rate, count) == (6.0, pytest.approx(16 / 36), 3)

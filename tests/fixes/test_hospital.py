@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from fedsilo.client_app.training import compute, loop
-from fedsilo.models.contract.messages import HELLO, TRAIN
+from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import flower_identity, run_inline

@@ -12,7 +12,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.federation import SITES, Federation
-from tests.support.fixes import GONE, Case, Values, check, refused, tiny
+from tests.support.fixes import Case, Values, check, refused, tiny
 
 SECURE: Values = {"clip-norm": 1.0, "secure-aggregation": "secagg"}
 PRIVATE: Values = {

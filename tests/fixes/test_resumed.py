@@ -10,8 +10,7 @@ import pytest
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, run_inline
-from fedsilo.server_app.run.runner import run
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.data_folders import write_tables
 from tests.support.fixes import HEART, Values, refused
 
