@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedsilo.client_app.outbound import Arrays, Outbound
-from fedsilo.client_app.patient_privacy import PatientPrivacy
+from fedsilo.client_app.patients import PatientPrivacy
 from fedsilo.client_app.privacy.measurements import LOSS_BOUND
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState

@@ -4,7 +4,8 @@ A method is a class with a function per phase, named as the phase with dashes as
 author meets eight names: of the class ``open`` and ``train``; of the ``Lab``, which each phase is
 given, ``arrays`` (what came), ``state`` (what this site has kept), ``classifier`` (the run's
 network), ``measure``, ``fit`` and ``reply``. Two more have defaults: ``measured`` (which networks
-are measured, and what else of them) and ``admit`` (whether this site can take part).
+are measured, and what else of them) and ``admit`` (whether this site can take part). A class whose
+model stays at the site says so for private runs: ``measures_what_stays``.
 """
 
 from __future__ import annotations

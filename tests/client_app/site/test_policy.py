@@ -21,8 +21,10 @@ from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, ME
 from fedsilo.models.contract.methods import METHODS, method_part, settings_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import key_of
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.privacy.accountant import epsilon
-from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.wire.records import record_bytes, unbundle
 from tests.support.lab import session_with
@@ -98,6 +100,13 @@ def refusal(context: Context, asked: Message | None = None) -> str:
     assert last["why"] == reason
     assert last["bytes-out"] == len(reason.encode())
     return reason
+
+
+@pytest.fixture
+def private_weights(resolved: Callable[..., RunSettings], silo: Silo) -> dict[str, Any]:
+    """Return the initial weights of a network with group norms."""
+    network = build_classifier(resolved(**PRIVATE).common, silo.task)
+    return {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
 
 
 @pytest.fixture
@@ -317,12 +326,12 @@ def test_of_two_caps_on_epsilon_the_lower_holds_at_the_lower_delta(
 
 
 def test_the_files_cap_on_epsilon_keeps_arrays_at_home_once_it_is_spent(
-    hospital: Hospital, message: Make, weights: dict[str, Any]
+    hospital: Hospital, message: Make, private_weights: dict[str, Any]
 ) -> None:
     # The label counts once; of each reply two steps over all samples and its measurements
     cap = epsilon({(6.0, 1.0): 1 + 2 * (2 + 1)}, 1e-5) * 1.001
     node = hospital({"max-epsilon": cap}, batch_size=10_000, local_steps=2, **PRIVATE)
-    replies = [app(message(TRAIN, weights, run_name=name), node) for name in ("a", "b", "c", "d")]
+    replies = [app(message(TRAIN, private_weights, run_name=name), node) for name in "abcd"]
     assert [reply.has_content() for reply in replies] == [True, True, False, False]
     assert f"above the hospital's own 'max-epsilon' {cap:g};" in reason_of(replies[2])
     assert [line["outcome"] for line in log_of(node)] == ["answered"] * 2 + ["refused"] * 2
@@ -556,7 +565,7 @@ def test_the_server_is_told_which_site_refuses_by_which_key(
 
 
 def test_the_example_is_a_site_file_under_which_a_run_of_its_method_is_answered(
-    hospital: Hospital, message: Make, weights: dict[str, Any]
+    hospital: Hospital, message: Make, private_weights: dict[str, Any]
 ) -> None:
     rules = yaml.safe_load(EXAMPLE.read_text())
     assert {key_of(name) for name in SiteFile.__dataclass_fields__} - {"given"} == rules.keys()
@@ -564,5 +573,5 @@ def test_the_example_is_a_site_file_under_which_a_run_of_its_method_is_answered(
     rules |= LOW
     node = hospital(rules | {"datasets": ["digits"]}, trust="nobody", **PRIVATE)
     assert app(hello(), node).has_content()
-    assert app(message(TRAIN, weights), node).has_content()
+    assert app(message(TRAIN, private_weights), node).has_content()
     assert os.path.isabs(yaml.safe_load(EXAMPLE.read_text())["audit-log"])
