@@ -20,8 +20,7 @@ def site_facts(session: SiteSession) -> SiteFacts:
     numbers of broken samples are not told: whoever guesses the data could check the guess.
 
     Raises:
-        SiteError: its rows are too few for the sums that the run asks for, or it refuses to send
-            any.
+        RefusedError: its rows are too few for the sums that the run asks for.
         SettingError: the weights of its network are missing.
     """
     silo, software = session.silo, {}
@@ -51,13 +50,14 @@ def site_facts(session: SiteSession) -> SiteFacts:
 def measured_splits(session: SiteSession) -> tuple[str, ...]:
     """Return the splits of which measurements leave.
 
-    Those of few samples do not, nor a training loss under a cap of the hospital's own: noise in
-    proportion to one patient's part of a mean hides nobody in what training made of all.
+    Those of few samples do not. Under a cap of the hospital's own a training loss does not either,
+    nor what a model says that was trained without noise: noise in proportion to one patient's part
+    of a mean hides nobody in what training made of all.
     """
     sizes = {name: len(split) for name, split in session.silo.splits().items()}
     withheld = {name for name, size in sizes.items() if 0 < size < session.limits.minimum_measured}
     if session.cap:
-        withheld.add("train")
+        withheld |= set(SPLITS) if session.method.measures_what_stays else {"train"}
     return tuple(name for name in SPLITS if name not in withheld)
 
 
@@ -65,17 +65,11 @@ def feature_sums(session: SiteSession) -> Sums | None:
     """Return what this site sends towards pooled figures of a table, or None.
 
     Raises:
-        SiteError: so few rows are behind a sum that it says too much of each of them, or the
-            hospital has a cap on epsilon, and exact sums have none.
+        RefusedError: so few rows are behind a sum that it says too much of each of them.
     """
     silo, settings = session.silo, session.settings
     if not silo.features or settings.standardise != "pooled":
         return None
-    if settings.max_epsilon:
-        raise RefusedError(
-            f"site {silo.name} has a cap on epsilon and sends no exact sums: set "
-            "'standardise' to 'declared' or 'site', or leave the site out"
-        )
     sums, least, rows = sums_of(silo.train.inputs), settings.sums_min_count, len(silo.train)
     few = [f"it has {rows} training rows"] if rows < least else []
     few += [

@@ -1,13 +1,13 @@
 """One message at one site, the same for every method: what came, training, measuring, the reply.
 
 A method (``client_app/methods``) says in what order these happen. Whatever leaves a site leaves by
-``Lab.reply``, which clips, noises, counts epsilon, masks and packs it.
+``Lab.reply``, which noises measurements, masks and packs; ``Lab.fit`` and ``Lab.privacy`` hide each
+patient in what is trained and averaged.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedsilo.client_app.outbound import Arrays, Outbound
+from fedsilo.client_app.patients import PatientPrivacy
 from fedsilo.client_app.privacy.measurements import LOSS_BOUND
-from fedsilo.client_app.privacy.noise_source import noise_source
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.training.class_means import PrivateMeans
 from fedsilo.client_app.training.evaluation import Probe, measure
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.client_app.training.loop import (
@@ -36,7 +35,6 @@ from fedsilo.client_app.training.loop import (
     train_locally,
 )
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
-from fedsilo.client_app.training.private import PrivateTraining
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import (
@@ -49,6 +47,7 @@ from fedsilo.models.contract.messages import (
     NUM_EXAMPLES,
     PEAK_MEMORY,
     SECONDS,
+    SECURING,
     TRAINED,
     UNREPEATABLE,
     Instruction,
@@ -58,7 +57,6 @@ from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
-from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.strategies.wire.records import unpack
 
 
@@ -96,6 +94,7 @@ class Lab:
         metrics: what the reply will say, by MetricRecord key.
         state_files: where the site's own state is.
         outbound: the way out, which ``reply`` takes.
+        privacy: makes training and means private per patient, where the run asks for it.
         packed: what ``reply`` has packed.
         unrepeatable: names of the operations that were not deterministic.
     """
@@ -111,7 +110,8 @@ class Lab:
         self.instruction = instruction
         self.content = content
         self.site = session.silo.name
-        self.silo = session.silo_for(content) if session.silo.features else session.silo
+        tabular = session.silo.features and instruction.phase not in SECURING
+        self.silo = session.silo_for(content) if tabular else session.silo
         self.common = session.settings
         self.sampling = session.sampling
         self.compute = session.compute
@@ -123,6 +123,7 @@ class Lab:
         self._trained: SiteNetwork | None = None
         self._continued: Arrays | None = None  # what training continues from in the next round
         self.outbound = Outbound(session, instruction, content, self.state_files.folder)
+        self.privacy = PatientPrivacy(session, instruction.round, self.outbound.account)
         self.packed: RecordDict | None = None
         self.unrepeatable: Collection[str] = ()
         self._started = time.perf_counter()
@@ -216,23 +217,29 @@ class Lab:
 
         Raises:
             EpsilonSpentError: training is private, and its steps would exceed a cap.
+            RefusedError: fewer samples or steps than the hospital allows are behind the training.
             SiteError: training diverged.
         """
         settings, split = settings or self.sampling, self.silo.train if split is None else split
-        limits = self.session.limits
-        decays = settings.rate_decay != "none"
-        rounds, floor = self.instruction.round - 1, limits.minimum_batch
-        before = steps_before(rounds, len(split.labels), settings, floor) if decays else 0
+        limits, rounds = self.session.limits, self.instruction.round - 1
+        taking = replace(settings, local_steps=steps) if steps else settings
+        private = None if stays else self.privacy.training(taking, aside)
+        # The real number of samples would be in the learning rate and in the loss
+        samples = private.told if private else len(split.labels)
+        before = 0
+        if settings.rate_decay != "none":
+            own = rounds * private.steps() if private else None
+            before = own or steps_before(rounds, samples, settings, limits.minimum_batch)
         if beside:
             after_step = step_beside(beside, settings, before)
         anneal = None
         if evidences(network):
-            anneal = annealed(network, rounds, len(split.labels), settings, floor)
+            anneal = annealed(network, rounds, samples, settings, limits.minimum_batch)
         train = partial(
             train_locally,
             network,
             split,
-            replace(settings, local_steps=steps) if steps else settings,
+            taking,
             self.compute,
             (self.instruction.round, self.site, *aside),
             objective=objective,
@@ -241,65 +248,20 @@ class Lab:
             before_pass=anneal,
             steps_before=before,
             minimum_steps=limits.minimum_steps_per_reply,
-            minimum_batch=limits.minimum_batch,
-            private=None if stays else self._private_training(settings, steps, aside),
+            minimum_batch=self.privacy.smallest_batch(private is not None),
+            private=private,
         )
         if aside:
             train(plan=plan)
             return
         self._continued, self._trained = {}, network
         if settings.epoch_steps or settings.optimiser_state == "run":
-            samples = len(split.labels)
             loss, self._continued = train_continued(
                 train, network, self.stored, settings, samples, rounds + 1, self.site, order
             )
         else:
             loss = train(plan=plan)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
-
-    def _private_training(
-        self, settings: CommonSettings, steps: int, aside: tuple[str, ...]
-    ) -> PrivateTraining | None:
-        """Return how this training hides patients, once it is paid for; None: it need not."""
-        if not settings.is_private():
-            return None
-        key: tuple[int | str, ...] = (self.instruction.round, self.site, *aside)
-        private = PrivateTraining(
-            replace(settings, local_steps=steps) if steps else settings,
-            self._told_samples(),
-            self._noise("privacy", *key),
-            self._noise("batches", *key) or torch.Generator().manual_seed(secrets.randbits(63)),
-        )
-        releases = {(settings.noise_multiplier, private.rate): private.steps()}
-        self.outbound.account.spend(releases)
-        return private
-
-    def private_means(self, of: str = "") -> PrivateMeans | None:
-        """Return what makes means of this site's samples private, once they are paid for.
-
-        Args:
-            of: names the means where a message has several.
-
-        Returns:
-            None where they need not be.
-
-        Raises:
-            EpsilonSpentError: they would exceed a cap.
-        """
-        if not self.common.is_private():
-            return None
-        noise = statistics_noise(self.common)
-        self.outbound.account.spend({(noise, 1.0): 1})
-        source = self._noise("statistics", self.instruction.round, self.site, of)
-        counts = self.session.told()["train"]
-        return PrivateMeans(self.common.statistics_clip_norm, noise, counts, source)
-
-    def _noise(self, *key: int | str) -> torch.Generator | None:
-        return noise_source(self.session.simulated, self.common.seed, *key)
-
-    def _told_samples(self) -> int:
-        """Return how many training samples this site says it has."""
-        return sum(self.session.told()["train"])
 
     def reply(
         self,
@@ -333,7 +295,7 @@ class Lab:
             {
                 **self.outbound.metrics(self.metrics),
                 **self._spent(),
-                NUM_EXAMPLES: self._told_samples(),
+                NUM_EXAMPLES: self.privacy.told_samples(),
                 **cost,
                 KEPT_STATE: int(kept),
                 **{f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)},

@@ -73,6 +73,8 @@ class Outbound:
         metrics = of_enough(metrics, sizes, limits.minimum_measured)
         if cap is None:
             return metrics
+        if self.session.method.measures_what_stays:
+            metrics = of_enough(metrics, {}, 1)  # no split has any that may leave
         noise = statistics_noise(self.session.settings)
         told = {name: sum(counts) for name, counts in self.session.told().items()}
         leaving, measured = noised(metrics, sizes, told, silo.task.classes, noise)

@@ -31,7 +31,7 @@ from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.contract.methods import method_part, settings_class
-from fedsilo.models.contract.settings import SERVER, CommonSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
 from fedsilo.models.privacy.promises import check_privacy_settings, statistics_noise
 
@@ -213,8 +213,7 @@ def open_session(context: Context) -> SiteSession:
     capped, folder = node_cap(context), own_folder(context, site)
     if capped.max_epsilon:
         _refuse_without_epsilon(settings)
-    if settings.trust != SERVER or settings.is_private() or settings.secure_aggregation != "none":
-        check_privacy_settings(settings, bool(silo.features))  # whatever the server has checked
+    check_privacy_settings(settings, bool(silo.features))  # whatever the server has checked
     cap = None
     if capped.max_epsilon and folder:
         cap = OwnCap(folder / LEDGER, capped.max_epsilon, capped.delta)

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Array, Error, Message
 from safetensors.numpy import load_file
 
@@ -25,7 +24,6 @@ from fedsilo.models.contract.messages import (
     TRAIN,
 )
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.privacy.gaussian_mechanism import clip_and_noise
 from fedsilo.models.privacy.secure_sum import quantisation
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -181,10 +179,9 @@ def test_no_single_update_reaches_the_server_or_its_disk(
         ({"secure-threshold": 5}, "of 4 sites it must be from 3 to 4", {"secure-threshold": 0}),
         ({"secure-threshold": 2}, "of 4 sites it must be from 3 to 4", {"secure-threshold": 4}),
         ({"aggregation": "median"}, "of a sum only the mean is known", {"aggregation": "mean"}),
-        ({"noise-multiplier": 1.0}, "a sum has no room for noise", {"noise-multiplier": 0.0}),
         ({"secure-bits": 4}, "raise 'secure-bits', or set it to 0", {"secure-bits": 0}),
         ({"sites-per-round": 2}, "needs at least three sites, and there are 2", {"silos": 4}),
-        ({"max-epsilon": 3.0}, "'noise-multiplier' is 0: without noise", {"max-epsilon": 0.0}),
+        ({"max-epsilon": 3.0}, "there is no epsilon: set both, or remove", {"max-epsilon": 0.0}),
         (
             {"method": "fedproto"},
             "method 'fedproto' needs more of the sites' arrays than a sum",
@@ -329,16 +326,6 @@ def test_weights_whose_masks_do_not_fit_are_not_taken_for_a_mean(
     monkeypatch.setattr(faulty, "change", staticmethod(change))
     with pytest.raises(SiteError, match=r"round 1: the masks did not go out of the sum"):
         inline_run(values, SILOS)
-
-
-def test_parts_of_a_sum_are_not_cut_where_a_model_could_not_be() -> None:
-    variance = {"norm.running_var": torch.ones(4000)}
-    rng = torch.Generator().manual_seed(1)
-    part = clip_and_noise(variance, variance, 5.0, 1.0, rng, summed=True)["norm.running_var"]
-    assert float(part.mean()) == pytest.approx(1.0, abs=0.4)
-    assert float(part.std()) == pytest.approx(5.0, rel=0.05)
-    whole = clip_and_noise(variance, variance, 5.0, 1.0, rng)["norm.running_var"]
-    assert float(whole.min()) == 0.0
 
 
 def test_shares_that_give_no_secret_stop_the_round(

@@ -4,7 +4,8 @@ A method is a class with a function per phase, named as the phase with dashes as
 author meets eight names: of the class ``open`` and ``train``; of the ``Lab``, which each phase is
 given, ``arrays`` (what came), ``state`` (what this site has kept), ``classifier`` (the run's
 network), ``measure``, ``fit`` and ``reply``. Two more have defaults: ``measured`` (which networks
-are measured, and what else of them) and ``admit`` (whether this site can take part).
+are measured, and what else of them) and ``admit`` (whether this site can take part). A class whose
+model stays at the site says so for private runs: ``measures_what_stays``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import RecordDict
 
@@ -31,7 +32,11 @@ class SiteMethod(ABC):
 
     Attributes:
         settings: the method's own.
+        measures_what_stays: whether it measures a model that ``lab.fit(stays=True)`` trained. What
+            such a model says of other patients has no noise: under a cap on epsilon it stays too.
     """
+
+    measures_what_stays: ClassVar[bool] = False
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

@@ -14,6 +14,7 @@ class DittoSite(SiteMethod):
     """Has two models; its own is measured."""
 
     settings: DittoSettings
+    measures_what_stays = True
 
     def open(self, lab: Lab) -> SiteNetwork:
         """Open the site's own model, which begins as the first global one that came."""

@@ -16,6 +16,7 @@ class FedAvgFTSite(SiteMethod):
     """In a round that returns nothing it fine-tunes, from the global weights or its own."""
 
     settings: FedAvgFTSettings
+    measures_what_stays = True
 
     def open(self, lab: Lab) -> SiteNetwork:
         """Load the weights that came, else the site's own.

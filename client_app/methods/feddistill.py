@@ -38,7 +38,7 @@ class FedDistillSite(LocalSite):
             lab.compute,
             lambda inputs: network.classify(network.features(network.encode(inputs))),
             max(self.settings.class_min_count, lab.common.sums_min_count),
-            lab.private_means(),
+            lab.privacy.means(),
         )
         return lab.reply(
             network,

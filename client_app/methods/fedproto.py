@@ -39,7 +39,7 @@ class FedProtoSite(LocalSite):
             lab.compute,
             lambda inputs: network.encode(inputs).flatten(1),
             max(self.settings.class_min_count, lab.common.sums_min_count),
-            lab.private_means(),
+            lab.privacy.means(),
         )
         return lab.reply(
             network,

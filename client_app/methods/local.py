@@ -14,6 +14,8 @@ from fedsilo.models.networks.site_network import SiteNetwork
 class LocalSite(SiteMethod):
     """Continues from its own weights of the round before; the first are the seed's, or sent."""
 
+    measures_what_stays = True
+
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network from this site's own state, else from what it is to start from."""
         return lab.classifier(lab.state() or lab.arrays(START) or None)

@@ -110,7 +110,7 @@ class PICSRSite(SiteMethod):
 
     def _prototype(self, lab: Lab) -> Tensor:
         inputs = float_inputs(lab.silo.train.inputs)
-        if private := lab.private_means():
+        if private := lab.privacy.means():
             return private.mean(inputs.flatten(1)).reshape(inputs.shape[1:])
         mean = prototype(inputs)
         if not self.settings.prototype_noise:

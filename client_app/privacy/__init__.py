@@ -1,4 +1,4 @@
-"""The one way out: clipping, noise and the ledger.
+"""The ledger, noise, told counts, measurements under a cap, and secure sums.
 
 Stands on site; knows no method.
 """

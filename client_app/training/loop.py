@@ -220,7 +220,7 @@ def train_locally(
     decays = settings.rate_decay != "none"
     set_rates = decayed_rates(optimiser, settings, steps_before) if decays else None
     if private:
-        plan, minimum_batch = private.plan(len(split.labels)), 1
+        plan = private.plan(len(split.labels))
     elif plan is None:
         rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
         plan = schedule(len(split.labels), settings, rng, minimum_batch)

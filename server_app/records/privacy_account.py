@@ -33,6 +33,7 @@ _NO_NOISE = (
     f"arrays came without '{DP_EPSILON}', so perhaps without noise; server and site run different "
     "versions of fedsilo"
 )
+_ROUNDING = 1 + 1e-6
 
 
 class PrivacyHook(Hook):
@@ -52,8 +53,16 @@ class PrivacyHook(Hook):
         self.spent_by: dict[str, float] = {}
 
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
-        """Refuse arrays that come without a word on what they cost."""
-        return _NO_NOISE if reply.arrays and DP_EPSILON not in reply.metrics else None
+        """Refuse arrays that come without a word on what they cost, and a cost above the cap.
+
+        A site that counts refuses to go above the run's cap, so whoever says that it has does not.
+        """
+        if reply.arrays and DP_EPSILON not in reply.metrics:
+            return _NO_NOISE
+        said, cap = float(reply.metrics.get(DP_EPSILON, 0.0)), self.common.max_epsilon
+        if cap and said > cap * _ROUNDING:
+            return f"metric '{DP_EPSILON}' is {said:g}, above the run's 'max-epsilon' {cap:g}"
+        return None
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Take what each site says; a lost ledger does not lower it."""

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.errors import RunDirectoryError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, DP_RELEASES, METRICS, NUM_EXAMPLES
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, DP_EPSILON, METRICS, NUM_EXAMPLES
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.operator_files import REGISTRY
 from fedsilo.server_app.config.settings import resolve
@@ -199,16 +199,19 @@ def test_numbers_that_cannot_be_are_refused_by_their_sites_name(
     assert (first["round"], first["site"]) == (1, LIAR), "at once, and not at the end"
 
 
-def test_a_count_of_a_million_noisy_messages_does_not_end_a_private_run(
+def test_an_epsilon_of_a_million_does_not_end_a_private_run(
     tiny: Tiny, inline_run: InlineRun, lying: Lying
 ) -> None:
-    lying(in_metrics(**{DP_RELEASES: 10**6}))
-    private: dict[str, Value] = {"clip-norm": 1.0, "noise-multiplier": 2.0, "max-epsilon": 20.0}
+    lying(in_metrics(**{DP_EPSILON: 10**6}))
+    private: dict[str, Value] = {"sample-clip-norm": 1.0, "noise-multiplier": 2.0}
+    private["max-epsilon"] = 20.0
     directory = inline_run(tiny("fedavg", rounds=2, min_sites=2) | private)
     summary = directory.read_json("summary.json")
     assert (summary["rounds"], summary["stopped"]) == (2, None)
-    went_on_without(directory, LIAR, "is 1e+06, and the server has asked for 1 noisy messages")
-    assert summary["privacy"]["guarantee"]["releases"] == 2
+    went_on_without(directory, LIAR, "metric 'dp-epsilon' is 1e+06, above the run's 'max-epsilon'")
+    sites = summary["privacy"]["guarantee"]["sites"]
+    assert sites[LIAR] == 0
+    assert 0 < sites["s1a"] == sites["s2a"] < 20
 
 
 @pytest.mark.parametrize("name", ["s1a/x", "../s1a", "a" * 65, "all", "s1a\n", "[red]s1a", ""])

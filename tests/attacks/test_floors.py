@@ -90,3 +90,22 @@ def test_single_images_need_a_yes(hospital: Make) -> None:
     )
     assert site.send(HELLO) is None
     assert "'allow-embeddings=true'" in site.refusals[0]
+
+
+def test_noise_that_a_server_makes_next_to_none_leaves_the_floor_of_a_step(hospital: Make) -> None:
+    """Without a cap of the hospital's own the server chooses the noise."""
+    private = {"sample_clip_norm": 1e6, "noise_multiplier": 1e-9, "standardise": "declared"}
+    arrays = {"head.1.weight": np.zeros((2, FEATURES)), "head.1.bias": np.zeros(2)}
+    few = hospital(batch_size=8, local_steps=2, **private)
+    assert few.train(arrays) is None
+    assert "'minimum-batch'" in few.refusals[0]
+    assert "set 'batch-size' to at least 32" in few.refusals[0]
+    enough = hospital(batch_size=32, local_steps=2, **private)
+    assert enough.train(arrays, run_name="enough") is not None, enough.refusals
+    bounded = hospital(
+        node={"max-epsilon": 50.0},
+        batch_size=8,
+        local_steps=2,
+        **{**private, "noise_multiplier": 2.0},
+    )
+    assert bounded.train(arrays, run_name="bounded") is not None, bounded.refusals

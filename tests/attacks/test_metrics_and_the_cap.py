@@ -8,13 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.client_app.privacy.protection import LEDGER
+from fedsilo.client_app.privacy.ledger import LEDGER, read_own_ledger
+from fedsilo.models.contract.messages import CONFIG, HELLO
 from tests.support.hospital import Hospital, seeded
 
 Make = Callable[..., Hospital]
 FEATURES = 13
 CAP = {"max-epsilon": 6.0}
-PRIVATE: dict[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 2.0, "dropout": 0.0}
+PRIVATE: dict[str, Any] = {
+    "sample_clip_norm": 1.0,
+    "noise_multiplier": 2.0,
+    "standardise": "declared",
+    "dropout": 0.0,
+}
 
 
 def model(weight: Any, bias: float) -> dict[str, Any]:
@@ -26,7 +32,7 @@ def model(weight: Any, bias: float) -> dict[str, Any]:
 
 def charged(site: Hospital) -> int:
     path = site.home / ".own" / site.site / LEDGER
-    return sum(json.loads(path.read_text())["releases"].values()) if path.exists() else 0
+    return sum(read_own_ledger(path).values())
 
 
 def test_no_loss_of_two_chosen_patients_leaves_under_a_cap(hospital: Make) -> None:
@@ -41,13 +47,13 @@ def test_no_loss_of_two_chosen_patients_leaves_under_a_cap(hospital: Make) -> No
 
 def test_every_measurement_under_a_cap_is_noisy_and_charged(hospital: Make) -> None:
     site = hospital(node=CAP, **PRIVATE)
-    open_site = hospital(dropout=0.0)
+    open_site = hospital(dropout=0.0, standardise="declared")
     exact = open_site.evaluate(model(0.3, 0.1), run_name="open")
     assert exact is not None
     told = [site.evaluate(model(0.3, 0.1), round=round_) for round_ in range(1, 43)]
     answered = [found for found in told if found]
     assert 1 <= len(answered) < 10
-    assert charged(site) == len(answered)
+    assert charged(site) == len(answered) + 1, "and the label counts once"
     assert "epsilon is spent" in site.refusals[0]
     for found in answered:
         names = {name for name in found if name.count(".") >= 2}
@@ -60,7 +66,7 @@ def test_a_run_without_noise_gets_nothing_from_a_hospital_with_a_cap(hospital: M
     site = hospital(node=CAP)
     for ask in (site.train, site.metrics, site.evaluate):
         assert ask(model(0.0, 0.0)) is None
-    assert all("'clip-norm' is 0" in refusal for refusal in site.refusals)
+    assert all("'sample-clip-norm' is 0" in refusal for refusal in site.refusals)
 
 
 def test_a_split_of_few_is_not_measured(hospital: Make) -> None:
@@ -85,3 +91,36 @@ def test_no_label_is_read_off_from_losses_of_a_plane_under_a_cap(hospital: Make)
             jumps += 0.9 < abs(patients) < 1.1 and abs(patients - round(patients)) < 1e-3
         before = loss
     assert jumps == 0
+
+
+def test_label_counts_under_a_cap_are_noisy_the_same_each_time_and_paid_once(
+    hospital: Make,
+) -> None:
+    site = hospital(node=CAP, **PRIVATE, statistics_noise=20.0)
+    exact = {name: list(counts) for name, counts in site.silo().label_counts().items()}
+    told = []
+    for _ in range(5):
+        reply = site.send(HELLO)
+        assert reply is not None, site.refusals
+        told.append(json.loads(str(reply[CONFIG]["label-counts"])))
+        assert json.loads(str(reply[CONFIG]["measured"])) == ["val", "test"]
+    assert told[0] != exact
+    assert told == [told[0]] * 5, "their mean would be the count"
+    assert charged(site) == 1
+    found = site.metrics(model(0.0, 0.0))
+    assert found is not None, site.refusals
+    assert found["num-examples"] == sum(told[0]["train"]) != sum(exact["train"])
+
+
+def test_what_a_model_trained_without_noise_says_of_patients_stays_under_a_cap(
+    hospital: Make,
+) -> None:
+    """One training patient may turn such a model's every answer: no noise is enough."""
+    site = hospital(node=CAP, method="local", **PRIVATE)
+    hello = site.send(HELLO)
+    assert hello is not None
+    assert json.loads(str(hello[CONFIG]["measured"])) == []
+    for found in (site.metrics({}), site.metrics({}, round=2), site.evaluate({}, round=3)):
+        assert found is not None, site.refusals
+        assert not [name for name in found if name.count(".") >= 2]
+    assert charged(site) == 1, "the label counts"

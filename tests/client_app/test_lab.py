@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, RecordDict
+from torch import Tensor
 
 from fedsilo.client_app.lab import Lab, Measured
+from fedsilo.client_app.privacy.ledger import LEDGER
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import (
     ARRAYS,
-    DP_RELEASES,
+    DP_EPSILON,
     KEPT_STATE,
     METRICS,
     NUM_EXAMPLES,
@@ -29,6 +31,7 @@ from fedsilo.models.networks.site_network import SiteNetwork
 from tests.support.lab import answer, evaluate
 
 Opened = Callable[..., Lab]
+PRIVATE: dict[str, Any] = {"sample_clip_norm": 1.0, "noise_multiplier": 2.0}
 ALWAYS = {NUM_EXAMPLES, SECONDS, PEAK_MEMORY, KEPT_STATE}
 
 
@@ -160,13 +163,12 @@ def test_a_phase_of_the_methods_own_is_kept_and_told_and_leaves_by_the_same_door
         lab.metrics["x"] = 0.5
         return lab.reply(send={"a": torch.zeros(3)}, keep={"w": torch.ones(2)})
 
-    own = {"clip_norm": 1.0, "noise_multiplier": 2.0}
-    method = opened("fedavg", own=own, phase="day-dream")
+    method = opened("fedavg", own=PRIVATE, phase="day-dream")
     monkeypatch.setattr(method.session.method, "day_dream", dream, raising=False)
     reply = answer(method)
     metrics = reply[METRICS]
-    assert (metrics["x"], metrics[KEPT_STATE], metrics[DP_RELEASES]) == (0.5, 1, 1)
-    assert reply[ARRAYS]["a"].numpy().std() > 0, "noised as all that leaves"
+    assert (metrics["x"], metrics[KEPT_STATE], metrics[DP_EPSILON]) == (0.5, 1, 0.0)
+    assert reply[ARRAYS]["a"].numpy().tolist() == [0, 0, 0]
     kept = method.state_files.before(Instruction(2, "train"))
     assert kept is not None
     assert kept["w"].tolist() == [1, 1]
@@ -214,3 +216,63 @@ def test_a_training_aside_is_neither_told_nor_kept(opened: Opened, weights: dict
     assert any(not torch.equal(before[n], a) for n, a in network.state_dict().items())
     assert lab.reply()[METRICS][KEPT_STATE] == 0
     assert lab.metrics == {}
+
+
+def ledger_of(lab: Lab) -> dict[tuple[float, float], int]:
+    return dict(lab.outbound.account.releases())
+
+
+def test_private_training_is_in_the_ledger_before_the_first_step(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[dict[tuple[float, float], int]] = []
+    lab = opened("fedavg", own={**PRIVATE, "batch_size": 18, "local_epochs": 3})
+
+    def died(*_: Any, **__: Any) -> float:
+        known.append(ledger_of(lab))
+        raise SiteError("the power is cut")
+
+    monkeypatch.setattr("fedsilo.client_app.lab.train_locally", died)
+    with pytest.raises(SiteError, match="cut"):
+        lab.fit(lab.classifier(None))
+    # 36 samples in batches of 18: q is a half, an epoch two steps
+    assert known == [{(2.0, 0.5): 6}]
+
+
+def test_training_that_stays_has_no_noise_and_spends_nothing(opened: Opened) -> None:
+    def trained(noise: float, stays: bool) -> Tensor:
+        lab = opened("fedavg", own={**PRIVATE, "noise_multiplier": noise})
+        network = lab.classifier(None)
+        lab.fit(network, stays=stays)
+        assert len(ledger_of(lab)) == (0 if stays else 1)
+        (lab.state_files.folder / LEDGER).unlink(missing_ok=True)
+        return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+    assert torch.equal(trained(2.0, stays=True), trained(50.0, stays=True))
+    assert not torch.equal(trained(2.0, stays=False), trained(50.0, stays=False))
+
+
+def test_steps_of_a_training_are_those_that_are_charged(opened: Opened) -> None:
+    lab = opened("fedavg", own={**PRIVATE, "batch_size": 9, "local_epochs": 3})
+    lab.fit(lab.classifier(None), steps=5)
+    assert ledger_of(lab) == {(2.0, 0.25): 5}
+
+
+def test_rates_of_private_training_decay_by_the_steps_of_the_told_samples(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {**PRIVATE, "batch_size": 9, "local_epochs": 3, "rate_decay": "inverse-sqrt"}
+    lab = opened("fedavg", own=own, round=3)
+    told = {"train": [18] + [0] * 9, "val": [], "test": []}
+    monkeypatch.setattr(lab.session, "told", lambda: told)
+    seen: dict[str, Any] = {}
+
+    def train(*_: Any, **options: Any) -> float:
+        seen.update(options)
+        return 0.0
+
+    monkeypatch.setattr("fedsilo.client_app.lab.train_locally", train)
+    lab.fit(lab.classifier(None))
+    assert seen["steps_before"] == 2 * 3 * 2, "the real 36 would be twice as many"
+    assert ledger_of(lab) == {(2.0, 0.5): 6}
+    assert lab.reply()[METRICS][NUM_EXAMPLES] == 18

@@ -30,7 +30,7 @@ def noised(
     tiny: Callable[..., dict[str, Value]], inline_run: Callable[..., RunDirectory]
 ) -> RunDirectory:
     """Return a finished run with pictures and differential privacy."""
-    values = tiny("fedavg", rounds=1, clip_norm=1.0, noise_multiplier=6.0)
+    values = tiny("fedavg", rounds=1, sample_clip_norm=1.0, noise_multiplier=6.0)
     return inline_run(values, draw=True)
 
 
@@ -56,4 +56,7 @@ def test_the_page_names_all_that_a_run_writes(noised: RunDirectory, named: set[s
     config = tomllib.loads((noised.path / "config.toml").read_text())
     tables = {key for key, value in config.items() if isinstance(value, dict)}
     assert tables | set(config["environment"]) - {"packages"} <= named
-    assert json.loads((noised.path / "sites/s1a/privacy-ledger.json").read_text())["releases"] == 1
+    ledger = json.loads((noised.path / "sites/s1a/privacy-ledger.json").read_text())
+    (((noise, rate, count),),) = ledger.values()
+    # A local epoch over 36 samples, 16 a step on average
+    assert (noise, rate, count) == (6.0, pytest.approx(16 / 36), 3)

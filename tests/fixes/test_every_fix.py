@@ -21,7 +21,6 @@ _SHORTEST = 14  # characters, without what an error fills in
 # Tried in other files than those beside this one: a part of the text -> the file
 ELSEWHERE = {
     "a sum has room for numbers of a known size": "tests/test_secure_end_to_end.py",
-    "a sum has no room for noise": "tests/test_secure_end_to_end.py",
     "bits moves a site's update by": "tests/test_secure_end_to_end.py",
     "needs at least three sites": "tests/test_secure_end_to_end.py",
     "needs more of the sites' arrays than a sum": "tests/test_secure_end_to_end.py",

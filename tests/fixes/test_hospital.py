@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from fedsilo.client_app.training import compute, loop
-from fedsilo.models.contract.messages import HELLO, TRAIN
+from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import flower_identity, run_inline
@@ -23,14 +23,17 @@ from tests.support.hospital import Hospital
 
 FEW = ("cleveland", "va")
 LEFT_OUT = "left out"  # the hospital, with which the run does without
-PRIVATE: Values = {"clip-norm": 1.0, "noise-multiplier": 4.0}
+PRIVATE: Values = {
+    "sample-clip-norm": 1.0,
+    "noise-multiplier": 4.0,
+    "standardise": "declared",
+}
 SECURE: Values = {"clip-norm": 1.0, "secure-aggregation": "secagg"}
 LEAVE_OUT: dict[str, Values] = {"leave the site out": {LEFT_OUT: True}}
 # Parts of the errors that the functions below try
 TRIED = (
-    "sends no exact sums: set",
     "set the run's 'trust' to",
-    "there is no epsilon; set 'clip-norm' and 'noise-multiplier', or leave the site out",
+    "could be in one ('minimum-batch'): set",
     "the site file demands secure aggregation",
     "which the method sends: nothing left the site",
     "was kept under other settings",
@@ -49,7 +52,7 @@ CASES = [
     Case(
         "there is no epsilon, of arrays or of measurements",
         {},
-        {**LEAVE_OUT, "set 'clip-norm' and 'noise-multiplier'": PRIVATE},
+        {**LEAVE_OUT, "set 'sample-clip-norm' and 'noise-multiplier'": PRIVATE},
     ),
     Case(
         "optimiser step(s) would stand behind what leaves",
@@ -100,10 +103,7 @@ def with_site_file(federation: Federation, **rules: Any) -> None:
 def test_a_run_that_a_hospital_refuses_ends_once_fixed(
     case: Case, node: dict[str, Value], federation: Federation
 ) -> None:
-    if "noise-multiplier" in node:
-        with_site_file(federation, **node)
-    else:
-        federation.nodes["cleveland"] |= node
+    federation.nodes["cleveland"] |= node
 
     def attempt(values: dict[str, Value]) -> None:
         left_out = values.pop(LEFT_OUT, False)
@@ -159,28 +159,31 @@ def test_records_that_may_not_leave_do_once_the_hospital_lets_them(
     assert not refused(lambda: federation.run({}, FEW))
 
 
-@pytest.mark.parametrize("fix", ["declared", "site"])
-def test_a_hospital_with_a_cap_answers_a_run_that_asks_for_no_sums(
-    fix: str, hospital: Callable[..., Hospital]
-) -> None:
-    """No server of this version asks so: the hospital looks for itself."""
-    site = hospital({"standardise": "pooled"}, unchecked={"max-epsilon": 3.0})
-    assert site.send(HELLO) is None
-    assert "set 'standardise' to 'declared' or 'site', or leave the site out" in site.refusals[0]
-    site.run["standardise"] = fix
-    assert site.send(HELLO) is not None
-
-
-def test_a_site_under_a_cap_sends_arrays_once_they_are_clipped_and_noised(
+def test_small_private_batches_are_answered_once_they_are_larger_or_a_cap_bounds_them(
     hospital: Callable[..., Hospital],
 ) -> None:
-    """As above, by a cap of the run's."""
-    site = hospital({}, unchecked={"max-epsilon": 3.0})
+    model = {"head.1.weight": np.zeros((2, 13)), "head.1.bias": np.zeros(2)}
+    site = hospital({**PRIVATE, "batch-size": 16})
+    assert site.send(TRAIN, model) is None
+    assert "could be in one ('minimum-batch'): set 'batch-size' to at least 32" in site.refusals[0]
+    assert "or 'max-epsilon' in the site file" in site.refusals[0]
+    site.node["max-epsilon"] = 50.0
+    assert site.send(TRAIN, model) is not None, site.refusals
+    del site.node["max-epsilon"]
+    site.run["batch-size"] = 32
+    assert site.send(TRAIN, model, run_name="another") is not None, site.refusals
+
+
+def test_a_site_under_a_cap_sends_arrays_once_training_is_private(
+    hospital: Callable[..., Hospital],
+) -> None:
+    """By a cap of the run's; no server of this version asks so: the hospital looks for itself."""
+    site = hospital({}, unchecked={"max-epsilon": 30.0})
     model = {"head.1.weight": np.zeros((2, 13)), "head.1.bias": np.zeros(2)}
     assert site.send(TRAIN, model) is None
-    assert "set 'clip-norm' and 'noise-multiplier', or leave the site out" in site.refusals[0]
+    assert "there is no epsilon: set both, or remove 'max-epsilon'" in site.refusals[0]
     site.run |= PRIVATE
-    assert site.send(TRAIN, model) is not None
+    assert site.send(TRAIN, model) is not None, site.refusals
 
 
 def test_a_hospital_that_keeps_state_of_other_settings_answers_a_run_of_another_name(

@@ -10,8 +10,7 @@ import pytest
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, run_inline
-from fedsilo.server_app.run.runner import run
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.data_folders import write_tables
 from tests.support.fixes import HEART, Values, refused
 
@@ -96,24 +95,3 @@ def test_other_sites_or_data_are_brought_back_or_are_another_runs(
     assert not attempt(nodes, run_name="other")
     table.write_text(whole)
     assert not attempt(2, resume=True)
-
-
-def test_a_ledger_of_an_earlier_run_of_a_name_leaves_another_name_free(tmp_path: Path) -> None:
-    sites = ("cleveland", "va")
-    nodes = [
-        {"site": site, "state-dir": str(tmp_path / "at" / site), "trust": "server"}
-        for site in sites
-    ]
-    noise: Values = {"standardise": "site", "clip-norm": 1.0, "noise-multiplier": 2.0}
-
-    def attempt(server: str, name: str = "run") -> str:
-        named: Values = {"out": str(tmp_path / server), "run-name": name, "min-sites": 2}
-        settings = resolve({**SMALL, **noise, **named})
-        with flower_identity():
-            grid = InlineGrid(APP.app, settings.as_mapping(), nodes)
-            return refused(lambda: run(grid, settings))
-
-    assert not attempt("first")
-    told = attempt("second")
-    assert "if the site's ledger is of an earlier run of this name, choose another 'run-nam" in told
-    assert not attempt("second", "other")

@@ -54,27 +54,37 @@ CASES = [
         {"remove it": {"evidence": GONE}, "set 'loss' to 'evidential'": {"loss": "evidential"}},
     ),
     Case(
-        "without clipping there is no epsilon; set",
+        "there is no epsilon: set both, or remove",
         tiny("fedavg", max_epsilon=4.0),
         {
-            "set 'clip-norm' and 'noise-multiplier'": {"clip-norm": 1.0, "noise-multiplier": 2.0},
-            "remove it": {"max-epsilon": GONE},
+            "set both": {"sample-clip-norm": 1.0, "noise-multiplier": 2.0},
+            "remove 'max-epsilon'": {"max-epsilon": GONE},
         },
     ),
     Case(
-        "without clipping there is no (epsilon, delta)",
-        tiny("fedavg", delta=1e-3),
-        {
-            "set 'clip-norm' and 'noise-multiplier'": {"clip-norm": 1.0, "noise-multiplier": 2.0},
-            "remove it": {"delta": GONE},
-        },
+        "differential privacy needs both above 0; set both, or neither",
+        tiny("fedavg", sample_clip_norm=1.0),
+        {"set both": {"noise-multiplier": 2.0}, "or neither": {"sample-clip-norm": GONE}},
     ),
     Case(
-        "the sums that a site sends to be pooled leave without noise",
-        HEART | {"method": "fedavg", "clip-norm": 1.0, "noise-multiplier": 1.0},
+        "means and deviations of a site's own rows have no noise; set",
+        HEART | {"method": "fedavg", "sample-clip-norm": 1.0, "noise-multiplier": 1.0},
+        {"set 'standardise' to 'declared'": {"standardise": "declared"}},
+    ),
+    Case(
+        "private batches are drawn for each step alone, a gradient at a time; leave",
+        tiny("fedavg", sample_clip_norm=1.0, noise_multiplier=1.0)
+        | {"network": "resnet22", "gradient-checkpointing": True},
+        {"leave 'gradient-checkpointing'": {"gradient-checkpointing": GONE}},
+    ),
+    Case(
+        "and centroids of a site's features have no",
+        tiny("uefl", sample_clip_norm=1.0, noise_multiplier=1.0),
         {
-            "set 'standardise' to 'declared'": {"standardise": "declared"},
-            "or 'site'": {"standardise": "site"},
+            "set 'uefl.codeword-start' to 'gaussian' and 'uefl.refresh' to 'none'": {
+                "uefl.codeword-start": "gaussian",
+                "uefl.refresh": "none",
+            }
         },
     ),
     Case(
@@ -114,10 +124,13 @@ CASES = [
         {"choose another": {"method": "fedavg"}},
     ),
     Case(
-        "; set 'clip-norm' and 'noise-multiplier' to 0, or choose another method",
-        tiny("mix", clip_norm=1.0, noise_multiplier=1.0),
+        ": set 'sample-clip-norm' and 'noise-multiplier' to 0, or choose another method",
+        tiny("mix", sample_clip_norm=1.0, noise_multiplier=1.0),
         {
-            "set 'clip-norm' and 'noise-multiplier' to 0": {"clip-norm": 0, "noise-multiplier": 0},
+            "set 'sample-clip-norm' and 'noise-multiplier' to 0": {
+                "sample-clip-norm": 0,
+                "noise-multiplier": 0,
+            },
             "choose another method": {"method": "fedavg"},
         },
     ),
@@ -132,14 +145,6 @@ CASES = [
         {
             "lower it": {"fedaligncl.warmup-epochs": 0},
             "raise 'rounds'": {"rounds": 20},
-        },
-    ),
-    Case(
-        "both add noise",
-        tiny("fedaligncl", clip_norm=1.0, noise_multiplier=1.0),
-        {
-            "set 'fedaligncl.noise-variance' to 0": {"fedaligncl.noise-variance": 0.0},
-            "'clip-norm' to 0": {"clip-norm": 0.0, "noise-multiplier": 0.0},
         },
     ),
     Case(

@@ -65,8 +65,8 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("private")
     own: dict[str, Value] = {
         "method": "fedavg",
-        "standardise": "site",
-        "clip-norm": 1.0,
+        "standardise": "declared",
+        "sample-clip-norm": 1.0,
         "noise-multiplier": 2.0,
         "out": str(out),
         "run-name": "private",

@@ -323,3 +323,26 @@ def test_a_row_that_is_not_there_cannot_be_explained(
     method = opened("picsr", routed, **stage("router"))
     with pytest.raises(DataError, match=rf"s1a has {size} {split} rows, .*: there is no row {row}"):
         explain_sample(method, split, row)
+
+
+def test_a_private_prototype_is_of_clipped_samples_with_noise_and_is_charged(
+    opened: Opened,
+) -> None:
+    own = {"sample_clip_norm": 1.0, "noise_multiplier": 2.0, "statistics_noise": 1e-9}
+
+    def prototype_of(clip: float, **more: Any) -> tuple[Lab, Any]:
+        changes = {**own, "statistics_clip_norm": clip, "expert_rounds": 1, **more}
+        lab = opened("picsr", own=changes, **stage("experts", returns=True))
+        method = lab.session.method
+        return lab, method._prototype(lab)
+
+    inputs = opened("picsr").silo.train.inputs.float()
+    _, whole = prototype_of(1e6)
+    assert torch.allclose(whole, inputs.mean(dim=0), atol=1e-4)
+    _, short = prototype_of(1.0)
+    lengths = inputs.flatten(1).norm(dim=1).reshape(-1, 1, 1, 1)
+    assert lengths.min() > 1
+    assert torch.allclose(short, (inputs / lengths).mean(dim=0), atol=1e-4)
+    lab, loud = prototype_of(1.0, statistics_noise=36.0)
+    assert lab.outbound.account.releases()[36.0, 1.0] == 1
+    assert float((loud - short).std()) == pytest.approx(1.0, rel=0.2)  # 36 C over 36 samples

@@ -21,7 +21,10 @@ from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, ME
 from fedsilo.models.contract.methods import METHODS, method_part, settings_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import key_of
-from fedsilo.server_app.config.settings import resolve
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.privacy.accountant import epsilon
+from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.wire.records import record_bytes, unbundle
 from tests.support.lab import session_with
@@ -58,6 +61,7 @@ def hospital(tmp_path: Path, context: Node) -> Callable[..., Context]:
 
 
 Hospital = Callable[..., Context]
+PRIVATE: dict[str, Any] = {"sample_clip_norm": 1.0, "noise_multiplier": 6.0}
 
 
 def table_hospital(hospital: Hospital, rules: dict[str, Any], **changes: Any) -> Context:
@@ -96,6 +100,13 @@ def refusal(context: Context, asked: Message | None = None) -> str:
     assert last["why"] == reason
     assert last["bytes-out"] == len(reason.encode())
     return reason
+
+
+@pytest.fixture
+def private_weights(resolved: Callable[..., RunSettings], silo: Silo) -> dict[str, Any]:
+    """Return the initial weights of a network with group norms."""
+    network = build_classifier(resolved(**PRIVATE).common, silo.task)
+    return {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
 
 
 @pytest.fixture
@@ -159,18 +170,6 @@ def test_a_failure_is_logged_as_one_and_not_as_a_refusal(hospital: Hospital, mes
             "does not allow data set 'digits' ('datasets': heart, mn*)",
         ),
         ({"max-rounds": 1}, {}, "at most 1 rounds ('max-rounds') and 2 are asked for"),
-        ({"clip-norm": 1.0}, {}, "a 'clip-norm' of at most 1 and the run's is 0: it does not clip"),
-        (
-            {"clip-norm": 1},
-            {"clip_norm": 1.5, "noise_multiplier": 1.0},
-            "a 'clip-norm' of at most 1 and the run's is 1.5",
-        ),
-        (
-            {"noise-multiplier": 2.0},
-            {"clip_norm": 1.0, "noise_multiplier": 1.9},
-            "a 'noise-multiplier' of at least 2 and the run's is 1.9",
-        ),
-        ({"noise-multiplier": 2.0}, {}, "the run's is 0, with a 'clip-norm' of 0"),
         (
             {"secure-aggregation": "required"},
             {},
@@ -200,7 +199,7 @@ def test_a_request_beyond_the_file_is_refused_before_data_are_opened(
         ({"methods": ["local", "fedavg"]}, {}),
         ({"datasets": ["digi*"]}, {}),
         ({"max-rounds": 2}, {}),
-        ({"clip-norm": 1, "noise-multiplier": 2}, {"clip_norm": 0.5, "noise_multiplier": 2.0}),
+        ({"trust": "nobody", "max-epsilon": 9.0}, {"trust": "nobody", **PRIVATE}),
         ({"minimum-train-samples": 36}, {}),
         ({"minimum-per-label": 1}, {}),
         ({"site": "s1a"}, {}),
@@ -327,13 +326,14 @@ def test_of_two_caps_on_epsilon_the_lower_holds_at_the_lower_delta(
 
 
 def test_the_files_cap_on_epsilon_keeps_arrays_at_home_once_it_is_spent(
-    hospital: Hospital, message: Make, weights: dict[str, Any]
+    hospital: Hospital, message: Make, private_weights: dict[str, Any]
 ) -> None:
-    # Measurements cost as much as arrays: a reply with both is two noisy messages
-    node = hospital({"max-epsilon": 1.45}, clip_norm=1.0, noise_multiplier=6.0)
-    replies = [app(message(TRAIN, weights, run_name=name), node) for name in ("a", "b", "c", "d")]
+    # The label counts once; of each reply two steps over all samples and its measurements
+    cap = epsilon({(6.0, 1.0): 1 + 2 * (2 + 1)}, 1e-5) * 1.001
+    node = hospital({"max-epsilon": cap}, batch_size=10_000, local_steps=2, **PRIVATE)
+    replies = [app(message(TRAIN, private_weights, run_name=name), node) for name in "abcd"]
     assert [reply.has_content() for reply in replies] == [True, True, False, False]
-    assert "above the hospital's own 'max-epsilon' 1.45;" in reason_of(replies[2])
+    assert f"above the hospital's own 'max-epsilon' {cap:g};" in reason_of(replies[2])
     assert [line["outcome"] for line in log_of(node)] == ["answered"] * 2 + ["refused"] * 2
 
 
@@ -419,7 +419,7 @@ def test_a_file_that_cannot_be_used_refuses_every_message_in_one_line(
         ({"refused-records": ["head"]}, "'refused-records' has 'head'"),
         ({"max-rounds": "10"}, "'max-rounds' is '10'"),
         ({"max-rounds": -1}, "'max-rounds' is -1; it must be a whole number, at least 0"),
-        ({"clip-norm": float("nan")}, "'clip-norm' is nan"),
+        ({"max-epsilon": float("nan")}, "'max-epsilon' is nan"),
         ({"delta": 1.0}, "'delta' is 1.0; it must be a number, above 0 and below 1"),
         ({"allow-folds": "yes"}, "'allow-folds' is 'yes'"),
         ({"sums-min-count": None}, "'sums-min-count' is None"),
@@ -565,13 +565,13 @@ def test_the_server_is_told_which_site_refuses_by_which_key(
 
 
 def test_the_example_is_a_site_file_under_which_a_run_of_its_method_is_answered(
-    hospital: Hospital, message: Make, weights: dict[str, Any]
+    hospital: Hospital, message: Make, private_weights: dict[str, Any]
 ) -> None:
     rules = yaml.safe_load(EXAMPLE.read_text())
     assert {key_of(name) for name in SiteFile.__dataclass_fields__} - {"given"} == rules.keys()
     del rules["audit-log"], rules["site"], rules["minimum-train-samples"]
     rules |= LOW
-    node = hospital(rules | {"datasets": ["digits"]}, clip_norm=1.0, noise_multiplier=6.0)
+    node = hospital(rules | {"datasets": ["digits"]}, trust="nobody", **PRIVATE)
     assert app(hello(), node).has_content()
-    assert app(message(TRAIN, weights), node).has_content()
+    assert app(message(TRAIN, private_weights), node).has_content()
     assert os.path.isabs(yaml.safe_load(EXAMPLE.read_text())["audit-log"])

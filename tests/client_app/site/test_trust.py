@@ -17,7 +17,12 @@ from tests.support.hospital import Hospital
 
 Make = Callable[..., Hospital]
 SECAGG = {"trust": "sums", "secure_aggregation": "secagg", "clip_norm": 1.0}
-PRIVATE = {"trust": "nobody", "clip_norm": 1.0, "noise_multiplier": 2.0}
+PRIVATE = {
+    "trust": "nobody",
+    "sample_clip_norm": 1.0,
+    "noise_multiplier": 2.0,
+    "standardise": "declared",
+}
 CAP = {"max-epsilon": 8.0, "delta": 1e-4}
 
 

@@ -46,7 +46,7 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
         *("deterministic", "fused-optimiser", "track", "purpose"),
         *("sites-per-round", "aggregation", "aggregation-faulty", "max-update-norm"),
-        *("secure-aggregation", "secure-threshold", "secure-bits"),
+        *("secure-aggregation", "secure-threshold", "secure-bits", "clip-norm"),
     } == private_state._FREE
 
 
@@ -138,8 +138,8 @@ def test_a_misspelt_role_is_told() -> None:
 @pytest.mark.parametrize(
     ("method", "decisive"),
     [
-        ("uefl", "b35571083c2dce5c3cf63e0d150e195c6fdd18b54aa6e81c2bb3d5bf30f0af9e"),
-        ("fedavg", "f2d16dc454faa163847d9c4c02ff0e4155d7763675198a984703a05bce60825d"),
+        ("uefl", "3827e4834260542e10067f911f092cba64babcf344cdd5c1f65f725417f438cc"),
+        ("fedavg", "35acea78536e1fcab94f6d2dcd5bd012601992a812c626e931ad2c0acba3d56a"),
     ],
 )
 def test_decisive_settings_are_those_of_before(method: str, decisive: str) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,10 @@ START = {"w": np.zeros(2, np.float32)}
 
 
 class Ending(Hook):
-    """Stops after a round, and takes a failure as the end where ``forgiving``."""
+    """Takes a failure as the end where ``forgiving``."""
 
-    def __init__(self, after: int = 99, forgiving: bool = False) -> None:
-        self.after = after
+    def __init__(self, forgiving: bool = False) -> None:
         self.forgiving = forgiving
-        self.ahead: list[Mapping[str, int]] = []
-
-    def why_stop(self, state: State, ahead: Callable[[], Mapping[str, int]]) -> str:
-        self.ahead.append(ahead())
-        return "it is enough" if state.round >= self.after else ""
 
     def why_end(self, state: State, error: SiteError) -> str:
         return f"it was too much: {error}" if self.forgiving else ""
@@ -52,20 +46,10 @@ def phases(grid: Any, told: Any) -> list[tuple[Any, Any]]:
     return [(told(m)["round"], told(m)["phase"]) for m in grid.sent[::3]]
 
 
-def test_a_hook_ends_the_run_which_is_evaluated_all_the_same(
-    run: Any, fake_app: Any, recorder: Any, told: Any
-) -> None:
-    grid, strategy = run(fake_app(), recorder, Ending(after=1))
-    assert phases(grid, told) == [(1, TRAIN), (2, EVALUATE)]
-    assert strategy.stopped == "it is enough"
-    assert recorder.events[-1] == ("run ended", 1)
-
-
 def test_a_run_that_ends_by_itself_has_no_reason(run: Any, fake_app: Any) -> None:
-    hook = Ending()
-    _, strategy = run(fake_app(), hook)
+    _, strategy = run(fake_app(), Ending(forgiving=True))
     assert strategy.stopped == ""
-    assert hook.ahead == [{"s1a": 1, "s2a": 1, "s3a": 1}] * 3, "asked before each round, no more"
+    assert strategy.current().round == 3
 
 
 def failing_in(round_: int, answering: Any, told: Any) -> Callable[[Message], RecordDict]:
@@ -81,14 +65,15 @@ def failing_in(round_: int, answering: Any, told: Any) -> Callable[[Message], Re
 
 
 def test_a_failed_round_is_taken_back_where_a_hook_says_that_it_ends_the_run_well(
-    run: Any, fake_app: Any, answering: Any, told: Any
+    run: Any, fake_app: Any, answering: Any, recorder: Any, told: Any
 ) -> None:
     app = fake_app(answering(3.0), s2a=failing_in(2, answering, told))
-    grid, strategy = run(app, Ending(forgiving=True))
+    grid, strategy = run(app, recorder, Ending(forgiving=True))
     assert phases(grid, told) == [(1, TRAIN), (2, TRAIN), (2, EVALUATE)]
     assert strategy.current().round == 1
     assert strategy.current().arrays["w"].tolist() == [3, 3]
     assert strategy.stopped.startswith("it was too much: site s2a, round 2, phase train: ")
+    assert recorder.events[-1] == ("run ended", 1)
 
 
 def test_a_failed_round_is_a_failure_where_no_hook_knows_better(

@@ -43,7 +43,7 @@ from fedsilo.strategies.wire.reply import Reply
         ("seconds", 0, 1e9),
         ("peak-memory-bytes", 0, 2**50),
         ("kept-state", 0, 1),
-        ("dp-releases", 0, 1e12),
+        ("dp-epsilon", 0, 1e12),
     ],
 )
 def test_a_metric_has_the_range_of_its_name(key: str, low: float, high: float) -> None:
@@ -55,10 +55,10 @@ def test_a_metric_has_the_range_of_its_name(key: str, low: float, high: float) -
     assert str(metric_fault(key, low - 0.01 - abs(low) / 100, 10)).startswith(f"metric '{key}' is ")
 
 
-def test_rounding_is_no_lie_and_half_a_message_is() -> None:
+def test_rounding_is_no_lie_and_half_a_codeword_is() -> None:
     assert metric_fault("incoming.test.accuracy", 1 + 1e-9, 2) is None
     assert metric_fault("incoming.test.entropy", math.log(2) + 1e-8, 2) is None
-    assert "a whole number from 0" in str(metric_fault("dp-releases", 1.5, 2))
+    assert "a whole number from 0" in str(metric_fault("new-codewords", 1.5, 2))
 
 
 @pytest.mark.parametrize(

@@ -144,10 +144,6 @@ def test_without_noise_it_says_so_and_relative_noise_is_told_as_such(
             {"fedaligncl.noise-variance": -0.001},
             "'fedaligncl.noise-variance' is -0.001; it must be .* at least 0",
         ),
-        (
-            {"clip-norm": 1.0, "noise-multiplier": 1.0},
-            "'clip-norm' and 'fedaligncl.noise-variance' both",
-        ),
         ({"network": "vit", "backbone-weights": "random"}, "does not take network 'vit'"),
         ({"dataset": "heart-synthetic"}, "is of images"),
         ({"fedaligncl.noise-scale": "both"}, "one of absolute, relative"),
@@ -193,14 +189,6 @@ def test_a_reply_with_embeddings_of_another_width_stops_the_run(
 def test_the_finished_model_is_the_weights_and_no_sites_embeddings(strategy: FedAlignCL) -> None:
     state = _after(4, **{"embeddings/s1a": np.zeros((2, 16), np.float32)})
     assert set(strategy.model(state)) == {"w"}
-    private = FedAlignCL(
-        dataclasses.replace(COMMON, clip_norm=1.0, noise_multiplier=1.0),
-        FedAlignCLSettings(noise_variance=0.0),
-        strategy.participants,
-    )
-    words = " ".join(private.disclosures().leaves)
-    assert "without noise" not in words
-    assert "clipped and with noise" in words
 
 
 def test_discriminators_travel_with_the_embeddings_where_they_are_the_target(

@@ -1,0 +1,106 @@
+"""How one message's training and statistics hide each patient, paid for before they are made."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+import torch
+
+from fedsilo.client_app.privacy.ledger import Account
+from fedsilo.client_app.privacy.noise_source import noise_source
+from fedsilo.client_app.session import SiteSession
+from fedsilo.client_app.training.class_means import PrivateMeans
+from fedsilo.client_app.training.private import PrivateTraining
+from fedsilo.models.contract.errors import RefusedError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.privacy.promises import statistics_noise
+
+_CROWD = 4  # a batch of so many times the floor is below it in less than one of a million steps
+
+
+@dataclass(frozen=True)
+class PatientPrivacy:
+    """Differential privacy per patient, for the answer to one message.
+
+    Attributes:
+        session: of the run.
+        round: of the message.
+        account: what the site spends in this run.
+    """
+
+    session: SiteSession
+    round: int
+    account: Account
+
+    def training(
+        self, settings: CommonSettings, aside: tuple[str, ...] = ()
+    ) -> PrivateTraining | None:
+        """Return how a training hides patients, once it is paid for.
+
+        Args:
+            settings: of the training.
+            aside: names a training of something else than the site's own model.
+
+        Returns:
+            None where it need not.
+
+        Raises:
+            EpsilonSpentError: it would exceed a cap.
+            RefusedError: no cap bounds the run, and its batches are small.
+        """
+        if not settings.is_private():
+            return None
+        key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
+        private = PrivateTraining(
+            settings,
+            self.told_samples(),
+            self._noise("privacy", *key),
+            self._noise("batches", *key) or torch.Generator().manual_seed(secrets.randbits(63)),
+        )
+        self._refuse_small_batches(private)
+        self.account.spend({(settings.noise_multiplier, private.rate): private.steps()})
+        return private
+
+    def means(self) -> PrivateMeans | None:
+        """Return what makes means of this site's samples private, once they are paid for.
+
+        Returns:
+            None where they need not be.
+
+        Raises:
+            EpsilonSpentError: they would exceed a cap.
+        """
+        settings = self.session.settings
+        if not settings.is_private():
+            return None
+        noise = statistics_noise(settings)
+        self.account.spend({(noise, 1.0): 1})
+        source = self._noise("statistics", self.round, self.session.silo.name)
+        counts = self.session.told()["train"]
+        return PrivateMeans(settings.statistics_clip_norm, noise, counts, source)
+
+    def told_samples(self) -> int:
+        """Return how many training samples this site says it has."""
+        return sum(self.session.told()["train"])
+
+    def smallest_batch(self, private: bool) -> int:
+        """Return the samples that must be behind an optimiser step.
+
+        Under a cap of the hospital's own noise hides who is in a batch, and so does its size.
+        Without one the server chooses how little noise there is: the floor holds.
+        """
+        return 1 if private and self.session.cap else self.session.limits.minimum_batch
+
+    def _refuse_small_batches(self, private: PrivateTraining) -> None:
+        least = _CROWD * self.smallest_batch(True)
+        size = private.settings.batch_size
+        if private.rate < 1 and self.smallest_batch(True) > 1 and size < least:
+            raise RefusedError(
+                f"private batches are drawn at random, {size} samples on average, and fewer than "
+                f"{self.smallest_batch(True)} could be in one ('minimum-batch'): set 'batch-size' "
+                f"to at least {least}, or 'max-epsilon' in the site file"
+            )
+
+    def _noise(self, *key: int | str) -> torch.Generator | None:
+        return noise_source(self.session.simulated, self.session.settings.seed, *key)
