@@ -209,7 +209,7 @@ class Lab:
             plan: the passes, each a list of batches of sample numbers.
             aside: names a training of something else than the site's own model, such as one of
                 another site: no loss is reported of it and nothing is kept.
-            stays: neither what is trained leaves the site nor what is made of it: it needs no noise.
+            stays: what is trained, and what is made of it, never leaves: it needs no noise.
 
         Raises:
             EpsilonSpentError: training is private, and its steps would exceed a cap.
