@@ -35,7 +35,6 @@ _LOW = ("minimum-batch=1", "minimum-steps-per-reply=1")
 
 def changes(way: str, sites: int, rounds: int) -> dict[str, str | int | float]:
     """Return the settings of a run."""
-    noise = {} if way == "secagg" else {"noise-multiplier": 1e-6}  # without it only secagg clips
     return {
         "silos": sites,
         "rounds": rounds,
@@ -46,7 +45,6 @@ def changes(way: str, sites: int, rounds: int) -> dict[str, str | int | float]:
         "device": "cpu",
         "threads": 1,
         "secure-aggregation": way,
-        **noise,
     }
 
 

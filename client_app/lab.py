@@ -1,8 +1,7 @@
 """One message at one site, the same for every method: what came, training, measuring, the reply.
 
 A method (``client_app/methods``) says in what order these happen. Whatever leaves a site leaves by
-``Lab.reply``, which noises measurements, masks and packs; ``Lab.fit`` and ``Lab.privacy`` hide each
-patient in what is trained and averaged.
+``Lab.reply``; ``Lab.fit`` and ``Lab.privacy`` hide each patient in what is trained and averaged.
 """
 
 from __future__ import annotations
@@ -202,18 +201,15 @@ class Lab:
             objective: the loss of a batch's inputs and labels, or None for the network's own.
             penalty: a term that is added to each batch's loss.
             after_step: called with each batch's inputs and the optimiser after its step.
-            beside: an optimiser of what is trained beside the network, by the gradients of the same
-                batches.
-            order: returns the order (n,) of an epoch's samples, where epochs span rounds and before
-                the network is trained, or None for any order.
+            beside: an optimiser of what is trained beside the network, by the same gradients.
+            order: returns the order (n,) of an epoch's samples where epochs span rounds, or None.
             settings: how long and by which optimiser, or None for the run's.
             split: the samples, or None for the site's training samples.
             steps: optimiser steps, or 0 for those of ``settings``.
             plan: the passes, each a list of batches of sample numbers.
             aside: names a training of something else than the site's own model, such as one of
                 another site: no loss is reported of it and nothing is kept.
-            stays: neither what is trained leaves the site, nor anything that is made of it, so that
-                patients need no noise.
+            stays: what is trained, and what is made of it, never leaves: it needs no noise.
 
         Raises:
             EpsilonSpentError: training is private, and its steps would exceed a cap.
@@ -226,10 +222,9 @@ class Lab:
         private = None if stays else self.privacy.training(taking, aside)
         # The real number of samples would be in the learning rate and in the loss
         samples = private.told if private else len(split.labels)
-        before = 0
-        if settings.rate_decay != "none":
-            own = rounds * private.steps() if private else None
-            before = own or steps_before(rounds, samples, settings, limits.minimum_batch)
+        before = rounds * private.steps() if private else 0
+        if settings.rate_decay != "none" and not private:
+            before = steps_before(rounds, samples, settings, limits.minimum_batch)
         if beside:
             after_step = step_beside(beside, settings, before)
         anneal = None
@@ -291,10 +286,12 @@ class Lab:
         if self.common.trust == SERVER:  # what an answer takes depends on the data
             seconds = time.perf_counter() - self._started
             cost = {SECONDS: seconds, PEAK_MEMORY: self.compute.peak_memory()}
+        metrics = dict(self.outbound.metrics(self.metrics))  # under a cap they cost epsilon
+        if self.common.is_private():
+            metrics[DP_EPSILON] = self.outbound.account.epsilon()
         record = MetricRecord(
             {
-                **self.outbound.metrics(self.metrics),
-                **self._spent(),
+                **metrics,
                 NUM_EXAMPLES: self.privacy.told_samples(),
                 **cost,
                 KEPT_STATE: int(kept),
@@ -305,11 +302,6 @@ class Lab:
         if send:
             self.packed[ARRAYS] = self.outbound.record(send, self.arrays())
         return self.packed
-
-    def _spent(self) -> dict[str, float]:
-        if not self.common.is_private():
-            return {}
-        return {DP_EPSILON: self.outbound.account.epsilon()}
 
     def measured(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]

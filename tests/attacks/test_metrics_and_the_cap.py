@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fedsilo.client_app.privacy.ledger import LEDGER, read_own_ledger
 from fedsilo.models.contract.messages import CONFIG, HELLO
+from fedsilo.models.privacy.accountant import epsilon
 from tests.support.hospital import Hospital, seeded
 
 Make = Callable[..., Hospital]
@@ -110,6 +112,9 @@ def test_label_counts_under_a_cap_are_noisy_the_same_each_time_and_paid_once(
     found = site.metrics(model(0.0, 0.0))
     assert found is not None, site.refusals
     assert found["num-examples"] == sum(told[0]["train"]) != sum(exact["train"])
+    of_run = read_own_ledger(site.home / "attack" / "cleveland" / LEDGER)
+    assert of_run[20.0, 1.0] == 1, "the measurements of this very reply"
+    assert found["dp-epsilon"] == pytest.approx(epsilon(of_run, 1e-5))
 
 
 def test_what_a_model_trained_without_noise_says_of_patients_stays_under_a_cap(

@@ -251,9 +251,6 @@ SITES = {
     "too many rounds": Broken(
         _allow(max_rounds=1), "requests", "at most 1 rounds", "'max-rounds'", _run(rounds=1)
     ),
-    "noise demanded": Broken(
-        _allow(clip_norm=1.0), "requests", "demands a 'clip-norm' of at most 1", "is 0"
-    ),
     "too few samples": Broken(
         *(_allow(minimum_train_samples=1000), "requests", "fewer than 1000", "minimum-train"),
         _allow(minimum_train_samples=10),
@@ -269,7 +266,7 @@ SITES = {
         _run(fold_seed=3), "data", "fold-seed choose which", "allow-folds", _node(allow_folds=True)
     ),
     "cap without clipping": Broken(
-        _node(max_epsilon=5.0), "data", "cap on epsilon", "set 'clip-norm'"
+        _node(max_epsilon=5.0), "data", "cap on epsilon", "set 'sample-clip-norm'"
     ),
     "node config misspelt": Broken(
         *(_node(state_dri="x"), "node config", "state-dri", "did you mean 'state-dir'"),

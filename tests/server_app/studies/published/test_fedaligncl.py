@@ -88,7 +88,7 @@ def test_printed_mean_is_that_of_the_three_sites(row: str, metric: str) -> None:
         {"learning_rate": 1e-3},
         {"pace": 10},
         {"rounds": 12},
-        {"clip_norm": 1.0, "noise_multiplier": 1.0},
+        {"sample_clip_norm": 1.0, "noise_multiplier": 1.0},
     ],
 )
 @pytest.mark.parametrize("row", ROWS)

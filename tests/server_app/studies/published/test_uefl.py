@@ -88,6 +88,7 @@ def test_run_in_the_authors_setting_has_table_3(
         {"dropout": 0.2},
         {"mc-passes": 0},
         {"clip-norm": 1.0},
+        {"sample-clip-norm": 1.0, "noise-multiplier": 1.0},
     ],
 )
 @pytest.mark.parametrize("method", ["FedAvg", "DisTrans", UEFL])

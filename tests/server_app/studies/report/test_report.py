@@ -118,8 +118,8 @@ def test_data_protection_finds_bytes_and_no_guarantee(hearts: Path) -> None:
 def test_data_protection_finds_epsilon(private: Path) -> None:
     html = report([private], ReportOptions(reader="dpo"))
     spent = json.loads((private / "privacy.json").read_text())["guarantee"]["sites"]["va"]
-    assert f"{spent['epsilon']:.4g}" in html
-    assert f"{spent['epsilon-of-a-change']:.4g}" in html
+    assert spent > 0
+    assert f"{spent:.4g}" in html
     assert "no differential-privacy guarantee" not in html
 
 
