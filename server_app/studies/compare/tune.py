@@ -10,7 +10,7 @@ have.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
@@ -65,6 +65,14 @@ class Tuned:
     ranked: Sequence[Point]
     document: Mapping[str, Any]
     folder: Path
+
+    def lines(self) -> Iterator[Table | str]:
+        """Yield the table of the best points, why the first was chosen, and its settings."""
+        chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in self.ranked[0].settings.items())
+        yield ranking_table(self)
+        yield str(self.document["why"])
+        yield f"for simulation.yaml: {{{chosen}}}"
+        yield f"written to {self.folder}"
 
 
 def tune(
