@@ -21,8 +21,6 @@ from fedsilo.datasets.registry import data_set, load_silo
 from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings, differences
-from fedsilo.server_app.records.finished_run import FinishedRun, has_begun, has_ended
-from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.planning import RunSources, planned
 from fedsilo.server_app.run.processes import bound_environment
 from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
@@ -43,6 +41,7 @@ from fedsilo.server_app.studies.compare.significance import (
 from fedsilo.server_app.studies.compare.slurm import Jobs, SlurmPool
 from fedsilo.server_app.studies.compare.tables import comparison_markdown, joined
 from fedsilo.server_app.studies.compare.trials import run_missing, runs_at_once
+from fedsilo.server_app.studies.finished_run import FinishedRun, has_begun, has_ended
 
 # experiment -> seed -> summary of the split
 Summaries = Mapping[str, Mapping[int, Mapping[str, Any]]]
@@ -109,10 +108,10 @@ class Job:
     command: list[str]
 
     @property
-    def directory(self) -> RunDirectory:
-        """The run's directory."""
+    def directory(self) -> FinishedRun:
+        """The run's directory, whether or not it is there."""
         common = self.settings.common
-        return RunDirectory(Path(common.out) / common.run_name)
+        return FinishedRun(Path(common.out) / common.run_name)
 
     def finished(self) -> bool:
         """Tell whether a finished run with these settings is there.
@@ -120,7 +119,7 @@ class Job:
         Raises:
             RunDirectoryError: there is a run of that name with other settings.
         """
-        run = FinishedRun(self.directory)
+        run = self.directory
         if not has_begun(run.path):
             return False
         other: str | None = differences(run.settings.decisive(), self.settings.decisive())
@@ -215,7 +214,7 @@ def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
     """
     summaries: dict[str, dict[int, dict[str, Any]]] = {}
     for job in jobs:
-        summary = of_split(FinishedRun(job.directory).summary, split)
+        summary = of_split(job.directory.summary, split)
         summaries.setdefault(job.experiment, {})[job.settings.common.seed] = summary
     if not any(summary["mean"] for runs in summaries.values() for summary in runs.values()):
         raise SettingError(
@@ -236,7 +235,7 @@ def _results(jobs: Sequence[Job], summaries: Summaries, options: ComparisonOptio
         for name, runs in summaries.items()
     ]
     for job in {job.settings.common.dataset: job for job in jobs}.values():
-        frames.append(constant_results(FinishedRun(job.directory).silos, options.split, metrics))
+        frames.append(constant_results(job.directory.silos, options.split, metrics))
     return joined(frames)
 
 
@@ -255,7 +254,7 @@ def _same_split(jobs: Sequence[Job]) -> bool:
     """Tell whether all seeds of each experiment saw the same split."""
     first: dict[str, Any] = {}
     for job in jobs:
-        silos = FinishedRun(job.directory).silos
+        silos = job.directory.silos
         fingerprints = {site: facts["fingerprints"] for site, facts in silos.items()}
         if first.setdefault(job.experiment, fingerprints) != fingerprints:
             return False

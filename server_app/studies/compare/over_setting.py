@@ -19,10 +19,10 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with, unknown_key
 from fedsilo.models.figures.palette import line_styles
 from fedsilo.server_app.config.settings import differences, known_defaults
-from fedsilo.server_app.records.finished_run import FinishedRun, finished_run, has_begun
 from fedsilo.server_app.studies.compare.results import chosen_metrics, figure_of, of_split
 from fedsilo.server_app.studies.compare.tables import deviation, mean
 from fedsilo.server_app.studies.figures.panels import new_figure
+from fedsilo.server_app.studies.finished_run import FinishedRun, finished_run, has_begun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,6 @@ import pandas as pd
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.figures.palette import GREY, colours
-from fedsilo.server_app.records.finished_run import FinishedRun
 from fedsilo.server_app.studies.compare.over_setting import (
     SweptRun,
     finished_runs,
@@ -27,6 +26,7 @@ from fedsilo.server_app.studies.compare.results import matching
 from fedsilo.server_app.studies.compare.tables import deviation, mean
 from fedsilo.server_app.studies.figures.learning_curves import CURVES
 from fedsilo.server_app.studies.figures.panels import new_figure
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

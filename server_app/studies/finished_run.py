@@ -30,29 +30,22 @@ def has_ended(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class FinishedRun:
-    """A run that has ended; each file is read when it is first needed.
+class FinishedRun(RunDirectory):
+    """The directory of a run that has ended; each file is read when it is first needed.
 
     Every property raises a ``RunDirectoryError`` where its file is missing or damaged.
     """
 
-    directory: RunDirectory
-
-    @property
-    def path(self) -> Path:
-        """The run directory."""
-        return self.directory.path
-
     @cached_property
     def summary(self) -> Document:
         """The content of ``summary.json``."""
-        summary: Document = self.directory.read_json(SUMMARY)
+        summary: Document = self.read_json(SUMMARY)
         return summary
 
     @cached_property
     def silos(self) -> Document:
         """The content of ``silos.json``: per site its sizes, labels and fingerprints."""
-        silos: Document = self.directory.read_json(SILOS)
+        silos: Document = self.read_json(SILOS)
         return silos
 
     @cached_property
@@ -63,12 +56,12 @@ class FinishedRun:
     @cached_property
     def metrics(self) -> Rows:
         """The rows of ``metrics.csv``, as text."""
-        return self.directory.read_csv("metrics.csv")
+        return self.read_csv("metrics.csv")
 
     @cached_property
     def traffic(self) -> Rows:
         """The rows of ``traffic.csv``, as text."""
-        return self.directory.read_csv("traffic.csv")
+        return self.read_csv("traffic.csv")
 
 
 def finished_run(path: Path) -> FinishedRun:
@@ -80,4 +73,4 @@ def finished_run(path: Path) -> FinishedRun:
     if not has_ended(path):
         raise RunDirectoryError(f"the run in {path} has not ended: 'fedsilo resume {path}'")
     refuse_other_format(path / CONFIG)
-    return FinishedRun(RunDirectory(path))
+    return FinishedRun(path)
