@@ -46,7 +46,7 @@ def shown(result: Any) -> None:
     elif isinstance(result, Iterable):
         for one in result:
             shown(one)
-    else:
+    elif hasattr(result, "__rich_console__"):
         from fedsilo.server_app.records.summary import print_table
         from fedsilo.server_app.run.progress_bars import make_console
 

@@ -21,7 +21,6 @@ from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import CUT, SILOS, RunDirectory
 from fedsilo.server_app.records.tracking import TrackingHook
-from fedsilo.server_app.run.progress_bars import bars_for
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.round_loop import RoundLoop, refuse_site_count
 from fedsilo.strategies.meeting.admission import Terms
@@ -60,9 +59,7 @@ def assemble(
     )
     say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
     title = f"{cls.title} on {common.dataset}, seed {common.seed}"
-    progress = ProgressHook(
-        directory, common, title, cls.marks, recorder, privacy, say, bars_for(console)
-    )
+    progress = ProgressHook(directory, common, title, cls.marks, recorder, privacy, say)
     hooks = [*recording, checkpoint, progress]
     if common.track != "none":
         hooks.append(TrackingHook(common.track, directory.path, recorder, common.resume))

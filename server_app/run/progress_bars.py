@@ -1,23 +1,23 @@
-"""Progress bars per round and site, drawn here or, from inside a Flower run, at its far end.
+"""Progress bars of a run on a terminal: its rounds, and the sites of the current phase.
 
-``flwr run`` shows a run's output as a stream of lines, so a bar cannot be drawn in it. There the
-app prints marker lines, if FEDSILO_PROGRESS asks for them, and the command line that reads the
-stream draws the bars. The events are those of ``records.progress_hook.ProgressHook``.
+They follow what ``progress.json`` says, so that a run is drawn alike whether it goes on in this
+process or behind ``flwr run``, whose output is a stream of lines.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
-PROGRESS_VARIABLE = "FEDSILO_PROGRESS"
-_MARKER = "@fedsilo-progress "
-Show = Callable[..., None]  # takes an event and its values
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.server_app.records.progress import Progress
+
+_EVERY = 0.5  # seconds from one look to the next
 
 
 def make_console() -> Console:
@@ -26,53 +26,37 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(width=120)
 
 
-class TerminalBars:
-    """Two bars below the lines of a terminal: rounds, and the sites of the current phase."""
+@contextmanager
+def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iterator[None]:
+    """Draw two bars below the lines of a terminal while the block runs; elsewhere draw nothing.
 
-    def __init__(self, console: Console) -> None:
-        self.progress = Progress(
-            TextColumn("{task.description:>6}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=console,
-            transient=True,
-        )
-        self.rounds = self.progress.add_task("rounds", total=None, note="")
-        self.sites = self.progress.add_task("sites", total=None, note="")
+    ``read`` returns how far the run is, or None before it has begun.
+    """
+    if not console.is_terminal:
+        yield
+        return
+    columns = ("{task.description:>6}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bars = Bars(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True)
+    rounds, sites = (bars.add_task(name, total=None, note="") for name in ("rounds", "sites"))
+    ended, phase = Event(), ""
 
-    def show(self, event: str, *values: Any) -> None:
-        """Move the bars after an event."""
-        match event, *values:
-            case "begin", total, done:
-                self.progress.update(self.rounds, total=total, completed=done)
-                self.progress.start()
-            case "phase", round_, phase, sites:
-                self.progress.reset(self.sites, total=sites, note=f"round {round_}, {phase}")
-            case "reply", round_, phase, site:
-                self.progress.update(self.sites, advance=1, note=f"round {round_}, {phase}, {site}")
-            case "round", round_:
-                self.progress.update(self.rounds, completed=round_)
-            case ("stop",):
-                self.progress.stop()
+    def draw() -> None:
+        nonlocal phase
+        while not ended.wait(_EVERY):
+            with suppress(FedsiloError):  # a file of another version: the run itself will say so
+                if here := read():
+                    bars.update(rounds, total=here.rounds, completed=here.finished_rounds)
+                    now = f"round {here.round}, {here.phase}" if here.phase else ""
+                    if now != phase:  # the time left is estimated from a phase's own replies
+                        bars.reset(sites, note=now)
+                    phase = now
+                    bars.update(sites, total=len(here.asked), completed=len(here.answered))
 
-
-def bars_for(console: Console) -> Show:
-    """Return what shows events: bars on a terminal, markers if they are asked for, or nothing."""
-
-    def mark(*event: Any) -> None:
-        console.file.write(f"{_MARKER}{json.dumps(event)}\n")
-        console.file.flush()
-
-    if console.is_terminal:
-        return TerminalBars(console).show
-    return mark if os.environ.get(PROGRESS_VARIABLE) else lambda *_: None
-
-
-def follow(line: str, show: Show) -> bool:
-    """Show the event of a marker line; return whether ``line`` was one."""
-    _, marker, event = line.partition(_MARKER)
-    if marker:
-        show(*json.loads(event))
-    return bool(marker)
+    thread = Thread(target=draw, name="progress-bars", daemon=True)
+    with bars:
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
