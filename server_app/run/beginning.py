@@ -13,7 +13,7 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import cut_of
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.config.operator_files import operator_terms
-from fedsilo.server_app.config.settings import RunSettings, differences, resolve, run_values
+from fedsilo.server_app.config.settings import RunSettings, differences, read_run_config, resolve
 from fedsilo.server_app.records import run_directory
 from fedsilo.server_app.records.checkpoints import CheckpointHook
 from fedsilo.server_app.records.privacy_account import PrivacyHook
@@ -76,7 +76,9 @@ def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
     path = directory.path / "config.toml"
     if not path.is_file():
         return
-    if other := differences(resolve(run_values(path)).decisive(), settings.decisive()):
+    if other := differences(
+        resolve(read_run_config(path).settings).decisive(), settings.decisive()
+    ):
         raise RunDirectoryError(
             f"{directory.path} holds a run of another config: {other}; resume with the same "
             "settings or choose another 'run-name'"

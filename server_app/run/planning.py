@@ -16,11 +16,10 @@ from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.server_app.config.experiments import find_experiment, simulation_file
 from fedsilo.server_app.config.settings import (
     RunSettings,
-    launch_values,
     parse_assignment,
+    read_run_config,
     read_toml,
     resolve,
-    run_values,
 )
 from fedsilo.server_app.records.run_directory import (
     CONFIG,
@@ -120,14 +119,13 @@ def replanned(
             f"{path} has no {CONFIG}: it is no run directory, or its run never began; start it "
             "again"
         )
-    launch = launch_values(path / CONFIG)
-    values = run_values(path / CONFIG)
-    values |= {"resume": True, "out": str(path.parent), "run-name": path.name}
+    before = read_run_config(path / CONFIG)
+    values = before.settings | {"resume": True, "out": str(path.parent), "run-name": path.name}
     values |= {"track": track} if track else {}
     resources = {"num-supernodes": len(RunDirectory(path).read_json(SILOS))}
-    resources |= launch.get("resources", {})
+    resources |= before.launch.get("resources", {})
     resources |= {} if supernodes is None else {"num-supernodes": supernodes}
-    return resolve(values), check_resources(resources), str(launch.get("engine", "ray"))
+    return resolve(values), check_resources(resources), str(before.launch.get("engine", "ray"))
 
 
 def start(

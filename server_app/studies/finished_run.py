@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.config.settings import RunSettings, refuse_other_format, resolve, run_values
+from fedsilo.server_app.config.settings import RunSettings, read_run_config, resolve
 from fedsilo.server_app.records.run_directory import CONFIG, SILOS, SUMMARY, RunDirectory
 
 Document = Mapping[str, Any]
@@ -51,7 +51,7 @@ class FinishedRun(RunDirectory):
     @cached_property
     def settings(self) -> RunSettings:
         """The settings it was run with."""
-        return resolve(run_values(self.path / CONFIG))
+        return resolve(read_run_config(self.path / CONFIG).settings)
 
     @cached_property
     def metrics(self) -> Rows:
@@ -72,5 +72,6 @@ def finished_run(path: Path) -> FinishedRun:
     """
     if not has_ended(path):
         raise RunDirectoryError(f"the run in {path} has not ended: 'fedsilo resume {path}'")
-    refuse_other_format(path / CONFIG)
+    if has_begun(path):
+        read_run_config(path / CONFIG)  # refused at once, whatever is then read of it
     return FinishedRun(path)

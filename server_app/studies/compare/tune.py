@@ -22,11 +22,10 @@ from rich.table import Table
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.contract.settings_schema import Value, setting
 from fedsilo.server_app.config.experiments import (
-    Tuning,
     find_experiment,
-    read_tuning,
+    read_section,
     simulation_file,
 )
 from fedsilo.server_app.config.settings import resolve
@@ -36,6 +35,15 @@ from fedsilo.server_app.studies.compare.tables import deviation, mean, rich_tabl
 from fedsilo.server_app.studies.compare.trials import Trial, run_groups
 
 SHOWN = 5  # points in the table on the screen
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The budget of tuning, the same for every experiment: 'tuning' in simulation.yaml."""
+
+    trials: int = setting(16, "points of the grid that are tried", minimum=1)
+    folds: int = setting(5, "validation folds of the training data", minimum=2)
+    seeds: int = setting(3, "seeds, each with another shuffling into folds", minimum=1)
 
 
 @dataclass(frozen=True)
@@ -126,9 +134,8 @@ def tune(
 
 def _budget(file: Path, trials: int | None, folds: int | None, seeds: int | None) -> Tuning:
     given = {"trials": trials, "folds": folds, "seeds": seeds}
-    return replace(
-        read_tuning(file), **{key: value for key, value in given.items() if value is not None}
-    )
+    budget = read_section(file, "tuning", Tuning)
+    return replace(budget, **{key: value for key, value in given.items() if value is not None})
 
 
 def grid_points(
