@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.api.arguments import AnyPath
+from fedsilo.server_app.api.arguments import AnyPath, path_of
 
 if TYPE_CHECKING:
     from fedsilo.server_app.deploy.commands import MemberStatus
@@ -47,8 +47,7 @@ def shown(result: Any) -> None:
         for one in result:
             shown(one)
     elif hasattr(result, "__rich_console__"):
-        from fedsilo.server_app.records.summary import print_table
-        from fedsilo.server_app.run.progress_bars import make_console
+        from fedsilo.server_app.run.terminal import make_console, print_table
 
         print_table(make_console(), result)
 
@@ -75,7 +74,7 @@ def watch(look: Callable[[], View], *, once: bool = False, port: int | None = No
             with suppress(KeyboardInterrupt):  # it ends the page, not the run
                 server.serve_forever()
     else:
-        from fedsilo.server_app.run.progress_bars import make_console
+        from fedsilo.server_app.run.terminal import make_console
         from fedsilo.server_app.studies.watch.view import follow
 
         with suppress(KeyboardInterrupt):
@@ -90,59 +89,28 @@ def compare(
     markdown: AnyPath | None = None,
 ) -> None:
     """Print the table and the tests of a comparison."""
-    from fedsilo.datasets.io.atomic_files import write_atomically
-    from fedsilo.server_app.run.progress_bars import make_console
-    from fedsilo.server_app.studies.compare.significance import print_tests, significance_csv
-    from fedsilo.server_app.studies.compare.tables import comparison_csv, comparison_table
-
-    shown(comparison_table(found.results, found.split, median))
-    print_tests(make_console(), found.tested, found.split, found.notes)
-    if csv:
-        path = Path(csv)
-        write_atomically(path, comparison_csv(found.results))
-        if found.tested:
-            beside = path.with_name(f"{path.stem}-tests{path.suffix}")
-            write_atomically(beside, significance_csv(found.tested))
-    if markdown:
-        write_atomically(Path(markdown), found.markdown(median))
+    shown(found.lines(median))
+    found.write(path_of(csv), path_of(markdown), median)
 
 
 def crossvalidate(
     found: CrossValidation, *, csv: AnyPath | None = None, markdown: AnyPath | None = None
 ) -> None:
     """Print a table per metric."""
-    from fedsilo.datasets.io.atomic_files import write_atomically
-    from fedsilo.server_app.studies.compare.crossvalidate import markdown_text, metric_table
-    from fedsilo.server_app.studies.compare.tables import csv_text
-
-    shown(metric_table(found.intervals, metric) for metric in found.metrics)
-    if csv:
-        write_atomically(Path(csv), csv_text(found.intervals))
-    if markdown:
-        write_atomically(Path(markdown), markdown_text(found.intervals, found.metrics))
+    shown(found)
+    found.write(path_of(csv), path_of(markdown))
 
 
 def sweep(swept: Sweep, *, picture: AnyPath = "sweep.png") -> None:
     """Print the points of each experiment and draw them."""
-    from fedsilo.server_app.studies.compare.over_setting import draw_sweep, point_text
-    from fedsilo.server_app.studies.figures.learning_curves import write_picture
-
-    for experiment, points in swept.lines():
-        line(f"{experiment}: {', '.join(point_text(point) for point in points)}")
-    write_picture(Path(picture), draw_sweep(swept))
+    shown(swept)
+    swept.draw(Path(picture))
     line(f"picture: {picture}")
 
 
 def bars(found: SiteBars, *, csv: AnyPath | None = None, picture: AnyPath = "bars.png") -> None:
     """Draw the bars."""
-    from fedsilo.datasets.io.atomic_files import write_atomically
-    from fedsilo.server_app.studies.compare.per_site import draw_bars
-    from fedsilo.server_app.studies.compare.tables import csv_text
-    from fedsilo.server_app.studies.figures.learning_curves import write_picture
-
-    if csv:
-        write_atomically(Path(csv), csv_text(found.table))
-    write_picture(Path(picture), draw_bars(found))
+    found.write(path_of(csv), Path(picture))
     line(picture)
 
 

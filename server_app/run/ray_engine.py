@@ -37,8 +37,8 @@ from fedsilo.server_app.records.progress import read_progress
 from fedsilo.server_app.records.run_directory import SUMMARY, RunDirectory, runs_folder
 from fedsilo.server_app.run import processes
 from fedsilo.server_app.run.processes import end_run
-from fedsilo.server_app.run.progress_bars import progress_bars
 from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, unused_cluster
+from fedsilo.server_app.run.terminal import progress_bars
 
 RESOURCES: dict[str, Value] = {
     "num-supernodes": 2,

@@ -25,7 +25,7 @@ from fedsilo.server_app.run.beginning import (
 )
 from fedsilo.server_app.run.ending import Finish, show_end, write_end
 from fedsilo.server_app.run.notices import notices
-from fedsilo.server_app.run.progress_bars import make_console, progress_bars
+from fedsilo.server_app.run.terminal import make_console, progress_bars
 from fedsilo.strategies.meeting.participants import meet_sites
 
 

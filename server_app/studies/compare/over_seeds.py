@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.table import Table
 
+from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.registry import data_set, load_silo
 from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
@@ -34,12 +36,19 @@ from fedsilo.server_app.studies.compare.results import (
 from fedsilo.server_app.studies.compare.significance import (
     Tested,
     check_tests,
+    lines_of_tests,
     markdown_tests,
     notes,
     significance,
+    significance_csv,
 )
 from fedsilo.server_app.studies.compare.slurm import Jobs, SlurmPool
-from fedsilo.server_app.studies.compare.tables import comparison_markdown, joined
+from fedsilo.server_app.studies.compare.tables import (
+    comparison_csv,
+    comparison_markdown,
+    comparison_table,
+    joined,
+)
 from fedsilo.server_app.studies.compare.trials import run_missing, runs_at_once
 from fedsilo.server_app.studies.finished_run import FinishedRun, has_begun, has_ended
 
@@ -92,10 +101,25 @@ class Comparison:
     tested: Sequence[Tested] = ()
     notes: Sequence[str] = ()
 
+    def lines(self, median: bool = False) -> Iterator[Table | str]:
+        """Yield the table for a terminal, then each test and the remarks."""
+        yield comparison_table(self.results, self.split, median)
+        yield from lines_of_tests(self.tested, self.split, self.notes)
+
     def markdown(self, median: bool = False) -> str:
         """Return table and tests as Markdown."""
         text = comparison_markdown(self.results, self.split, median)
         return text + markdown_tests(self.tested, self.split, self.notes)
+
+    def write(self, csv: Path | None, markdown: Path | None, median: bool = False) -> None:
+        """Write the table as CSV, the tests as NAME-tests.csv beside it, and both as Markdown."""
+        if csv:
+            write_atomically(csv, comparison_csv(self.results))
+            if self.tested:
+                beside = csv.with_name(f"{csv.stem}-tests{csv.suffix}")
+                write_atomically(beside, significance_csv(self.tested))
+        if markdown:
+            write_atomically(markdown, self.markdown(median))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.figures.palette import GREY, colours
@@ -23,8 +24,8 @@ from fedsilo.server_app.studies.compare.over_setting import (
     refuse_other_settings,
 )
 from fedsilo.server_app.studies.compare.results import matching
-from fedsilo.server_app.studies.compare.tables import deviation, mean
-from fedsilo.server_app.studies.figures.learning_curves import CURVES
+from fedsilo.server_app.studies.compare.tables import csv_text, deviation, mean
+from fedsilo.server_app.studies.figures.learning_curves import CURVES, write_picture
 from fedsilo.server_app.studies.figures.panels import new_figure
 from fedsilo.server_app.studies.finished_run import FinishedRun
 
@@ -64,6 +65,12 @@ class SiteBars:
 
     table: pd.DataFrame
     title: str
+
+    def write(self, csv: Path | None, picture: Path) -> None:
+        """Write the figures as CSV, and draw them as PNG."""
+        if csv:
+            write_atomically(csv, csv_text(self.table))
+        write_picture(picture, draw_bars(self))
 
 
 def site_bars(folders: Sequence[Path], options: BarOptions) -> SiteBars:

@@ -32,7 +32,7 @@ from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import SUMMARY
 from fedsilo.server_app.run.processes import end_with
-from fedsilo.server_app.run.progress_bars import make_console
+from fedsilo.server_app.run.terminal import make_console
 from fedsilo.server_app.studies.compare.slurm import Jobs, Slurm, SlurmPool
 
 Missing = TypeVar("Missing")

@@ -1,6 +1,6 @@
-"""Progress bars of a run on a terminal: its rounds, and the sites of the current phase.
+"""What is shown on a terminal: tables, and bars of a run's rounds and of its current phase.
 
-They follow what ``progress.json`` says, so that a run is drawn alike whether it goes on in this
+The bars follow what ``progress.json`` says, so that a run is drawn alike whether it goes on in this
 process or behind ``flwr run``, whose output is a stream of lines.
 """
 
@@ -13,6 +13,7 @@ from threading import Event, Thread
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.table import Table
 
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.server_app.records.progress import Progress
@@ -24,6 +25,11 @@ def make_console() -> Console:
     """Return a console on standard output, wide enough for a table where there is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=120)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table as wide as it needs to be."""
+    console.print(table, soft_wrap=not console.is_terminal)
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from fedsilo.server_app.records.progress import Progress
-from fedsilo.server_app.run import progress_bars as bars_module
-from fedsilo.server_app.run.progress_bars import progress_bars
+from fedsilo.server_app.run import terminal as bars_module
+from fedsilo.server_app.run.terminal import progress_bars
 from tests.server_app.records.test_progress import made
 
 
