@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import unknown_name
-from fedsilo.server_app.api.arguments import AnyPath, Changes, path_of, run_sources
+from fedsilo.server_app.run.arguments import AnyPath, Changes, path_of, run_sources
 
 if TYPE_CHECKING:
     from fedsilo.server_app.doctor.findings import Finding

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.api.arguments import AnyPath, path_of
+from fedsilo.server_app.run.arguments import AnyPath, path_of
 
 if TYPE_CHECKING:
     from fedsilo.server_app.deploy.commands import MemberStatus

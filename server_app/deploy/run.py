@@ -23,8 +23,9 @@ from fedsilo.server_app.deploy.deployment import (
 )
 from fedsilo.server_app.deploy.flower import Say, flwr, online, tell
 from fedsilo.server_app.records.run_directory import open_run_directory
+from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.meeting import Meeting, meeting_file, read_meeting
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.run.processes import app_folder, tool
 
 _AWAY = 5.0  # seconds that a meeting waits for a site that is away: it loses nothing by it

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,29 +27,13 @@ from fedsilo.server_app.records.run_directory import (
     named,
     open_run_directory,
 )
+from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.ray_engine import check_resources, run_with_ray
 
 if TYPE_CHECKING:
     from fedsilo.server_app.run.ending import Finish
 
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSources:
-    """Where a run's settings come from.
-
-    Attributes:
-        file: the simulation file, or None for the usual one.
-        config: a TOML file of settings that override the experiment's.
-        changes: settings that override both, each ``key=value``.
-        out: folder of run directories, or None for the settings' own or ``runs``.
-    """
-
-    file: Path | None = None
-    config: Path | None = None
-    changes: tuple[str, ...] = ()
-    out: Path | None = None
 
 
 def planned(

@@ -27,8 +27,9 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.experiments import find_experiment, read_experiments, read_section
 from fedsilo.server_app.config.operator_files import read_registry, read_weights, registered_keys
 from fedsilo.server_app.config.settings import RunSettings, grouped, known_defaults, resolve
+from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.studies.compare.tune import Tuning
 from tests.fuzz.driver import Kind, Trial
 from tests.fuzz.mutations import (

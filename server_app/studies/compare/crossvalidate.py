@@ -21,7 +21,8 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.config.settings import RunSettings, resolve
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
 from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import csv_text, joined, markdown_table, rich_table

@@ -23,7 +23,8 @@ from fedsilo.datasets.registry import data_set, load_silo
 from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings, differences
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.run.processes import bound_environment
 from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
 from fedsilo.server_app.studies.compare.results import (

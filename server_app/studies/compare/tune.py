@@ -29,7 +29,8 @@ from fedsilo.server_app.config.experiments import (
     simulation_file,
 )
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import deviation, mean, rich_table
 from fedsilo.server_app.studies.compare.trials import Trial, run_groups
