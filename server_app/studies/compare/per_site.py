@@ -39,23 +39,6 @@ _OWN = "trained-"  # a site's own model, right after its training
 _KEY = ["metric", "experiment", "site", "distribution"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BarOptions:
-    """Which figures are drawn.
-
-    Attributes:
-        metrics: names and patterns, separated by commas, or None for accuracy, entropy, perplexity.
-        split: ``test`` or ``val``.
-        round: of which round, or None for the last of each run.
-        own: whether also of each site's own model before the average, on validation samples.
-    """
-
-    metrics: str | None = None
-    split: str = "test"
-    round: int | None = None
-    own: bool = False
-
-
 @dataclass(frozen=True)
 class SiteBars:
     """Figures by site: ``table`` has ``metric, experiment, site, distribution, mean, sd, seeds``.
@@ -73,35 +56,45 @@ class SiteBars:
         write_picture(picture, draw_bars(self))
 
 
-def site_bars(folders: Sequence[Path], options: BarOptions) -> SiteBars:
+def site_bars(
+    folders: Sequence[Path],
+    *,
+    metrics: str | None = None,
+    split: str = "test",
+    round_: int | None = None,
+    own: bool = False,
+) -> SiteBars:
     """Return the figures of finished runs by site.
 
     Args:
         folders: run directories, or folders of such.
-        options: which figures.
+        metrics: names and patterns, separated by commas, or None for accuracy, entropy, perplexity.
+        split: ``test`` or ``val``.
+        round_: of which round, or None for the last of each run.
+        own: whether also of each site's own model before the average, on validation samples.
 
     Raises:
         SettingError: no run has the metric or the round, or own models are wanted on test data.
         RunDirectoryError: a folder holds no finished run, sites are not the same, or runs of one
             name differ in more than their seed.
     """
-    split = "val" if options.own else options.split
+    split = "val" if own else split
     runs = finished_runs(folders)
     _refuse_unlike(runs, split)
     cells = pd.DataFrame(
-        [cell for run in runs for cell in _cells(run, split, options)],
+        [cell for run in runs for cell in _cells(run, split, round_, own)],
         columns=[*_KEY, "value"],
     )
     known = sorted(cells["metric"].unique())
     chosen = [metric for metric in _USUAL if metric in known]
-    if options.metrics is not None:
-        chosen = matching(options.metrics, known, "--metrics")
+    if metrics is not None:
+        chosen = matching(metrics, known, "--metrics")
     place = {metric: number for number, metric in enumerate(chosen)}
     cells = cells[cells["metric"].isin(list(place))]
     cells = cells.sort_values("metric", key=lambda names: names.map(place), kind="stable")
     grouped = cells.groupby(_KEY, sort=False)["value"]
     table = grouped.agg(mean=mean, sd=deviation, seeds="size").reset_index()
-    when = "the last round" if options.round is None else f"round {options.round}"
+    when = "the last round" if round_ is None else f"round {round_}"
     return SiteBars(table, f"{runs[0].settings.common.dataset}, {split} samples, {when}")
 
 
@@ -129,7 +122,7 @@ def _groups(run: FinishedRun) -> dict[str, str]:
 
 
 def _cells(
-    run: FinishedRun, split: str, options: BarOptions
+    run: FinishedRun, split: str, wanted_round: int | None, with_own: bool
 ) -> Iterator[tuple[str, str, str, str, float]]:
     """Yield metric, name of the bar, site, distribution and value.
 
@@ -139,7 +132,7 @@ def _cells(
     """
     rows = [row for row in run.metrics if row["split"] == split]
     measured = sorted({int(row["round"]) for row in rows if not row["metric"].startswith(_OWN)})
-    round_ = run.summary["rounds"] if options.round is None else options.round
+    round_ = run.summary["rounds"] if wanted_round is None else wanted_round
     if round_ not in measured:
         raise SettingError(
             f"the run in {run.path} has no {split} figures of round {round_}; it has those of "
@@ -148,7 +141,7 @@ def _cells(
     line, groups = read_run(run, split).line, _groups(run)
     for row in rows:
         own = row["metric"].startswith(_OWN)
-        if int(row["round"]) == round_ and (options.own or not own):
+        if int(row["round"]) == round_ and (with_own or not own):
             if row["site"] not in groups:
                 site = one_line(row["site"], 60)
                 raise RunDirectoryError(
