@@ -34,7 +34,6 @@ from fedsilo.strategies.meeting.participants import Participants
 
 _PAUSE = 1.0  # seconds from one writing to the next, at least
 _REST = 400.0  # and this many times what a writing took: it costs a 400th of a core at most
-_METRICS_PAUSE = 5.0  # seconds between writings of the metrics, which are fetched more rarely
 _STILL_HERE = 15.0  # seconds after which the file is written though nothing has happened
 _PATIENCE = 5.0  # seconds for the thread to end
 _MEASURED = (
@@ -88,7 +87,7 @@ class ProgressHook(Hook):
         self.directory, self.recorder, self.privacy = directory, recorder, privacy
         self.marks, self.say = marks, say
         self.lock, self.due, self.ending = Lock(), Event(), Event()
-        self.reported, self.metrics_written = False, float("-inf")
+        self.reported = False
         self.began = self.round_began = time.monotonic()
         self.first, self.sites = 0, list[str]()
         self.progress = Progress(
@@ -217,11 +216,10 @@ class ProgressHook(Hook):
             progress = self._snapshot()
             if not self.directory.path.is_dir():
                 return  # somebody has removed it
-            texts = {files.FILE: progress.model_dump_json(indent=2) + "\n"}
-            if self.ending.is_set() or time.monotonic() - self.metrics_written > _METRICS_PAUSE:
-                texts[files.METRICS_FILE] = metrics_text(progress)
-                self.metrics_written = time.monotonic()
-            for name, text in texts.items():
+            for name, text in (
+                (files.FILE, progress.model_dump_json(indent=2) + "\n"),
+                (files.METRICS_FILE, metrics_text(progress)),
+            ):
                 write_atomically(self.directory.path / name, text, lasting=False)
         except Exception as error:  # a full disk, an unreadable /proc: the run continues
             self.report(error)
