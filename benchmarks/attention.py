@@ -47,7 +47,7 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.prompted_vit import PromptedViT
-from fedsilo.server_app.records.finished_site import finished_site
+from fedsilo.server_app.studies.finished_site import finished_site
 
 _GRID, _IMAGE, _SITES, _PER_SITE = (14, 14), (224, 224), 5, 5
 _VALUES = {

@@ -29,7 +29,7 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.server_app.deploy import commands, run
 from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
 from fedsilo.server_app.deploy.making import DeploymentRequest
-from fedsilo.server_app.run.planning import RunSources
+from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.processes import tool
 
 SITES = 2

@@ -24,8 +24,8 @@ from fedsilo.server_app.deploy import commands, run
 from fedsilo.server_app.deploy.deployment import read_deployment
 from fedsilo.server_app.deploy.making import DeploymentRequest
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.planning import RunSources
 from fedsilo.server_app.run.processes import app_folder
 
 _EXPERIMENT = "fedavg-digits"

@@ -20,7 +20,8 @@ from fedsilo.datasets.radiographs.mammography import MAMMOGRAPHY
 from fedsilo.datasets.tables.dataset import read_schema
 from fedsilo.datasets.tables.parsing import TableSchema
 from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.server_app.config.experiments import Tuning, read_experiments, read_tuning
+from fedsilo.server_app.config.experiments import read_experiments, read_section
+from fedsilo.server_app.studies.compare.tune import Tuning
 
 SCHEMA: dict[str, Any] = {
     "columns": [
@@ -69,7 +70,7 @@ def _site_file(path: Path) -> SiteFile:
 
 
 def _simulation(path: Path) -> tuple[dict[str, Any], Tuning]:
-    return read_experiments(path), read_tuning(path)
+    return read_experiments(path), read_section(path, "tuning", Tuning)
 
 
 READERS: dict[str, tuple[Callable[[Path], Any], dict[str, Any], type]] = {

@@ -12,17 +12,6 @@ Every error is a ``fedsilo.models.contract.errors.FedsiloError`` of one line. Th
 """
 
 from fedsilo.server_app.api import checking, deploying, privacy
-from fedsilo.server_app.api.applying import calibrate, card, export, finetune, predict
-from fedsilo.server_app.api.comparing import bars, compare, crossvalidate, sweep, tune
-from fedsilo.server_app.api.drawing import (
-    attention,
-    embeddings,
-    explain,
-    gradcam,
-    histograms,
-    plot,
-    report,
-)
 from fedsilo.server_app.api.listing import (
     datasets,
     experiments,
@@ -31,5 +20,16 @@ from fedsilo.server_app.api.listing import (
     settings,
     survey,
 )
-from fedsilo.server_app.api.run import Run, load_run
 from fedsilo.server_app.api.running import pretrain, resume, simulate, watch
+from fedsilo.server_app.studies.api.applying import calibrate, card, export, finetune, predict
+from fedsilo.server_app.studies.api.comparing import bars, compare, crossvalidate, sweep, tune
+from fedsilo.server_app.studies.api.drawing import (
+    attention,
+    embeddings,
+    explain,
+    gradcam,
+    histograms,
+    plot,
+    report,
+)
+from fedsilo.server_app.studies.api.run import Run, load_run

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.api.arguments import AnyPath, Changes, path_of, run_sources
+from fedsilo.models.contract.settings_schema import unknown_name
+from fedsilo.server_app.run.arguments import AnyPath, Changes, path_of, run_sources
 
 if TYPE_CHECKING:
     from fedsilo.server_app.doctor.findings import Finding
@@ -29,26 +30,28 @@ def site(
 ) -> Iterator[Finding]:
     """Check a hospital's node, by the arguments that start it."""
     from fedsilo.server_app.deploy.deployment import read_deployment
-    from fedsilo.server_app.doctor import setups
     from fedsilo.server_app.doctor.findings import examine
-    from fedsilo.server_app.doctor.setups import TARGETS
-    from fedsilo.server_app.doctor.site import SiteSetup
+    from fedsilo.server_app.doctor.site import CHECKS, SiteSetup, parse_node_config
     from fedsilo.server_app.run.planning import planned
 
     if experiment is None and (sources.get("settings") or sources.get("config")):
         raise SettingError("--set and --config change an experiment: name one")
     settings = planned(experiment, run_sources(sources))[0] if experiment else None
-    by_hand = setups.node_config(node_config)
+    by_hand = parse_node_config(node_config)
     if deployment:
         _refuse_both({"--superlink": superlink, "--node-config": node_config})
-        made = setups.sites_of(read_deployment(Path(deployment)), site, settings)
+        whole = read_deployment(Path(deployment))
+        for name in site:
+            if name not in whole.sites:
+                raise unknown_name("site of the deployment", name, whole.sites)
+        made = [SiteSetup.of(whole, name, settings) for name in site or whole.sites]
     elif site:
         raise SettingError("--site needs --deployment: without one it is a key of --node-config")
     else:
         certificates, own_key = path_of(root_certificates), path_of(key)
         made = [SiteSetup(by_hand, superlink, certificates, own_key, host, port, settings)]
     for setup in made:
-        yield from examine(TARGETS["site"], setup, setup.name)
+        yield from examine(CHECKS, setup, setup.name)
 
 
 def server(
@@ -67,12 +70,11 @@ def server(
     from fedsilo.server_app.config.operator_files import REGISTRY
     from fedsilo.server_app.deploy.deployment import read_deployment
     from fedsilo.server_app.doctor.findings import examine
-    from fedsilo.server_app.doctor.server import ServerSetup
-    from fedsilo.server_app.doctor.setups import TARGETS, server_of
+    from fedsilo.server_app.doctor.server import CHECKS, ServerSetup
 
     if deployment:
         _refuse_both({"--database": database, "--hospital": hospital})
-        setup = server_of(read_deployment(Path(deployment)))
+        setup = ServerSetup.of(read_deployment(Path(deployment)))
     else:
         setup = ServerSetup(
             authority=path_of(authority),
@@ -85,7 +87,7 @@ def server(
             registry=path_of(os.environ.get(REGISTRY) or None),
             hospitals=tuple((name, None) for name in hospital),
         )
-    yield from examine(TARGETS["server"], setup)
+    yield from examine(CHECKS, setup)
 
 
 def run(
@@ -99,13 +101,12 @@ def run(
     """Meet the sites of a run and train nothing."""
     from fedsilo.server_app.deploy.deployment import read_deployment
     from fedsilo.server_app.doctor.findings import examine
-    from fedsilo.server_app.doctor.run import RunSetup
-    from fedsilo.server_app.doctor.setups import TARGETS
+    from fedsilo.server_app.doctor.run import CHECKS, RunSetup
 
     where = read_deployment(Path(deployment)) if deployment else None
     setup = RunSetup(experiment, run_sources(sources), seed, supernodes, where)
     setup.planned  # noqa: B018  # an unknown experiment is an error, not a finding
-    yield from examine(TARGETS["run"], setup)
+    yield from examine(CHECKS, setup)
 
 
 def _refuse_both(given: dict[str, object]) -> None:

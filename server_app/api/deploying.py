@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from fedsilo.server_app.api.arguments import AnyPath, Sources, Tell, path_of, run_sources, silent
+from fedsilo.server_app.run.arguments import AnyPath, Sources, Tell, path_of, run_sources, silent
 
 if TYPE_CHECKING:
     from fedsilo.server_app.deploy.commands import MemberStatus

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
-from fedsilo.server_app.api.arguments import AnyPath, Sources, Tell, path_of, run_sources, silent
+from fedsilo.server_app.run.arguments import AnyPath, Sources, Tell, path_of, run_sources, silent
 
 _SECTION = "tool.flwr.app.config"
 

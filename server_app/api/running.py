@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.api.arguments import (
+from fedsilo.server_app.run.arguments import (
     AnyPath,
     AnyRun,
     Engine,
@@ -21,7 +21,7 @@ from fedsilo.server_app.api.arguments import (
     run_sources,
     silent,
 )
-from fedsilo.server_app.api.run import Run, load_run
+from fedsilo.server_app.studies.api.run import Run, load_run
 
 if TYPE_CHECKING:
     from fedsilo.server_app.studies.watch.view import View

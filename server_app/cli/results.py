@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.api.arguments import AnyPath
+from fedsilo.server_app.run.arguments import AnyPath, path_of
 
 if TYPE_CHECKING:
     from fedsilo.server_app.deploy.commands import MemberStatus
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fedsilo.server_app.studies.compare.over_seeds import Comparison
     from fedsilo.server_app.studies.compare.over_setting import Sweep
     from fedsilo.server_app.studies.compare.per_site import SiteBars
-    from fedsilo.server_app.studies.compare.tune import Tuned
     from fedsilo.server_app.studies.finetune.results import FinetuneResult
     from fedsilo.server_app.studies.predict.calibration import Calibration
     from fedsilo.server_app.studies.predict.masks import MaskPredictions
@@ -39,14 +38,18 @@ def line(text: object) -> None:
 
 
 def shown(result: Any) -> None:
-    """Print a text, a path, the lines of a result, or each of several of these."""
+    """Print a text, a path or a table, the lines of a result, or each of several of these."""
     if hasattr(result, "lines"):
         result = result.lines()
     if isinstance(result, str | Path):
         line(result)
     elif isinstance(result, Iterable):
         for one in result:
-            line(one)
+            shown(one)
+    elif hasattr(result, "__rich_console__"):
+        from fedsilo.server_app.run.terminal import make_console, print_table
+
+        print_table(make_console(), result)
 
 
 def _labelled(label: str) -> Callable[[object], None]:
@@ -71,7 +74,7 @@ def watch(look: Callable[[], View], *, once: bool = False, port: int | None = No
             with suppress(KeyboardInterrupt):  # it ends the page, not the run
                 server.serve_forever()
     else:
-        from fedsilo.server_app.run.progress_bars import make_console
+        from fedsilo.server_app.run.terminal import make_console
         from fedsilo.server_app.studies.watch.view import follow
 
         with suppress(KeyboardInterrupt):
@@ -86,86 +89,36 @@ def compare(
     markdown: AnyPath | None = None,
 ) -> None:
     """Print the table and the tests of a comparison."""
-    from fedsilo.datasets.io.atomic_files import write_atomically
-    from fedsilo.server_app.records.summary import print_table
-    from fedsilo.server_app.run.progress_bars import make_console
-    from fedsilo.server_app.studies.compare.significance import print_tests, significance_csv
-    from fedsilo.server_app.studies.compare.tables import comparison_csv, comparison_table
-
-    console = make_console()
-    print_table(console, comparison_table(found.results, found.split, median))
-    print_tests(console, found.tested, found.split, found.notes)
-    if csv:
-        path = Path(csv)
-        write_atomically(path, comparison_csv(found.results))
-        if found.tested:
-            beside = path.with_name(f"{path.stem}-tests{path.suffix}")
-            write_atomically(beside, significance_csv(found.tested))
-    if markdown:
-        write_atomically(Path(markdown), found.markdown(median))
-
-
-def tune(found: Tuned) -> None:
-    """Print the ranking of a grid's points, and the chosen settings."""
-    from fedsilo.server_app.run.progress_bars import make_console
-    from fedsilo.server_app.studies.compare.tune import ranking_table
-
-    chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in found.ranked[0].settings.items())
-    make_console().print(ranking_table(found))
-    line(found.document["why"])
-    line(f"for simulation.yaml: {{{chosen}}}")
-    line(f"written to {found.folder}")
+    shown(found.lines(median))
+    found.write(path_of(csv), path_of(markdown), median)
 
 
 def crossvalidate(
     found: CrossValidation, *, csv: AnyPath | None = None, markdown: AnyPath | None = None
 ) -> None:
     """Print a table per metric."""
-    from fedsilo.datasets.io.atomic_files import write_atomically
-    from fedsilo.server_app.records.summary import print_table
-    from fedsilo.server_app.run.progress_bars import make_console
-    from fedsilo.server_app.studies.compare.crossvalidate import markdown_text, metric_table
-    from fedsilo.server_app.studies.compare.tables import csv_text
-
-    for metric in found.metrics:
-        print_table(make_console(), metric_table(found.intervals, metric))
-    if csv:
-        write_atomically(Path(csv), csv_text(found.intervals))
-    if markdown:
-        write_atomically(Path(markdown), markdown_text(found.intervals, found.metrics))
+    shown(found)
+    found.write(path_of(csv), path_of(markdown))
 
 
 def sweep(swept: Sweep, *, picture: AnyPath = "sweep.png") -> None:
     """Print the points of each experiment and draw them."""
-    from fedsilo.server_app.studies.compare.over_setting import draw_sweep, point_text
-    from fedsilo.server_app.studies.figures.learning_curves import write_picture
-
-    for experiment, points in swept.lines():
-        line(f"{experiment}: {', '.join(point_text(point) for point in points)}")
-    write_picture(Path(picture), draw_sweep(swept))
+    shown(swept)
+    swept.draw(Path(picture))
     line(f"picture: {picture}")
 
 
 def bars(found: SiteBars, *, csv: AnyPath | None = None, picture: AnyPath = "bars.png") -> None:
     """Draw the bars."""
-    from fedsilo.datasets.io.atomic_files import write_atomically
-    from fedsilo.server_app.studies.compare.per_site import draw_bars
-    from fedsilo.server_app.studies.compare.tables import csv_text
-    from fedsilo.server_app.studies.figures.learning_curves import write_picture
-
-    if csv:
-        write_atomically(Path(csv), csv_text(found.table))
-    write_picture(Path(picture), draw_bars(found))
+    found.write(path_of(csv), Path(picture))
     line(picture)
 
 
 def finetune(found: FinetuneResult, *, out: AnyPath) -> None:
     """Print a table with a line per start, and the folder."""
-    from fedsilo.server_app.run.progress_bars import make_console
     from fedsilo.server_app.studies.finetune.results import result_table
 
-    make_console().print(result_table(found))
-    line(out)
+    shown([result_table(found), str(out)])
 
 
 def predict(found: Predictions | MaskPredictions, *, out: AnyPath | None = None) -> None:
@@ -193,16 +146,14 @@ def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
     """Print a table of a deployment's members, and the progress of its newest run."""
     from rich.table import Table
 
-    from fedsilo.server_app.deploy.commands import newest
-    from fedsilo.server_app.run.progress_bars import make_console
+    from fedsilo.server_app.studies.watch.view import look_at_deployment
 
     table = Table("member", "process", "seen by the server", "log")
     for state in members:
         table.add_row(state.member, str(state.pid or "-"), state.seen, str(state.log))
-    console = make_console()
-    console.print(table, soft_wrap=not console.is_terminal)
-    if progress := newest(Path(deployment)):
-        line(progress)
+    shown(table)
+    if run := look_at_deployment(Path(deployment)).run:
+        line(run.line())
 
 
 def _findings(target: str) -> Callable[..., None]:
@@ -231,12 +182,10 @@ def datasets(rows: list[dict[str, str]], *, as_json: bool = False) -> None:
         return
     from rich.table import Table
 
-    from fedsilo.server_app.run.progress_bars import make_console
-
     table = Table("data set", "kind", "licence", "terms", "size", "here")
     for row in rows:
         table.add_row(*(row[key] for key in ("name", "kind", "licence", "terms", "size", "here")))
-    make_console().print(table)
+    shown(table)
 
 
 @contextmanager

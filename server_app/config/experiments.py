@@ -16,7 +16,6 @@ from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.settings_schema import (
     Value,
     build_from_file,
-    setting,
     unknown_key,
     unknown_name,
 )
@@ -35,15 +34,6 @@ class Experiment:
     values: Mapping[str, Value]
     resources: Mapping[str, Value]
     grid: Mapping[str, Sequence[Value]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """The budget of tuning, the same for every experiment."""
-
-    trials: int = setting(16, "points of the grid that are tried", minimum=1)
-    folds: int = setting(5, "validation folds of the training data", minimum=2)
-    seeds: int = setting(3, "seeds, each with another shuffling into folds", minimum=1)
 
 
 def _settings(content: Any) -> Any:
@@ -143,11 +133,6 @@ def _based(
         {**base.resources, **own.resources},
         {**base.grid, **own.grid},
     )
-
-
-def read_tuning(path: Path) -> Tuning:
-    """Return the budget under ``tuning`` in a simulation file; errors as ``read_section``."""
-    return read_section(path, "tuning", Tuning)
 
 
 def read_section(path: Path, name: str, cls: type[S]) -> S:

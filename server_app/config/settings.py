@@ -57,6 +57,21 @@ class RunSettings:
         return {k: v for k, v in self.as_mapping().items() if k not in _CIRCUMSTANCES}
 
 
+@dataclass(frozen=True)
+class RunConfig:
+    """What config.toml of a run directory says.
+
+    Attributes:
+        settings: every setting of the run, by key.
+        launch: how it was launched: engine and resources.
+        environment: what it was made with: versions of fedsilo, Python, packages.
+    """
+
+    settings: dict[str, Value]
+    launch: dict[str, Any]
+    environment: dict[str, Any]
+
+
 def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
     """Say which settings differ between two runs, empty if none does."""
     differing = [
@@ -150,40 +165,20 @@ def _parse_toml(path: Path) -> dict[str, Any]:
         raise SettingError(f"{path} is no valid TOML: {one_line(error, 200)}") from None
 
 
-def run_values(config: Path) -> dict[str, Value]:
-    """Return the settings of a run directory's config.toml, without how and where it ran."""
-    _parse_run_config(config)
-    return read_toml(config)
-
-
-def launch_values(config: Path) -> dict[str, Any]:
-    """Return how a run directory's run was launched: engine and resources."""
-    return dict(_parse_run_config(config).get("launch", {}))
-
-
-def environment_values(config: Path) -> dict[str, Any]:
-    """Return what a run directory's run was made with: versions of fedsilo, Python, packages."""
-    return dict(_parse_run_config(config).get("environment", {}))
-
-
-def refuse_other_format(config: Path) -> None:
-    """Refuse a run directory whose config.toml, if it is there, another version of fedsilo wrote.
+def read_run_config(config: Path) -> RunConfig:
+    """Return what the config.toml of a run directory says.
 
     Raises:
-        SettingError: config.toml cannot be read.
+        SettingError: it cannot be read.
         RunDirectoryError: it is of another format.
     """
-    if config.is_file():
-        _parse_run_config(config)
-
-
-def _parse_run_config(config: Path) -> dict[str, Any]:
     content = _parse_toml(config)
-    if content.get("format") != RUN_FORMAT:
+    if content.pop("format", None) != RUN_FORMAT:
         raise RunDirectoryError(
             f"{config.parent} was made by an earlier version of fedsilo: start a new run"
         )
-    return content
+    launch, environment = (content.pop(key, {}) for key in ("launch", "environment"))
+    return RunConfig(flat_values(content, str(config)), launch, environment)
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:

@@ -36,7 +36,6 @@ from fedsilo.server_app.deploy.making import (
     refuse_changes,
 )
 from fedsilo.server_app.run.processes import end_trees
-from fedsilo.server_app.run.watched import look_at, newest_run
 
 
 @dataclass(frozen=True)
@@ -86,16 +85,6 @@ def status(folder: Path) -> list[MemberStatus]:
         pid = process.pid if process else None
         members.append(MemberStatus(member, pid, state, deployment.log(member)))
     return members
-
-
-def newest(folder: Path) -> str:
-    """Return the progress of a deployment's newest run in one line, or an empty string if none.
-
-    Raises:
-        FedsiloError: there is no deployment, or the run is of another version of fedsilo.
-    """
-    run = newest_run(read_deployment(folder).runs)
-    return look_at(run).line() if run else ""
 
 
 def logs(folder: Path, member: str, lines: int) -> str:

@@ -14,7 +14,8 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import parse_assignment
 from fedsilo.server_app.deploy.deployment import Deployment, DeploymentError, plan
 from fedsilo.server_app.deploy.flower import MAKE_SECRETS, Say, last_line, tell
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.run.processes import app_folder, free_ports
 
 

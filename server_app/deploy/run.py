@@ -23,8 +23,9 @@ from fedsilo.server_app.deploy.deployment import (
 )
 from fedsilo.server_app.deploy.flower import Say, flwr, online, tell
 from fedsilo.server_app.records.run_directory import open_run_directory
+from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.meeting import Meeting, meeting_file, read_meeting
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.run.processes import app_folder, tool
 
 _AWAY = 5.0  # seconds that a meeting waits for a site that is away: it loses nothing by it
@@ -59,7 +60,8 @@ def run(
     deployment = read_deployment(folder)
     given: dict[str, Value | None] = {"seed": seed, "run-name": name}
     chosen = {key: value for key, value in given.items() if value is not None}
-    settings = _planned(experiment, deployment, sources, chosen | dict(overrides or {}))
+    at_server = dataclasses.replace(sources, out=deployment.runs)
+    settings, _ = planned(experiment, at_server, overrides=chosen | dict(overrides or {}))
     run_name, resume = settings.common.run_name, settings.common.resume
     directory = open_run_directory(str(deployment.runs), run_name, resume).path
     _refuse_incomplete(deployment)
@@ -96,13 +98,6 @@ def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int
                 f"{deployment.folder}' says why"
             )
         return read_meeting(meeting_file(settings.common))
-
-
-def _planned(
-    experiment: str, deployment: Deployment, sources: RunSources, overrides: Mapping[str, Value]
-) -> RunSettings:
-    at_server = dataclasses.replace(sources, out=deployment.runs)
-    return planned(experiment, at_server, overrides=dict(overrides))[0]
 
 
 def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say | None) -> str:

@@ -58,10 +58,6 @@ class Finding:
     about: str = ""  # the site, or empty if it is not about one site
     details: tuple[str, ...] = ()  # more lines
 
-    def document(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self) | {"status": str(self.status), "details": list(self.details)}
-
 
 @dataclass(frozen=True)
 class Passed:
@@ -166,5 +162,5 @@ def document(target: str, findings: Sequence[Finding]) -> dict[str, Any]:
         "fedsilo": FEDSILO,
         "exit-code": exit_code(findings),
         "count": {str(status): count[status] for status in Status},
-        "findings": [finding.document() for finding in findings],
+        "findings": [asdict(finding) for finding in findings],
     }

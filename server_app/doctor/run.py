@@ -22,8 +22,9 @@ from fedsilo.server_app.doctor.findings import (
     Status,
     given,
 )
+from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.meeting import Meeting, meet_inline
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.planning import planned
 
 _REFUSED = (
     "fix it at that site, where 'fedsilo doctor site' says more, or set 'min-sites' to fewer and "

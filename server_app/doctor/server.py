@@ -13,7 +13,12 @@ from pathlib import Path
 
 from fedsilo.datasets.io.atomic_files import scratch_folder
 from fedsilo.server_app.config.operator_files import REGISTRY, registered_keys
-from fedsilo.server_app.deploy.deployment import FEDERATION, Deployment, key_fingerprint
+from fedsilo.server_app.deploy.deployment import (
+    FEDERATION,
+    SERVER,
+    Deployment,
+    key_fingerprint,
+)
 from fedsilo.server_app.deploy.flower import node_states
 from fedsilo.server_app.doctor import machine
 from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped, given
@@ -48,6 +53,23 @@ class ServerSetup:
     hospitals: tuple[tuple[str, Path | None], ...] = ()
     deployment: Deployment | None = None  # whose server it is, if it is one's
     now: Callable[[], datetime] = machine.utc_now
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> ServerSetup:
+        """Return the setup of a deployment's server."""
+        secrets = deployment.secrets
+        return cls(
+            authority=secrets / "ca.crt",
+            certificate=secrets / "server.crt",
+            key=secrets / "server.key",
+            database=deployment.home(SERVER) / "superlink.db",
+            fleet=f"127.0.0.1:{deployment.ports['fleet']}",
+            control=f"127.0.0.1:{deployment.ports['http']}",
+            runs=deployment.runs,
+            registry=deployment.registry,
+            hospitals=tuple((site, secrets / f"{site}.pub") for site in deployment.sites),
+            deployment=deployment,
+        )
 
     @property
     def mark(self) -> str:
@@ -166,7 +188,7 @@ def _nodes(setup: ServerSetup) -> Passed:
     """Ask Flower which of the deployment's hospitals it knows, and which are online."""
     reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
     deployment = given(setup.deployment, reason)
-    if not deployment.process("server"):
+    if not deployment.process(SERVER):
         raise Skipped("the server does not run: 'fedsilo deploy up' starts it")
     states = node_states(deployment)
     if gone := [site for site, state in states.items() if state == "unregistered"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -18,6 +18,7 @@ from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
 from fedsilo.client_app.site.sentences import effective, explained
 from fedsilo.client_app.worker.installed import refuse_other_flower
 from fedsilo.datasets.silo.declared_silos import site_name_fault
+from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import (
     ARRAYS,
     CONFIG,
@@ -29,6 +30,7 @@ from fedsilo.models.contract.messages import (
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, build, keys_with, unknown_key
 from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.deploy.deployment import Deployment
 from fedsilo.server_app.doctor import gpu, machine
 from fedsilo.server_app.doctor.findings import Check, Passed, Refused, given
 from fedsilo.server_app.doctor.secrets import (
@@ -67,6 +69,19 @@ class SiteSetup:
     settings: RunSettings | None = None  # the experiment's; None: none is named
     now: Callable[[], datetime] = machine.utc_now
 
+    @classmethod
+    def of(cls, deployment: Deployment, site: str, settings: RunSettings | None) -> SiteSetup:
+        """Return the setup of a deployment's site."""
+        secrets, ports = deployment.secrets, deployment.ports
+        return cls(
+            deployment.node_config[site],
+            superlink=f"127.0.0.1:{ports['fleet']}",
+            authority=secrets / "ca.crt",
+            key=secrets / f"{site}.key",
+            port=ports[site],
+            settings=settings,
+        )
+
     @property
     def name(self) -> str:
         """The hospital's name, or empty if the node config has none."""
@@ -100,6 +115,18 @@ class SiteSetup:
         """Return a folder of the node config, or None if it names none."""
         named = str(self.node_config.get(key, ""))
         return Path(named).expanduser() if named else None
+
+
+def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
+    """Return a node config as Flower parses it, or raise a SettingError."""
+    from flwr.common.config import parse_config_args
+
+    try:
+        return dict(parse_config_args(list(texts)))
+    except Exception as error:  # Typer's or TOML's, which would end the SuperNode too
+        raise SettingError(
+            f"--node-config cannot be read: {' '.join(str(error).split())}"
+        ) from None
 
 
 def _software(setup: SiteSetup) -> Passed:

@@ -10,7 +10,7 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,7 +18,6 @@ from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.contract.settings_schema import key_of
 
 FILE, METRICS_FILE = "progress.json", "progress.prom"
-VERSION = 1
 Status = Literal["running", "finished", "failed", "interrupted"]
 
 _Count = Annotated[int, Field(ge=0)]
@@ -66,7 +65,7 @@ class Progress(_Part):
         max_epsilon: the run's limit, or 0 if it has none.
     """
 
-    version: int = VERSION
+    version: Literal[1] = 1
     run: str
     title: str
     method: str
@@ -111,29 +110,25 @@ def read_progress(folder: Path) -> Progress | None:
     Raises:
         RunDirectoryError: it cannot be read, or is of another version of fedsilo.
     """
-    path, other = folder / FILE, "watch the run with the fedsilo that runs it"
+    path = folder / FILE
     try:
-        text = path.read_text(encoding="utf-8")
-        content: Any = json.loads(text)
-        version = content.get("version") if isinstance(content, dict) else None
-        if version != VERSION:
-            formats = f"its format is {version!r:.20}, this one reads {VERSION}"
-            raise RunDirectoryError(f"{path} is of another version of fedsilo ({formats}): {other}")
-        return Progress.model_validate_json(text)
+        return Progress.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        where = f"at '{'.'.join(map(str, error.errors()[0]['loc'])):.100}'"
-        raise RunDirectoryError(
-            f"{path} does not have the format of this version of fedsilo ({where}): {other}"
-        ) from None
-    except (ValueError, RecursionError):
+        first = error.errors()[0]
+    if first["type"] == "json_invalid":
         raise RunDirectoryError(
             f"{path} is damaged: a running run rewrites it; 'fedsilo resume' continues one that "
             "was interrupted"
-        ) from None
+        )
+    where = ".".join(map(str, first["loc"])) or "its top"
+    raise RunDirectoryError(
+        f"{path} is of another version of fedsilo, or was altered (at '{where:.100}'): watch the "
+        "run with the fedsilo that runs it"
+    )
 
 
 def metrics_text(progress: Progress) -> str:

@@ -1,4 +1,4 @@
-"""The hook that follows a run: lines and bars on the terminal, and the two progress files.
+"""The hook that follows a run: lines on the terminal, and the two progress files.
 
 It only observes. The files are written by a thread of their own, once a second at most, and
 whatever fails here is reported once and never reaches the run.
@@ -34,7 +34,6 @@ from fedsilo.strategies.meeting.participants import Participants
 
 _PAUSE = 1.0  # seconds from one writing to the next, at least
 _REST = 400.0  # and this many times what a writing took: it costs a 400th of a core at most
-_METRICS_PAUSE = 5.0  # seconds between writings of the metrics, which are fetched more rarely
 _STILL_HERE = 15.0  # seconds after which the file is written though nothing has happened
 _PATIENCE = 5.0  # seconds for the thread to end
 _MEASURED = (
@@ -72,9 +71,6 @@ class ProgressHook(Hook):
         recorder: knows what the sites' work has cost and measured.
         privacy: knows what has been spent, None without differential privacy.
         say: prints a line.
-        show: moves the bars, if there are any, after an event with its values: ``begin`` (rounds,
-            finished rounds), ``phase`` (round, phase, sites), ``reply`` (round, phase, site),
-            ``round`` (number) or ``stop``.
     """
 
     def __init__(
@@ -86,13 +82,12 @@ class ProgressHook(Hook):
         recorder: Recorder,
         privacy: PrivacyHook | None,
         say: Callable[[str], None],
-        show: Callable[..., None],
     ) -> None:
         moment, self.process = datetime.now(UTC), psutil.Process()
         self.directory, self.recorder, self.privacy = directory, recorder, privacy
-        self.marks, self.say, self.show = marks, say, show
+        self.marks, self.say = marks, say
         self.lock, self.due, self.ending = Lock(), Event(), Event()
-        self.reported, self.metrics_written = False, float("-inf")
+        self.reported = False
         self.began = self.round_began = time.monotonic()
         self.first, self.sites = 0, list[str]()
         self.progress = Progress(
@@ -130,14 +125,13 @@ class ProgressHook(Hook):
 
     @_harmless
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Say what starts, and show the bars."""
+        """Say what starts."""
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
         sites = f"{len(self.sites)} sites ({listed(self.sites)})"
         self.say(f"{self.progress.title}: {sites}, {total_rounds} rounds")
         if state.round:
             self.say(f"resuming after round {state.round}")
-        self.show("begin", total_rounds, state.round)
 
     @_harmless
     def participants_changed(
@@ -149,18 +143,16 @@ class ProgressHook(Hook):
 
     @_harmless
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Note who is asked, and start the sites' bar."""
+        """Note who is asked."""
         here = self.progress
         here.round, here.phase, here.phase_started = round_, phase, datetime.now(UTC)
         here.asked, here.answered, here.away, here.failed = sites, [], [], {}
-        self.show("phase", round_, phase, len(sites))
 
     @_harmless
     def reply_came(self, round_: int, phase: str, site: str) -> None:
-        """Note who has answered, and move the sites' bar."""
+        """Note who has answered."""
         self.progress.answered.append(site)
         self.progress.away = [other for other in self.progress.away if other != site]
-        self.show("reply", round_, phase, site)
 
     @_harmless
     def sites_away(self, round_: int, phase: str, sites: list[str]) -> None:
@@ -178,7 +170,7 @@ class ProgressHook(Hook):
 
     @_harmless
     def round_ended(self, state: State) -> None:
-        """Print the round's line and move the rounds' bar.
+        """Print the round's line.
 
         The line has means over the sites: of the loss after training, and of the newest validation
         measurements, which are those of the model that the round began with.
@@ -196,7 +188,6 @@ class ProgressHook(Hook):
                 parts.append(text.format(fmean(site[metric] for site in before)))
         parts += [self.marks(state).get(round_, ""), f"{clock(left)} left"]
         self.say("  ".join(filter(None, parts)))
-        self.show("round", round_)
 
     def report(self, error: Exception) -> None:
         """Say, once, that the run cannot be followed."""
@@ -209,7 +200,6 @@ class ProgressHook(Hook):
     @_harmless
     def _end(self, state: Status, why: str = "") -> None:
         self.progress.state, self.progress.why, self.progress.phase = state, why, ""
-        self.show("stop")
 
     def _keep_written(self) -> None:
         """Write when something has happened, until the block has ended; then once more."""
@@ -226,11 +216,10 @@ class ProgressHook(Hook):
             progress = self._snapshot()
             if not self.directory.path.is_dir():
                 return  # somebody has removed it
-            texts = {files.FILE: progress.model_dump_json(indent=2) + "\n"}
-            if self.ending.is_set() or time.monotonic() - self.metrics_written > _METRICS_PAUSE:
-                texts[files.METRICS_FILE] = metrics_text(progress)
-                self.metrics_written = time.monotonic()
-            for name, text in texts.items():
+            for name, text in (
+                (files.FILE, progress.model_dump_json(indent=2) + "\n"),
+                (files.METRICS_FILE, metrics_text(progress)),
+            ):
                 write_atomically(self.directory.path / name, text, lasting=False)
         except Exception as error:  # a full disk, an unreadable /proc: the run continues
             self.report(error)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -160,8 +159,3 @@ def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
 def _cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
     digits = {"perplexity": 1}
     return [f"{row[m]:.{digits.get(m, 3)}f}" if m in row else "" for m in metrics]
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Print a table as wide as it needs to be."""
-    console.print(table, soft_wrap=not console.is_terminal)

@@ -13,7 +13,7 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import cut_of
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.config.operator_files import operator_terms
-from fedsilo.server_app.config.settings import RunSettings, differences, resolve, run_values
+from fedsilo.server_app.config.settings import RunSettings, differences, read_run_config, resolve
 from fedsilo.server_app.records import run_directory
 from fedsilo.server_app.records.checkpoints import CheckpointHook
 from fedsilo.server_app.records.privacy_account import PrivacyHook
@@ -21,7 +21,6 @@ from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import CUT, SILOS, RunDirectory
 from fedsilo.server_app.records.tracking import TrackingHook
-from fedsilo.server_app.run.progress_bars import bars_for
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.round_loop import RoundLoop, refuse_site_count
 from fedsilo.strategies.meeting.admission import Terms
@@ -59,9 +58,7 @@ def assemble(
     )
     say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
     title = f"{cls.title} on {common.dataset}, seed {common.seed}"
-    progress = ProgressHook(
-        directory, common, title, cls.marks, recorder, privacy, say, bars_for(console)
-    )
+    progress = ProgressHook(directory, common, title, cls.marks, recorder, privacy, say)
     hooks = [*recording, checkpoint, progress]
     if common.track != "none":
         hooks.append(TrackingHook(common.track, directory.path, recorder, common.resume))
@@ -78,7 +75,9 @@ def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
     path = directory.path / "config.toml"
     if not path.is_file():
         return
-    if other := differences(resolve(run_values(path)).decisive(), settings.decisive()):
+    if other := differences(
+        resolve(read_run_config(path).settings).decisive(), settings.decisive()
+    ):
         raise RunDirectoryError(
             f"{directory.path} holds a run of another config: {other}; resume with the same "
             "settings or choose another 'run-name'"

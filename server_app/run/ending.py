@@ -15,6 +15,7 @@ from fedsilo.server_app.records import summary as summaries
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import STANDARDISATION, SUMMARY, RunDirectory
 from fedsilo.server_app.run.beginning import Hooks
+from fedsilo.server_app.run.terminal import print_table
 from fedsilo.strategies.loop.method import Method, State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 
@@ -132,7 +133,7 @@ def show_end(
         title += f", seed {summary['seed']}"
         shown, groups = data_set(dataset).headline, _distribution_of(method)
         table = summaries.result_table(values, groups, title, published, shown)
-        summaries.print_table(console, table)
+        print_table(console, table)
     if published:
         say("published: the paper's own numbers, measured in its own setting")
     elif unlike := summary["published-unlike"]:

@@ -6,17 +6,18 @@ to ``meeting_file`` where the setting 'purpose' is 'meet'.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
+from pydantic import TypeAdapter
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import silo_count
 from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
+from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import named, runs_folder, silos_document
@@ -83,8 +84,8 @@ def meet_inline(settings: RunSettings, nodes: int) -> Meeting:
 
 def write_meeting(grid: Grid, settings: RunSettings) -> None:
     """Meet the sites and write what they said to ``meeting_file``."""
-    written = json.dumps(asdict(meet(grid, settings)), indent=2)
-    write_atomically(meeting_file(named(settings).common), f"{written}\n")
+    written = TypeAdapter(Meeting).dump_json(meet(grid, settings), indent=2)
+    write_atomically(meeting_file(named(settings).common), written)
 
 
 def meeting_file(common: CommonSettings) -> Path:
@@ -99,8 +100,7 @@ def read_meeting(path: Path) -> Meeting:
         RunDirectoryError: it is not there or is damaged.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        lists = {key: tuple(content[key]) for key in ("refused", "notices", "leaves")}
-        return Meeting(**(content | lists))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RunDirectoryError(f"{path} cannot be read ({error}): meet the sites again") from None
+        return TypeAdapter(Meeting).validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        reason = one_line(error, 200)
+        raise RunDirectoryError(f"{path} cannot be read ({reason}): meet the sites again") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +15,10 @@ from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.server_app.config.experiments import find_experiment, simulation_file
 from fedsilo.server_app.config.settings import (
     RunSettings,
-    launch_values,
     parse_assignment,
+    read_run_config,
     read_toml,
     resolve,
-    run_values,
 )
 from fedsilo.server_app.records.run_directory import (
     CONFIG,
@@ -29,29 +27,13 @@ from fedsilo.server_app.records.run_directory import (
     named,
     open_run_directory,
 )
+from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.ray_engine import check_resources, run_with_ray
 
 if TYPE_CHECKING:
     from fedsilo.server_app.run.ending import Finish
 
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSources:
-    """Where a run's settings come from.
-
-    Attributes:
-        file: the simulation file, or None for the usual one.
-        config: a TOML file of settings that override the experiment's.
-        changes: settings that override both, each ``key=value``.
-        out: folder of run directories, or None for the settings' own or ``runs``.
-    """
-
-    file: Path | None = None
-    config: Path | None = None
-    changes: tuple[str, ...] = ()
-    out: Path | None = None
 
 
 def planned(
@@ -120,14 +102,13 @@ def replanned(
             f"{path} has no {CONFIG}: it is no run directory, or its run never began; start it "
             "again"
         )
-    launch = launch_values(path / CONFIG)
-    values = run_values(path / CONFIG)
-    values |= {"resume": True, "out": str(path.parent), "run-name": path.name}
+    before = read_run_config(path / CONFIG)
+    values = before.settings | {"resume": True, "out": str(path.parent), "run-name": path.name}
     values |= {"track": track} if track else {}
     resources = {"num-supernodes": len(RunDirectory(path).read_json(SILOS))}
-    resources |= launch.get("resources", {})
+    resources |= before.launch.get("resources", {})
     resources |= {} if supernodes is None else {"num-supernodes": supernodes}
-    return resolve(values), check_resources(resources), str(launch.get("engine", "ray"))
+    return resolve(values), check_resources(resources), str(before.launch.get("engine", "ray"))
 
 
 def start(

@@ -25,7 +25,7 @@ from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.run.processes import app_folder, bound_environment
+from fedsilo.server_app.run.processes import app_folder
 
 AUTO, LOCAL = "auto", "local"
 ADDRESS_VARIABLE = "RAY_ADDRESS"
@@ -135,7 +135,7 @@ def _shared(folder: Path) -> Iterator[tuple[Path, str]]:
 def _asked(address: str, shared: Path, packages: Sequence[str]) -> dict[str, Any]:
     """Return what a separate process found at each node."""
     command = [sys.executable, "-m", "fedsilo.server_app.run.ray_cluster", address, str(shared)]
-    environment = bound_environment()
+    environment = dict(os.environ)
     if address != AUTO:
         environment.pop(ADDRESS_VARIABLE, None)
     try:

@@ -33,11 +33,12 @@ from fedsilo.models.contract.settings import GPU_SHARE
 from fedsilo.models.contract.settings_schema import Value, unknown_key
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings, grouped
+from fedsilo.server_app.records.progress import read_progress
 from fedsilo.server_app.records.run_directory import SUMMARY, RunDirectory, runs_folder
 from fedsilo.server_app.run import processes
 from fedsilo.server_app.run.processes import end_run
-from fedsilo.server_app.run.progress_bars import PROGRESS_VARIABLE, TerminalBars, follow
 from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, unused_cluster
+from fedsilo.server_app.run.terminal import progress_bars
 
 RESOURCES: dict[str, Value] = {
     "num-supernodes": 2,
@@ -109,7 +110,7 @@ def run_with_ray(
         launch = json.dumps({"engine": "ray", "resources": wanted})
         variables = {LAUNCH_VARIABLE: launch, GPU_SHARE: str(wanted["client-resources-num-gpus"])}
         with _superlink(Path(home), variables, cluster) as environment:
-            error = _flwr_run(app, config, wanted, environment)
+            error = _flwr_run(app, config, wanted, environment, directory)
     if not error and not (directory.path / SUMMARY).is_file():
         error = (
             f"the Flower run ended without a summary in {directory.path}: see the log above, then "
@@ -162,7 +163,6 @@ def _superlink(
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "PYTHONUNBUFFERED": "1",
-        PROGRESS_VARIABLE: "1",
         "FEDSILO_REVISION": git_revision(),  # the app runs from a bundle, not from the checkout
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
@@ -214,7 +214,11 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: str, log: Path) 
 
 
 def _flwr_run(
-    app: Path, config: Path, resources: Mapping[str, Value], environment: Mapping[str, str]
+    app: Path,
+    config: Path,
+    resources: Mapping[str, Value],
+    environment: Mapping[str, str],
+    directory: RunDirectory,
 ) -> str:
     """Stream the run's log to standard output; return the app's error line, or an empty string."""
     wanted = " ".join(
@@ -224,7 +228,6 @@ def _flwr_run(
     )
     options = ["--run-config", str(config), "--stream", "--federation-config", wanted]
     console, last_error = Console(), ""
-    show = TerminalBars(console).show if console.is_terminal else lambda *_: None
     process = subprocess.Popen(
         [processes.tool("flwr"), "run", str(app), *options],
         env=dict(environment),
@@ -232,16 +235,13 @@ def _flwr_run(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    try:
-        with process:
-            assert process.stdout is not None  # PIPE was asked for
-            for line in process.stdout:
-                if not follow(line, show) and not _NOISE.search(line):
-                    console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
-                last_error = _error_in(line) or last_error
-            code = process.wait()
-    finally:
-        show("stop")
+    with process, progress_bars(console, lambda: read_progress(directory.path)):
+        assert process.stdout is not None  # PIPE was asked for
+        for line in process.stdout:
+            if not _NOISE.search(line):
+                console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
+            last_error = _error_in(line) or last_error
+        code = process.wait()
     return last_error or ("" if code == 0 else f"'flwr run' ended with code {code}: see above")
 
 

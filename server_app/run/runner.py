@@ -25,7 +25,7 @@ from fedsilo.server_app.run.beginning import (
 )
 from fedsilo.server_app.run.ending import Finish, show_end, write_end
 from fedsilo.server_app.run.notices import notices
-from fedsilo.server_app.run.progress_bars import make_console
+from fedsilo.server_app.run.terminal import make_console, progress_bars
 from fedsilo.strategies.meeting.participants import meet_sites
 
 
@@ -62,7 +62,8 @@ def run(
         loop, hooks = assemble(settings, participants, directory, console)
         write_beginning(directory, settings, participants, launch or {})
         met = time.monotonic()
-        with hooks.progress.following():
+        progress = hooks.progress
+        with progress.following(), progress_bars(console, lambda: progress.progress):
             loop.start(grid, common.rounds, common.reply_timeout)
             seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
             summary = write_end(directory, loop, hooks, seconds, finish)

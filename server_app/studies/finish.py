@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedsilo.server_app.config.settings import run_values
-from fedsilo.server_app.records.run_directory import SILOS, RunDirectory
+from fedsilo.server_app.config.settings import read_run_config
+from fedsilo.server_app.records.run_directory import CONFIG, SILOS, RunDirectory
 from fedsilo.server_app.studies.figures.learning_curves import draw_run
 from fedsilo.server_app.studies.published.numbers import published_numbers
 
@@ -18,7 +18,7 @@ def finish_run(directory: RunDirectory, summary: dict[str, Any]) -> None:
 
 def add_published(directory: RunDirectory, summary: dict[str, Any]) -> None:
     """Add ``published`` and ``published-unlike`` to a summary, None where there are none."""
-    settings = run_values(directory.path / "config.toml")
+    settings = read_run_config(directory.path / CONFIG).settings
     found = published_numbers(settings, directory.read_json(SILOS))
     summary["published"] = found.numbers or None
     summary["published-unlike"] = found.unlike or None

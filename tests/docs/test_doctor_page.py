@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo.server_app.doctor import run, server, site
 from fedsilo.server_app.doctor.findings import Finding, Status, document
-from fedsilo.server_app.doctor.setups import TARGETS
 
+TARGETS = {"site": site.CHECKS, "server": server.CHECKS, "run": run.CHECKS}
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "doctor.md").read_text()
 
 

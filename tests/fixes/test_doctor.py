@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.planning import planned
 from tests.support.data_folders import write_tables
 from tests.support.fixes import refused
 

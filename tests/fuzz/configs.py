@@ -24,11 +24,13 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, defaults, rule_of
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
-from fedsilo.server_app.config.experiments import find_experiment, read_experiments, read_tuning
+from fedsilo.server_app.config.experiments import find_experiment, read_experiments, read_section
 from fedsilo.server_app.config.operator_files import read_registry, read_weights, registered_keys
 from fedsilo.server_app.config.settings import RunSettings, grouped, known_defaults, resolve
+from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.studies.compare.tune import Tuning
 from tests.fuzz.driver import Kind, Trial
 from tests.fuzz.mutations import (
     NUMBERS,
@@ -146,7 +148,7 @@ def _simulation(folder: Path) -> Callable[[Trial], None]:
         path.write_bytes(changed.encode("utf-8", "surrogatepass"))
 
         def run() -> None:
-            read_tuning(path)
+            read_section(path, "tuning", Tuning)
             for name in list(read_experiments(path))[:3]:
                 find_experiment(path, name)
                 _plan(one, name, RunSources(file=path, out=one.folder / "runs"))

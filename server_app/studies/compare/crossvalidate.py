@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -17,13 +17,15 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
+from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.config.settings import RunSettings, resolve
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
 from fedsilo.server_app.studies.compare.slurm import Jobs
-from fedsilo.server_app.studies.compare.tables import joined, markdown_table, rich_table
+from fedsilo.server_app.studies.compare.tables import csv_text, joined, markdown_table, rich_table
 from fedsilo.server_app.studies.compare.trials import Trial, run_groups
 
 COLUMNS = ("experiment", "compared_with", "group", "metric", "mean", "low", "high", "p", "runs")
@@ -41,6 +43,17 @@ class CrossValidation:
 
     intervals: pd.DataFrame
     metrics: Sequence[str]
+
+    def lines(self) -> Iterator[Table]:
+        """Yield a table per metric."""
+        yield from (metric_table(self.intervals, metric) for metric in self.metrics)
+
+    def write(self, csv: Path | None, markdown: Path | None) -> None:
+        """Write the figures as CSV and the tables as Markdown."""
+        if csv:
+            write_atomically(csv, csv_text(self.intervals))
+        if markdown:
+            write_atomically(markdown, markdown_text(self.intervals, self.metrics))
 
 
 def crossvalidate(

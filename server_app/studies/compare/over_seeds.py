@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.table import Table
 
+from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.registry import data_set, load_silo
 from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings, differences
-from fedsilo.server_app.records.finished_run import FinishedRun, has_begun, has_ended
-from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.run.processes import bound_environment
 from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
 from fedsilo.server_app.studies.compare.results import (
@@ -36,52 +38,24 @@ from fedsilo.server_app.studies.compare.results import (
 from fedsilo.server_app.studies.compare.significance import (
     Tested,
     check_tests,
+    lines_of_tests,
     markdown_tests,
     notes,
     significance,
+    significance_csv,
 )
 from fedsilo.server_app.studies.compare.slurm import Jobs, SlurmPool
-from fedsilo.server_app.studies.compare.tables import comparison_markdown, joined
+from fedsilo.server_app.studies.compare.tables import (
+    comparison_csv,
+    comparison_markdown,
+    comparison_table,
+    joined,
+)
 from fedsilo.server_app.studies.compare.trials import run_missing, runs_at_once
+from fedsilo.server_app.studies.finished_run import FinishedRun, has_begun, has_ended
 
 # experiment -> seed -> summary of the split
 Summaries = Mapping[str, Mapping[int, Mapping[str, Any]]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeedRuns:
-    """How the runs of a comparison are made.
-
-    Attributes:
-        sources: settings that override those of each experiment.
-        engine: ``ray`` or ``inline``.
-        supernodes: simulated sites, or None for the experiment's number or all silos.
-        seeds: seeds 0 to ``seeds - 1``.
-        own_splits: whether each seed has a split of its own.
-    """
-
-    sources: RunSources
-    engine: str = "inline"
-    supernodes: int | None = None
-    seeds: int = 3
-    own_splits: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparisonOptions:
-    """Which metrics of the runs are compared.
-
-    Attributes:
-        split: ``test`` or ``val``.
-        metrics: names and patterns, separated by commas, or None for the data set's headline.
-        tests: the metrics for which to test whether experiments differ, or None.
-        paired: whether those tests are of the differences by seed.
-    """
-
-    split: str = "test"
-    metrics: str | None = None
-    tests: str | None = None
-    paired: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,10 +67,25 @@ class Comparison:
     tested: Sequence[Tested] = ()
     notes: Sequence[str] = ()
 
+    def lines(self, median: bool = False) -> Iterator[Table | str]:
+        """Yield the table for a terminal, then each test and the remarks."""
+        yield comparison_table(self.results, self.split, median)
+        yield from lines_of_tests(self.tested, self.split, self.notes)
+
     def markdown(self, median: bool = False) -> str:
         """Return table and tests as Markdown."""
         text = comparison_markdown(self.results, self.split, median)
         return text + markdown_tests(self.tested, self.split, self.notes)
+
+    def write(self, csv: Path | None, markdown: Path | None, median: bool = False) -> None:
+        """Write the table as CSV, the tests as NAME-tests.csv beside it, and both as Markdown."""
+        if csv:
+            write_atomically(csv, comparison_csv(self.results))
+            if self.tested:
+                beside = csv.with_name(f"{csv.stem}-tests{csv.suffix}")
+                write_atomically(beside, significance_csv(self.tested))
+        if markdown:
+            write_atomically(markdown, self.markdown(median))
 
 
 @dataclass(frozen=True)
@@ -109,10 +98,10 @@ class Job:
     command: list[str]
 
     @property
-    def directory(self) -> RunDirectory:
-        """The run's directory."""
+    def directory(self) -> FinishedRun:
+        """The run's directory, whether or not it is there."""
         common = self.settings.common
-        return RunDirectory(Path(common.out) / common.run_name)
+        return FinishedRun(Path(common.out) / common.run_name)
 
     def finished(self) -> bool:
         """Tell whether a finished run with these settings is there.
@@ -120,7 +109,7 @@ class Job:
         Raises:
             RunDirectoryError: there is a run of that name with other settings.
         """
-        run = FinishedRun(self.directory)
+        run = self.directory
         if not has_begun(run.path):
             return False
         other: str | None = differences(run.settings.decisive(), self.settings.decisive())
@@ -176,9 +165,16 @@ class Job:
 
 def compare(
     experiments: Sequence[str],
-    runs: SeedRuns,
-    options: ComparisonOptions,
+    sources: RunSources,
     *,
+    engine: str = "inline",
+    supernodes: int | None = None,
+    seeds: int = 3,
+    own_splits: bool = False,
+    split: str = "test",
+    metrics: str | None = None,
+    tests: str | None = None,
+    paired: bool = False,
     jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
@@ -186,8 +182,15 @@ def compare(
 
     Args:
         experiments: their names; a name given twice counts once.
-        runs: how runs are made.
-        options: which metrics are compared.
+        sources: settings that override those of each experiment.
+        engine: ``ray`` or ``inline``.
+        supernodes: simulated sites, or None for the experiment's number or all silos.
+        seeds: seeds 0 to ``seeds - 1``.
+        own_splits: whether each seed has a split of its own.
+        split: ``test`` or ``val``.
+        metrics: names and patterns, separated by commas, or None for the data set's headline.
+        tests: the metrics for which to test whether experiments differ, or None.
+        paired: whether those tests are of the differences by seed.
         jobs: runs at once, 0 for as many as there are cores for, or Slurm's parameters.
         tell: is called with a line each time a run has ended.
 
@@ -195,16 +198,17 @@ def compare(
         FedsiloError: a setting is wrong, or a run failed; finished runs stay and are used again.
     """
     names = list(dict.fromkeys(experiments))
-    all_jobs = [_job(name, seed, runs) for name in names for seed in range(runs.seeds)]
+    planning = partial(_job, sources, engine, supernodes, own_splits)
+    all_jobs = [planning(name, seed) for name in names for seed in range(seeds)]
     data_sets = {job.experiment: job.settings.common.dataset for job in all_jobs}
     refuse_mixed_optimisers({job.experiment: job.settings.common for job in all_jobs})
-    check_tests(data_sets, tests=options.tests, paired=options.paired, seeds=runs.seeds)
+    check_tests(data_sets, tests=tests, paired=paired, seeds=seeds)
     _run_all([job for job in all_jobs if not job.finished()], jobs, tell)
-    summaries = _summaries(all_jobs, options.split)
-    results = _results(all_jobs, summaries, options)
-    tested = _tests(summaries, options)
-    remarks = notes(tested[0], runs.seeds, options.paired, _same_split(all_jobs)) if tested else []
-    return Comparison(results, options.split, tested, remarks)
+    summaries = _summaries(all_jobs, split)
+    results = _results(all_jobs, summaries, split, metrics)
+    tested = _tests(summaries, tests, paired) if tests else []
+    remarks = notes(tested[0], seeds, paired, _same_split(all_jobs)) if tested else []
+    return Comparison(results, split, tested, remarks)
 
 
 def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
@@ -215,7 +219,7 @@ def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
     """
     summaries: dict[str, dict[int, dict[str, Any]]] = {}
     for job in jobs:
-        summary = of_split(FinishedRun(job.directory).summary, split)
+        summary = of_split(job.directory.summary, split)
         summaries.setdefault(job.experiment, {})[job.settings.common.seed] = summary
     if not any(summary["mean"] for runs in summaries.values() for summary in runs.values()):
         raise SettingError(
@@ -224,30 +228,28 @@ def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
     return summaries
 
 
-def _results(jobs: Sequence[Job], summaries: Summaries, options: ComparisonOptions) -> pd.DataFrame:
+def _results(
+    jobs: Sequence[Job], summaries: Summaries, split: str, wanted: str | None
+) -> pd.DataFrame:
     """Return the results of each experiment, then of predicting one class every time."""
     all_summaries = [summary for runs in summaries.values() for summary in runs.values()]
-    metrics = (
-        chosen_metrics(options.metrics, all_summaries, "--metrics") if options.metrics else None
-    )
+    metrics = chosen_metrics(wanted, all_summaries, "--metrics") if wanted else None
     data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
     frames = [
         experiment_results(name, runs, metrics or data_set(data_sets[name]).headline)
         for name, runs in summaries.items()
     ]
     for job in {job.settings.common.dataset: job for job in jobs}.values():
-        frames.append(constant_results(FinishedRun(job.directory).silos, options.split, metrics))
+        frames.append(constant_results(job.directory.silos, split, metrics))
     return joined(frames)
 
 
-def _tests(summaries: Summaries, options: ComparisonOptions) -> list[Tested]:
+def _tests(summaries: Summaries, wanted: str, paired: bool) -> list[Tested]:
     """Return the tests of each metric that is to be tested, over the seeds that have it."""
-    if not options.tests:
-        return []
     all_summaries = [summary for runs in summaries.values() for summary in runs.values()]
     return [
-        significance(metric, values_by_seed(summaries, metric), options.paired)
-        for metric in chosen_metrics(options.tests, all_summaries, "--tests")
+        significance(metric, values_by_seed(summaries, metric), paired)
+        for metric in chosen_metrics(wanted, all_summaries, "--tests")
     ]
 
 
@@ -255,42 +257,36 @@ def _same_split(jobs: Sequence[Job]) -> bool:
     """Tell whether all seeds of each experiment saw the same split."""
     first: dict[str, Any] = {}
     for job in jobs:
-        silos = FinishedRun(job.directory).silos
+        silos = job.directory.silos
         fingerprints = {site: facts["fingerprints"] for site, facts in silos.items()}
         if first.setdefault(job.experiment, fingerprints) != fingerprints:
             return False
     return True
 
 
-def _job(experiment: str, seed: int, runs: SeedRuns) -> Job:
+def _job(
+    sources: RunSources,
+    engine: str,
+    supernodes: int | None,
+    own_splits: bool,
+    experiment: str,
+    seed: int,
+) -> Job:
     # Another name, or the run of another split would be taken for it
-    own_split: dict[str, Value] = {"fold-seed": seed} if runs.own_splits else {}
-    name = f"{experiment}-{'split' if runs.own_splits else 'seed'}{seed}"
-    settings, resources = planned(
-        experiment,
-        runs.sources,
-        supernodes=runs.supernodes,
-        overrides={"seed": seed, **own_split, "run-name": name},
-    )
-    command = _command(experiment, settings, runs, own_split)
-    return Job(experiment, settings, int(resources["num-supernodes"]), command)
-
-
-def _command(
-    experiment: str, settings: RunSettings, runs: SeedRuns, own_split: Mapping[str, Value]
-) -> list[str]:
-    """Return the command line of a run in its own process."""
-    common, sources = settings.common, runs.sources
+    own_split: dict[str, Value] = {"fold-seed": seed} if own_splits else {}
+    name = f"{experiment}-{'split' if own_splits else 'seed'}{seed}"
+    overrides = {"seed": seed, **own_split, "run-name": name}
+    settings, resources = planned(experiment, sources, supernodes=supernodes, overrides=overrides)
     command = [sys.executable, "-m", "fedsilo.server_app.cli", "simulate", experiment]
-    command += ["--engine", runs.engine, "--seed", str(common.seed)]
-    command += ["--name", common.run_name, "--out", common.out]
+    command += ["--engine", engine, "--seed", str(seed)]
+    command += ["--name", name, "--out", settings.common.out]
     for text in [*sources.changes, *(f"{key}={value}" for key, value in own_split.items())]:
         command += ["--set", text]
-    if runs.supernodes is not None:
-        command += ["--supernodes", str(runs.supernodes)]
+    if supernodes is not None:
+        command += ["--supernodes", str(supernodes)]
     for flag, path in (("--config", sources.config), ("--file", sources.file)):
         command += [flag, str(path)] if path else []
-    return command
+    return Job(experiment, settings, int(resources["num-supernodes"]), command)
 
 
 def _run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:

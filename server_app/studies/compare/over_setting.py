@@ -19,10 +19,11 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with, unknown_key
 from fedsilo.models.figures.palette import line_styles
 from fedsilo.server_app.config.settings import differences, known_defaults
-from fedsilo.server_app.records.finished_run import FinishedRun, finished_run, has_begun
 from fedsilo.server_app.studies.compare.results import chosen_metrics, figure_of, of_split
 from fedsilo.server_app.studies.compare.tables import deviation, mean
+from fedsilo.server_app.studies.figures.learning_curves import write_picture
 from fedsilo.server_app.studies.figures.panels import new_figure
+from fedsilo.server_app.studies.finished_run import FinishedRun, finished_run, has_begun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,11 +59,18 @@ class Sweep:
     experiments: Sequence[str]
     points: pd.DataFrame
 
-    def lines(self) -> Iterator[tuple[str, Sequence[Any]]]:
-        """Yield each experiment with its points."""
-        for experiment in self.experiments:
-            points = self.points[self.points["experiment"] == experiment]
-            yield experiment, list(points.itertuples())
+    def points_of(self, experiment: str) -> list[Any]:
+        """Return an experiment's points."""
+        return list(self.points[self.points["experiment"] == experiment].itertuples())
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line per experiment with its points."""
+        for name in self.experiments:
+            yield f"{name}: {', '.join(point_text(point) for point in self.points_of(name))}"
+
+    def draw(self, path: Path) -> None:
+        """Draw the points as PNG."""
+        write_picture(path, draw_sweep(self))
 
 
 def sweep(setting: str, folders: Sequence[Path], *, metric: str, split: str) -> Sweep:
@@ -145,7 +153,8 @@ def draw_sweep(swept: Sweep) -> Figure:
     figure = new_figure(8.4, 4.6)
     axes = figure.subplots()
     styles = line_styles(swept.experiments)
-    for name, points in swept.lines():
+    for name in swept.experiments:
+        points = swept.points_of(name)
         x, y, sd = ([getattr(point, key) for point in points] for key in ("value", "mean", "sd"))
         style = styles[name].options()
         axes.errorbar(x, y, sd, label=name, markersize=5, capsize=3, **style)

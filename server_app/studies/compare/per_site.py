@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.figures.palette import GREY, colours
-from fedsilo.server_app.records.finished_run import FinishedRun
 from fedsilo.server_app.studies.compare.over_setting import (
     SweptRun,
     finished_runs,
@@ -24,9 +24,10 @@ from fedsilo.server_app.studies.compare.over_setting import (
     refuse_other_settings,
 )
 from fedsilo.server_app.studies.compare.results import matching
-from fedsilo.server_app.studies.compare.tables import deviation, mean
-from fedsilo.server_app.studies.figures.learning_curves import CURVES
+from fedsilo.server_app.studies.compare.tables import csv_text, deviation, mean
+from fedsilo.server_app.studies.figures.learning_curves import CURVES, write_picture
 from fedsilo.server_app.studies.figures.panels import new_figure
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,23 +37,6 @@ _USUAL = ("accuracy", "entropy", "perplexity")
 _LEGEND_COLUMNS = 3
 _OWN = "trained-"  # a site's own model, right after its training
 _KEY = ["metric", "experiment", "site", "distribution"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BarOptions:
-    """Which figures are drawn.
-
-    Attributes:
-        metrics: names and patterns, separated by commas, or None for accuracy, entropy, perplexity.
-        split: ``test`` or ``val``.
-        round: of which round, or None for the last of each run.
-        own: whether also of each site's own model before the average, on validation samples.
-    """
-
-    metrics: str | None = None
-    split: str = "test"
-    round: int | None = None
-    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,36 +49,52 @@ class SiteBars:
     table: pd.DataFrame
     title: str
 
+    def write(self, csv: Path | None, picture: Path) -> None:
+        """Write the figures as CSV, and draw them as PNG."""
+        if csv:
+            write_atomically(csv, csv_text(self.table))
+        write_picture(picture, draw_bars(self))
 
-def site_bars(folders: Sequence[Path], options: BarOptions) -> SiteBars:
+
+def site_bars(
+    folders: Sequence[Path],
+    *,
+    metrics: str | None = None,
+    split: str = "test",
+    round_: int | None = None,
+    own: bool = False,
+) -> SiteBars:
     """Return the figures of finished runs by site.
 
     Args:
         folders: run directories, or folders of such.
-        options: which figures.
+        metrics: names and patterns, separated by commas, or None for accuracy, entropy, perplexity.
+        split: ``test`` or ``val``.
+        round_: of which round, or None for the last of each run.
+        own: whether also of each site's own model before the average, on validation samples.
 
     Raises:
         SettingError: no run has the metric or the round, or own models are wanted on test data.
         RunDirectoryError: a folder holds no finished run, sites are not the same, or runs of one
             name differ in more than their seed.
     """
-    split = "val" if options.own else options.split
+    split = "val" if own else split
     runs = finished_runs(folders)
     _refuse_unlike(runs, split)
     cells = pd.DataFrame(
-        [cell for run in runs for cell in _cells(run, split, options)],
+        [cell for run in runs for cell in _cells(run, split, round_, own)],
         columns=[*_KEY, "value"],
     )
     known = sorted(cells["metric"].unique())
     chosen = [metric for metric in _USUAL if metric in known]
-    if options.metrics is not None:
-        chosen = matching(options.metrics, known, "--metrics")
+    if metrics is not None:
+        chosen = matching(metrics, known, "--metrics")
     place = {metric: number for number, metric in enumerate(chosen)}
     cells = cells[cells["metric"].isin(list(place))]
     cells = cells.sort_values("metric", key=lambda names: names.map(place), kind="stable")
     grouped = cells.groupby(_KEY, sort=False)["value"]
     table = grouped.agg(mean=mean, sd=deviation, seeds="size").reset_index()
-    when = "the last round" if options.round is None else f"round {options.round}"
+    when = "the last round" if round_ is None else f"round {round_}"
     return SiteBars(table, f"{runs[0].settings.common.dataset}, {split} samples, {when}")
 
 
@@ -122,7 +122,7 @@ def _groups(run: FinishedRun) -> dict[str, str]:
 
 
 def _cells(
-    run: FinishedRun, split: str, options: BarOptions
+    run: FinishedRun, split: str, wanted_round: int | None, with_own: bool
 ) -> Iterator[tuple[str, str, str, str, float]]:
     """Yield metric, name of the bar, site, distribution and value.
 
@@ -132,7 +132,7 @@ def _cells(
     """
     rows = [row for row in run.metrics if row["split"] == split]
     measured = sorted({int(row["round"]) for row in rows if not row["metric"].startswith(_OWN)})
-    round_ = run.summary["rounds"] if options.round is None else options.round
+    round_ = run.summary["rounds"] if wanted_round is None else wanted_round
     if round_ not in measured:
         raise SettingError(
             f"the run in {run.path} has no {split} figures of round {round_}; it has those of "
@@ -141,7 +141,7 @@ def _cells(
     line, groups = read_run(run, split).line, _groups(run)
     for row in rows:
         own = row["metric"].startswith(_OWN)
-        if int(row["round"]) == round_ and (options.own or not own):
+        if int(row["round"]) == round_ and (with_own or not own):
             if row["site"] not in groups:
                 site = one_line(row["site"], 60)
                 raise RunDirectoryError(

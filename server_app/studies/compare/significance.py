@@ -9,16 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 from rich.table import Table
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.records.summary import print_table
 from fedsilo.server_app.studies.compare.tables import markdown_table, rich_table
 
 _ROUNDING = 1e-12  # relative: a smaller spread is a rounding error
@@ -245,20 +243,18 @@ def triangle(tested: Tested, split: str) -> Table:
     return rich_table(tested.heading(split), tested.lines())
 
 
-def print_tests(
-    console: Console, tested: Sequence[Tested], split: str, remarks: Sequence[str]
-) -> None:
-    """Print each metric's ANOVA and triangle, why cells are empty, and ``remarks`` below all."""
+def lines_of_tests(
+    tested: Sequence[Tested], split: str, remarks: Sequence[str]
+) -> Iterator[Table | str]:
+    """Yield each metric's ANOVA and triangle, why cells are empty, and ``remarks`` below all."""
     for test in tested:
-        print_table(console, triangle(test, split))
-        for reason in test.reasons():
-            console.print(reason, highlight=False, soft_wrap=True, markup=False)
-    for line in remarks:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        yield triangle(test, split)
+        yield from test.reasons()
+    yield from remarks
 
 
 def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str]) -> str:
-    """Return what ``print_tests`` prints as Markdown, or an empty string without tests."""
+    """Return what ``lines_of_tests`` yields as Markdown, or an empty string without tests."""
     parts = []
     for test in tested:
         parts += [f"{test.heading(split)}\n", markdown_table(test.lines())]

@@ -30,9 +30,9 @@ from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.records.finished_run import FinishedRun
+from fedsilo.server_app.records.run_directory import SUMMARY
 from fedsilo.server_app.run.processes import end_with
-from fedsilo.server_app.run.progress_bars import make_console
+from fedsilo.server_app.run.terminal import make_console
 from fedsilo.server_app.studies.compare.slurm import Jobs, Slurm, SlurmPool
 
 Missing = TypeVar("Missing")
@@ -179,5 +179,5 @@ def _run_quietly(work: _Work) -> str | None:
             directory = run_inline(settings, len(silo_names(common)))
         except FedsiloError as error:
             return str(error)
-        write_atomically(path, json.dumps(FinishedRun(directory).summary))
+        write_atomically(path, json.dumps(directory.read_json(SUMMARY)))
     return None

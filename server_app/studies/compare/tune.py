@@ -10,7 +10,7 @@ have.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
@@ -22,20 +22,29 @@ from rich.table import Table
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.contract.settings_schema import Value, setting
 from fedsilo.server_app.config.experiments import (
-    Tuning,
     find_experiment,
-    read_tuning,
+    read_section,
     simulation_file,
 )
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import deviation, mean, rich_table
 from fedsilo.server_app.studies.compare.trials import Trial, run_groups
 
 SHOWN = 5  # points in the table on the screen
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The budget of tuning, the same for every experiment: 'tuning' in simulation.yaml."""
+
+    trials: int = setting(16, "points of the grid that are tried", minimum=1)
+    folds: int = setting(5, "validation folds of the training data", minimum=2)
+    seeds: int = setting(3, "seeds, each with another shuffling into folds", minimum=1)
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,14 @@ class Tuned:
     ranked: Sequence[Point]
     document: Mapping[str, Any]
     folder: Path
+
+    def lines(self) -> Iterator[Table | str]:
+        """Yield the table of the best points, why the first was chosen, and its settings."""
+        chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in self.ranked[0].settings.items())
+        yield ranking_table(self)
+        yield str(self.document["why"])
+        yield f"for simulation.yaml: {{{chosen}}}"
+        yield f"written to {self.folder}"
 
 
 def tune(
@@ -118,9 +135,8 @@ def tune(
 
 def _budget(file: Path, trials: int | None, folds: int | None, seeds: int | None) -> Tuning:
     given = {"trials": trials, "folds": folds, "seeds": seeds}
-    return replace(
-        read_tuning(file), **{key: value for key, value in given.items() if value is not None}
-    )
+    budget = read_section(file, "tuning", Tuning)
+    return replace(budget, **{key: value for key, value in given.items() if value is not None})
 
 
 def grid_points(

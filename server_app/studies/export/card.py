@@ -17,9 +17,9 @@ from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
 from fedsilo.models.maths.intervals import Interval, of_auc, wilson
-from fedsilo.server_app.records.finished_run import FinishedRun, finished_run
-from fedsilo.server_app.records.finished_site import sites_of
 from fedsilo.server_app.studies.finetune.request import refuse_target
+from fedsilo.server_app.studies.finished_run import FinishedRun, finished_run
+from fedsilo.server_app.studies.finished_site import sites_of
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -14,9 +14,9 @@ from fedsilo.client_app.explain.attention import most_certain_explanations
 from fedsilo.client_app.explain.image_explanation import ImageExplanation, draw_image, draw_map
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.figures.palette import BLACK, WRONG
-from fedsilo.server_app.records.finished_site import finished_site, sites_of
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
 from fedsilo.server_app.studies.figures.panels import new_figure
+from fedsilo.server_app.studies.finished_site import finished_site, sites_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,15 +22,15 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.networks.site_network import SiteNetwork
-from fedsilo.server_app.records.finished_site import (
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.studies.figures.panels import run_title
+from fedsilo.server_app.studies.finished_site import (
     finished_settings,
     naming,
     opened,
     refuse_shared_state,
     sites_of,
 )
-from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.studies.figures.panels import run_title
 
 _FOLDS = 5
 _FEWEST = 4  # samples: of fewer there is no neighbourhood to keep

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.server_app.records.finished_site import finished_site
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
+from fedsilo.server_app.studies.finished_site import finished_site
 
 if TYPE_CHECKING:
     from fedsilo.client_app.explain.explanation import Explanation

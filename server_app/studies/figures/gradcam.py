@@ -24,13 +24,13 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.figures.palette import BLACK, WRONG
 from fedsilo.models.figures.panels import without_frame
 from fedsilo.models.networks.site_network import SiteNetwork
-from fedsilo.server_app.records.finished_site import (
+from fedsilo.server_app.studies.figures.panels import new_figure, run_title
+from fedsilo.server_app.studies.finished_site import (
     finished_settings,
     naming,
     opened,
     refuse_shared_state,
 )
-from fedsilo.server_app.studies.figures.panels import new_figure, run_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

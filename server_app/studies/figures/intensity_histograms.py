@@ -23,9 +23,9 @@ from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.figures.palette import LineStyle, line_styles
 from fedsilo.models.figures.panels import line_legend
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.server_app.records.finished_site import finished_settings, sites_of
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.panels import new_figure
+from fedsilo.server_app.studies.finished_site import finished_settings, sites_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -33,7 +33,8 @@ from fedsilo.models.maths.classification_metrics import classification_metrics
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.experiments import read_section, simulation_file
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.studies.finetune.request import refuse_target
 
 _SHAPE = keys_with(CommonSettings, "shape")

@@ -17,9 +17,9 @@ from fedsilo.datasets.weights.provenance import run_beside
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import image_network
-from fedsilo.server_app.records.finished_site import finished_settings, opened
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.finetune.request import FinetuneRequest
+from fedsilo.server_app.studies.finished_site import finished_settings, opened
 
 SCRATCH = "scratch"
 _ENCODER = ("encoder.", "prompts.")

@@ -17,8 +17,8 @@ from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.probability_model import PixelStatistics, ProbabilityModel
 from fedsilo.models.networks.site_network import SiteNetwork
-from fedsilo.server_app.records.finished_run import FinishedRun, finished_run
-from fedsilo.server_app.records.finished_site import finished_site, sites_of
+from fedsilo.server_app.studies.finished_run import FinishedRun, finished_run
+from fedsilo.server_app.studies.finished_site import finished_site, sites_of
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import defaults
 from fedsilo.models.figures.palette import LineStyle, line_styles
 from fedsilo.models.maths.intervals import of_mean
-from fedsilo.server_app.config.settings import environment_values
+from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.studies.compare.results import experiment_results, of_split, values_by_seed
 from fedsilo.server_app.studies.compare.significance import significance
 from fedsilo.server_app.studies.compare.tables import group_lines, mean, over_seeds, spread_cell
@@ -92,7 +92,7 @@ def _values(runs: Runs, key: str) -> str:
 
 
 def _software(run: ReportedRun) -> str:
-    environment = environment_values(run.run.path / "config.toml")
+    environment = read_run_config(run.run.path / "config.toml").environment
     packages = environment.get("packages", {})
     named = [("fedsilo", environment.get("fedsilo-revision", "")[:12]), *packages.items()]
     return ", ".join(f"{name} {version}" for name, version in named if version)

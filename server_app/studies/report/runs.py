@@ -11,8 +11,8 @@ from typing import Any
 
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
-from fedsilo.server_app.records.finished_run import FinishedRun
 from fedsilo.server_app.studies.compare.over_setting import finished_runs, read_run
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.report.numbers import counted
 
 _SEEDS = keys_with(CommonSettings, "seed")

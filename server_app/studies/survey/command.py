@@ -10,8 +10,9 @@ from pathlib import Path
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.deploy import run as deployed
+from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import inline_grid
-from fedsilo.server_app.run.planning import RunSources, planned
+from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.studies.survey.collect import FILE, run_survey
 from fedsilo.server_app.studies.survey.document import read_survey_document
 from fedsilo.server_app.studies.survey.page import survey_page

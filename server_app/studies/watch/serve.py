@@ -8,15 +8,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from fedsilo.models.contract.errors import FedsiloError, SettingError
 from fedsilo.server_app.records.progress import clock
-from fedsilo.server_app.run.watched import (
+from fedsilo.server_app.studies.report.page import Facts, Section, Table, Text, page
+from fedsilo.server_app.studies.watch.view import SITE_COLUMNS, Look, View
+from fedsilo.server_app.studies.watch.watched import (
     Watched,
     epsilon_text,
     phase_text,
     size,
     traffic_text,
 )
-from fedsilo.server_app.studies.report.page import Facts, Section, Table, Text, page
-from fedsilo.server_app.studies.watch.view import SITE_COLUMNS, Look, View
 
 _FOOT = "This page reloads every two seconds. It only reads files; closing it changes nothing."
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedsilo.server_app.deploy.deployment import read_deployment
 from fedsilo.server_app.records.progress import clock
-from fedsilo.server_app.run.watched import Watched, look_at, newest_run, size
+from fedsilo.server_app.studies.watch.watched import Watched, look_at, newest_run, size
 
 
 @dataclass(frozen=True)

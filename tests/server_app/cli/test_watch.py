@@ -9,7 +9,7 @@ import pytest
 
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.records.progress import FILE
-from tests.server_app.run.test_watched import written
+from tests.server_app.studies.watch.test_watched import written
 
 
 def _refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

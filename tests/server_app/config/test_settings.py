@@ -13,17 +13,15 @@ from fedsilo.models.contract.one_line import listed
 from fedsilo.server_app.config.experiments import read_experiments
 from fedsilo.server_app.config.settings import (
     RUN_FORMAT,
+    RunConfig,
     differences,
-    environment_values,
     flat_values,
     grouped,
     known_defaults,
-    launch_values,
     parse_assignment,
+    read_run_config,
     read_toml,
-    refuse_other_format,
     resolve,
-    run_values,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -167,12 +165,10 @@ def test_a_run_directory_of_an_earlier_version_is_refused_in_one_line(
 ) -> None:
     config = tmp_path / "config.toml"
     config.write_text(text)
-    for read in (run_values, launch_values, environment_values, refuse_other_format):
-        with pytest.raises(RunDirectoryError) as caught:
-            read(config)
-        assert str(caught.value) == (
-            f"{tmp_path} was made by an earlier version of fedsilo: start a new run"
-        )
+    with pytest.raises(RunDirectoryError) as caught:
+        read_run_config(config)
+    assert str(caught.value) == (
+        f"{tmp_path} was made by an earlier version of fedsilo: start a new run"
+    )
     config.write_text(f"format = {RUN_FORMAT}\nrounds = 3\n[launch]\nengine = 'ray'\n")
-    assert run_values(config) == {"rounds": 3}
-    assert launch_values(config) == {"engine": "ray"}
+    assert read_run_config(config) == RunConfig({"rounds": 3}, {"engine": "ray"}, {})

@@ -26,7 +26,7 @@ from fedsilo.server_app.deploy.deployment import (
 )
 from fedsilo.server_app.deploy.making import DeploymentRequest
 from fedsilo.server_app.deploy.run import resume_command
-from fedsilo.server_app.run.planning import RunSources
+from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.processes import app_folder, end_trees, free_ports, process_of, runs
 
 

@@ -30,9 +30,10 @@ from PIL import Image
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.deploy.deployment import key_fingerprint
+from fedsilo.server_app.doctor import server as server_checks
+from fedsilo.server_app.doctor import site as site_checks
 from fedsilo.server_app.doctor.findings import Finding, examine
 from fedsilo.server_app.doctor.server import ServerSetup
-from fedsilo.server_app.doctor.setups import TARGETS
 from fedsilo.server_app.doctor.site import SiteSetup
 from fedsilo.server_app.run.processes import app_folder, free_ports
 
@@ -184,7 +185,7 @@ class Hospital:
         """Return what doctor finds."""
         settings = None if self.run is None else resolve(self.run)
         setup = SiteSetup(dict(self.node), settings=settings, **self.options)
-        return list(examine(TARGETS["site"], setup, setup.name))
+        return list(examine(site_checks.CHECKS, setup, setup.name))
 
 
 def write_table(folder: Path, header: str = "age,chol,diagnosis", rows: int = 60) -> None:
@@ -251,7 +252,7 @@ class Server:
 
     def found(self) -> list[Finding]:
         """Return what doctor finds."""
-        return list(examine(TARGETS["server"], ServerSetup(**self.options)))
+        return list(examine(server_checks.CHECKS, ServerSetup(**self.options)))
 
 
 @pytest.fixture

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from fedsilo.models.contract.errors import DataError
-from fedsilo.server_app.doctor import machine
+from fedsilo.server_app.doctor import machine, run, server, site
 from fedsilo.server_app.doctor.findings import (
     Check,
     Finding,
@@ -23,7 +25,6 @@ from fedsilo.server_app.doctor.findings import (
     last_line,
     lines_of,
 )
-from fedsilo.server_app.doctor.setups import TARGETS
 
 
 def _raising(error: Exception) -> Check[None]:
@@ -90,10 +91,12 @@ def test_the_exit_code_tells_failed_from_skipped_only(statuses: str, code: int) 
     assert document("site", found)["exit-code"] == code
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_each_check_says_what_it_is_for_and_needs_earlier_ones_only(target: str) -> None:
+@pytest.mark.parametrize("checks", [site.CHECKS, server.CHECKS, run.CHECKS])
+def test_each_check_says_what_it_is_for_and_needs_earlier_ones_only(
+    checks: Sequence[Check[Any]],
+) -> None:
     names: list[str] = []
-    for check in TARGETS[target]:
+    for check in checks:
         assert check.purpose
         assert set(check.needs) <= set(names)
         assert check.name not in names

@@ -74,10 +74,12 @@ def test_without_a_file_there_is_none(tmp_path: Path) -> None:
     [
         ("", "is damaged"),
         ('{"version": 1', "is damaged"),
+        ("\udcff", "is damaged"),
+        ("[" * 10**5, "is damaged"),
         ("[]", "of another version"),
-        ('{"version": 2}', "its format is 2, this one reads 1"),
+        ('{"version": 2}', "of another version of fedsilo, or was altered (at 'version')"),
         ('{"version": "' + "x" * 5000 + '"}', "of another version"),
-        ('{"version": 1}', "does not have the format"),
+        ('{"version": 1}', "(at 'run')"),
         (made().model_dump_json(indent=2).replace('"round": 2', '"round": "two"'), "at 'round'"),
         (
             made().model_dump_json(indent=2).replace('"seed": 1', '"seed": 1, "colour": 3'),
@@ -85,12 +87,12 @@ def test_without_a_file_there_is_none(tmp_path: Path) -> None:
         ),
         (
             made().model_dump_json(indent=2).replace("2001-09-09T", "yesterday"),
-            "does not have the format",
+            "(at 'started')",
         ),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, told: str) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / FILE).write_text(text, errors="surrogateescape")
     with pytest.raises(RunDirectoryError) as refused:
         read_progress(tmp_path)
     assert told in str(refused.value)

@@ -176,7 +176,6 @@ def test_hook_prints_a_line_a_round_with_measurements_and_time_left(tmp_path: Pa
         recorder,
         None,
         lines.append,
-        lambda *_: None,
     )
     site = SiteFacts("s1a", "D1", (1, 16, 16), 10, facts, {"train": "x"})
     hook.run_started(State({}, 0), Participants({"s1a": site}, {"s1a": 5}), 10)
@@ -197,7 +196,6 @@ def test_hook_prints_a_line_a_round_with_measurements_and_time_left(tmp_path: Pa
 
 def test_hook_says_after_which_round_a_run_is_resumed(tmp_path: Path) -> None:
     lines: list[str] = []
-    shown: list[tuple[Any, ...]] = []
     directory = RunDirectory(tmp_path)
     hook = ProgressHook(
         directory,
@@ -207,8 +205,6 @@ def test_hook_says_after_which_round_a_run_is_resumed(tmp_path: Path) -> None:
         Recorder(directory),
         None,
         lines.append,
-        lambda *event: shown.append(event),
     )
     hook.run_started(State({}, 4), Participants({}, {}), 10)
     assert lines[1] == "resuming after round 4"
-    assert shown == [("begin", 10, 4)]

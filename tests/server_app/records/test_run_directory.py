@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.config.settings import launch_values, resolve, run_values
+from fedsilo.server_app.config.settings import read_run_config, resolve
 from fedsilo.server_app.records.recorder import GrowingCsv
 from fedsilo.server_app.records.run_directory import (
     RunDirectory,
@@ -71,8 +71,8 @@ def test_config_toml_gives_the_settings_back_and_names_the_environment(tmp_path:
     path = tmp_path / "config.toml"
     launch = {"engine": "inline", "resources": {"num-supernodes": 9}}
     path.write_text(config_document(settings, launch))
-    assert resolve(run_values(path)) == settings
-    assert launch_values(path) == launch
+    read = read_run_config(path)
+    assert (resolve(read.settings), read.launch) == (settings, launch)
     environment = tomllib.loads(path.read_text())["environment"]
     assert environment["packages"]["flwr"].startswith("1.39")
     assert environment["fedsilo-revision"]

@@ -15,7 +15,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.cdl import CDLSettings
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.records.finished_site import finished_site
+from fedsilo.server_app.studies.finished_site import finished_site
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.cdl import CDL
 from fedsilo.strategies.methods.decentralised import Decentralised

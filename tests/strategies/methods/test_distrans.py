@@ -14,7 +14,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings, NoSettings
 from fedsilo.models.methods.distrans import OFFSET, DisTransSettings, build_embedding
-from fedsilo.server_app.records.finished_site import finished_site
+from fedsilo.server_app.studies.finished_site import finished_site
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants

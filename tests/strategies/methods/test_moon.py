@@ -18,7 +18,7 @@ from fedsilo.models.methods.moon import MoonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.records.finished_site import finished_site
+from fedsilo.server_app.studies.finished_site import finished_site
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants

@@ -35,7 +35,7 @@ def test_a_line_is_an_experiment_and_a_point_its_seeds() -> None:
     ]
     points = sweep_points(runs, "unseen", "accuracy")
     found = Sweep("unseen", "accuracy", ["a", "b"], points)
-    lines = dict(found.lines())
+    lines = {name: found.points_of(name) for name in found.experiments}
     assert [(p.value, p.mean, p.seeds) for p in lines["a"]] == [(0.0, 0.9, 1), (1.0, 0.6, 2)]
     assert [p.sd for p in lines["a"]] == pytest.approx([0.0, 0.02**0.5])
     assert [(p.value, p.mean, p.seeds) for p in lines["b"]] == [(0.0, 0.8, 1)]
@@ -99,6 +99,7 @@ def test_real_runs_are_drawn(
 def test_an_experiment_without_the_metric_keeps_its_line_without_points() -> None:
     runs = [_run("a-seed0", 0.5), SweptRun(Path("b-seed0"), resolve({}).decisive(), {"mean": {}})]
     points = sweep_points(runs, "rounds", "accuracy")
-    lines = dict(Sweep("rounds", "accuracy", ["a", "b"], points).lines())
+    swept = Sweep("rounds", "accuracy", ["a", "b"], points)
+    lines = {name: swept.points_of(name) for name in swept.experiments}
     assert len(lines["a"]) == 1
     assert lines["b"] == []

@@ -13,7 +13,7 @@ import pytest
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import RUN_FORMAT
-from fedsilo.server_app.studies.compare.per_site import BarOptions, SiteBars, draw_bars, site_bars
+from fedsilo.server_app.studies.compare.per_site import SiteBars, draw_bars, site_bars
 
 Rows = list[tuple[int, str, str, str, float]]
 Write = Callable[..., Path]
@@ -59,7 +59,7 @@ def values(bars: SiteBars, experiment: str, metric: str = "accuracy") -> dict[st
 
 def test_a_bar_is_the_mean_over_seeds_of_a_site(written: Write) -> None:
     folders = [written("a-seed0", rows(0.8)), written("a-seed1", rows(0.6), seed=1)]
-    bars = site_bars([*folders, written("b-seed0", rows(0.5), method="local")], BarOptions())
+    bars = site_bars([*folders, written("b-seed0", rows(0.5), method="local")])
     assert values(bars, "a") == pytest.approx({"s1a": 0.7, "s1b": 0.69, "s2a": 0.68})
     assert values(bars, "b") == pytest.approx({"s1a": 0.5, "s1b": 0.49, "s2a": 0.48})
     a = bars.table[bars.table["experiment"] == "a"]
@@ -70,22 +70,22 @@ def test_a_bar_is_the_mean_over_seeds_of_a_site(written: Write) -> None:
 
 def test_metrics_come_in_the_order_asked_for(written: Write) -> None:
     run = written("a-seed0", rows(0.8))
-    assert list(site_bars([run], BarOptions()).table["metric"].unique()) == ["accuracy", "entropy"]
-    asked = BarOptions(metrics="entropy,acc*")
-    assert list(site_bars([run], asked).table["metric"].unique()) == ["entropy", "accuracy"]
+    assert list(site_bars([run]).table["metric"].unique()) == ["accuracy", "entropy"]
+    asked = site_bars([run], metrics="entropy,acc*").table
+    assert list(asked["metric"].unique()) == ["entropy", "accuracy"]
     with pytest.raises(SettingError, match="no run has a metric 'acc'; there are accuracy, entrop"):
-        site_bars([run], BarOptions(metrics="acc"))
+        site_bars([run], metrics="acc")
 
 
 def test_a_round_is_that_asked_for_and_must_have_been_measured(written: Write) -> None:
     run = written("a-seed0", rows(0.8))
-    first = site_bars([run], BarOptions(round=1))
+    first = site_bars([run], round_=1)
     assert values(first, "a")["s1a"] == pytest.approx(0.4)
     assert first.title == "digits, test samples, round 1"
     with pytest.raises(SettingError, match="no test figures of round 3; it has those of 1, 2"):
-        site_bars([run], BarOptions(round=3))
+        site_bars([run], round_=3)
     with pytest.raises(SettingError, match="no val figures of round 2; it has those of none"):
-        site_bars([run], BarOptions(split="val"))
+        site_bars([run], split="val")
 
 
 def test_each_sites_own_model_stands_beside_the_average_on_validation_samples(
@@ -97,11 +97,11 @@ def test_each_sites_own_model_stands_beside_the_average_on_validation_samples(
         for metric, value in (("accuracy", 0.5), ("trained-accuracy", 0.9))
     ]
     run = written("a-seed0", [*rows(0.8), *measured])
-    bars = site_bars([run], BarOptions(own=True))
+    bars = site_bars([run], own=True)
     assert values(bars, "a") == dict.fromkeys(GROUPS, 0.5)
     assert values(bars, "a, own") == dict.fromkeys(GROUPS, 0.9)
     assert bars.title == "digits, val samples, the last round"
-    assert list(site_bars([run], BarOptions(split="val")).table["experiment"].unique()) == ["a"]
+    assert list(site_bars([run], split="val").table["experiment"].unique()) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -119,19 +119,19 @@ def test_runs_that_do_not_belong_together_are_refused(
 ) -> None:
     folders = [written("a-seed0", rows(0.8)), written(name, rows(0.6), groups, **settings)]
     with pytest.raises(RunDirectoryError, match=told):
-        site_bars(folders, BarOptions())
+        site_bars(folders)
 
 
 def test_figures_of_a_site_that_the_run_does_not_know_are_refused(written: Write) -> None:
     run = written("a-seed0", [*rows(0.8), (2, "-1e999", "test", "accuracy", 0.5)])
     with pytest.raises(RunDirectoryError, match=r"of site '-1e999', which silos\.json does"):
-        site_bars([run], BarOptions())
+        site_bars([run])
 
 
 def test_bars_stand_side_by_side_below_the_names_of_their_distributions(written: Write) -> None:
     lacking = [row for row in rows(0.5) if row[1] != "s1b"]
     folders = [written("a-seed0", rows(0.8)), written("b-seed0", lacking)]
-    accuracy, entropy = draw_bars(site_bars(folders, BarOptions())).axes
+    accuracy, entropy = draw_bars(site_bars(folders)).axes
     a, b = (container.patches for container in accuracy.containers)
     assert [bar.get_height() for bar in a] == pytest.approx([0.8, 0.79, 0.78])
     assert b[0].get_height() == pytest.approx(0.5)
@@ -145,7 +145,7 @@ def test_bars_stand_side_by_side_below_the_names_of_their_distributions(written:
 
 def test_hospitals_that_are_a_distribution_each_are_named_once(written: Write) -> None:
     own = {site: site for site in GROUPS}
-    axes = draw_bars(site_bars([written("a-seed0", rows(0.8), own)], BarOptions())).axes[0]
+    axes = draw_bars(site_bars([written("a-seed0", rows(0.8), own)])).axes[0]
     assert not axes.texts
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.config.experiments import Tuning, find_experiment, read_tuning
+from fedsilo.server_app.config.experiments import find_experiment, read_section
 from fedsilo.server_app.studies.compare.tune import (
+    Tuning,
     chosen_document,
     deciding_metric,
     grid_points,
@@ -127,8 +128,10 @@ def test_what_is_chosen_is_written_with_why_and_what_else_was_tried() -> None:
 
 
 def test_the_budget_is_read_or_has_its_defaults(simulation: Simulation) -> None:
-    assert read_tuning(simulation("tuning: {trials: 2, seeds: 1}")) == Tuning(2, 5, 1)
-    assert read_tuning(simulation("experiments: {}")) == Tuning()
+    assert read_section(simulation("tuning: {trials: 2, seeds: 1}"), "tuning", Tuning) == Tuning(
+        2, 5, 1
+    )
+    assert read_section(simulation("experiments: {}"), "tuning", Tuning) == Tuning()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_the_budget_is_read_or_has_its_defaults(simulation: Simulation) -> None:
 )
 def test_a_wrong_budget_is_told(text: str, told: str, simulation: Simulation) -> None:
     with pytest.raises(SettingError, match=told):
-        read_tuning(simulation(text))
+        read_section(simulation(text), "tuning", Tuning)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.records.finished_site import finished_site
 from fedsilo.server_app.studies.figures.embedding_panels import draw_panels
 from fedsilo.server_app.studies.figures.embeddings import (
     Cloud,
@@ -26,6 +25,7 @@ from fedsilo.server_app.studies.figures.embeddings import (
     on_plane,
     separability,
 )
+from fedsilo.server_app.studies.finished_site import finished_site
 
 SITES = ["s1a", "s2a", "s3a"]
 

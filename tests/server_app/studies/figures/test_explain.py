@@ -22,9 +22,9 @@ from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.prompted_vit import PromptedViT
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.records.finished_site import finished_site
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.studies.finished_site import finished_site
 from tests.support.tiny import VIT
 
 SITES = ["cleveland", "hungary", "switzerland", "va"]

@@ -19,9 +19,9 @@ from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.experiments import find_experiment, read_section
 from fedsilo.server_app.config.settings import RunSettings, resolve
-from fedsilo.server_app.records.finished_site import finished_site
 from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.server_app.studies.finetune.pretrain import Pretraining, augmented, class_weights
+from fedsilo.server_app.studies.finished_site import finished_site
 
 ROOT = Path(__file__).resolve().parents[4]
 EXPERIMENTS = """

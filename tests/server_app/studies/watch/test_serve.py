@@ -19,7 +19,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.records.progress import FILE, SiteProgress
 from fedsilo.server_app.studies.watch.serve import WatchServer
 from fedsilo.server_app.studies.watch.view import Look, look_at_run
-from tests.server_app.run.test_watched import written
+from tests.server_app.studies.watch.test_watched import written
 from tests.support.browser import DESKTOP, PHONE, browser, picture, rendered
 
 NASTY = "<script>alert(1)</script>&\"'"

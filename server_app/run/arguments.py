@@ -1,21 +1,28 @@
-"""What the functions of the API take: paths, runs and settings, in the forms that suit a caller."""
+"""What the commands' functions take: paths, runs and settings, in the forms that suit a caller."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, cast
+from typing import Literal, Protocol, TypedDict, cast
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.api.run import Run
 
-if TYPE_CHECKING:
-    from fedsilo.server_app.run.planning import RunSources
+
+class HasPath(Protocol):
+    """A run, such as the ``Run`` of the API."""
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        ...
+
 
 AnyPath = Path | str
-AnyRun = Run | Path | str  # a run, or its directory
+AnyRun = HasPath | Path | str  # a run, or its directory
 Settings = Mapping[str, Value] | Sequence[str]  # by key, {"uefl.gamma": 0.2}, or as key=value
 Tell = Callable[[str], None]  # takes a line about what goes on
 Watch = Callable[[int, int], None]  # takes how much is done, and of how much
@@ -46,6 +53,23 @@ class Sources(Changes, total=False):
     out: AnyPath | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunSources:
+    """Where a run's settings come from.
+
+    Attributes:
+        file: the simulation file, or None for the usual one.
+        config: a TOML file of settings that override the experiment's.
+        changes: settings that override both, each ``key=value``.
+        out: folder of run directories, or None for the settings' own or ``runs``.
+    """
+
+    file: Path | None = None
+    config: Path | None = None
+    changes: tuple[str, ...] = ()
+    out: Path | None = None
+
+
 def path_of(given: AnyPath | None) -> Path | None:
     """Return a path that was given as a path or a text."""
     return None if given is None else Path(given)
@@ -53,7 +77,7 @@ def path_of(given: AnyPath | None) -> Path | None:
 
 def folder_of(run: AnyRun) -> Path:
     """Return the run directory of a run."""
-    return run.path if isinstance(run, Run) else Path(run)
+    return Path(run) if isinstance(run, Path | str) else run.path
 
 
 def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
@@ -70,8 +94,6 @@ def texts_of(settings: Settings | None) -> tuple[str, ...]:
 
 def run_sources(given: Changes) -> RunSources:
     """Return where the settings of a run come from, given as ``Changes`` or ``Sources``."""
-    from fedsilo.server_app.run.planning import RunSources
-
     return RunSources(
         file=path_of(given.get("file")),
         config=path_of(given.get("config")),

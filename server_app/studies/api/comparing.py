@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from fedsilo.server_app.api.arguments import (
+from fedsilo.server_app.run.arguments import (
     AnyPath,
     AnyRun,
     Engine,
@@ -49,20 +49,24 @@ def compare(
     ``results`` are a frame with a row per experiment, group, metric and seed, its ``tested`` the
     tests.
     """
-    from fedsilo.server_app.studies.compare.over_seeds import ComparisonOptions, SeedRuns, compare
+    from fedsilo.server_app.studies.compare.over_seeds import compare
     from fedsilo.server_app.studies.compare.slurm import read_jobs
 
     refuse_below(1, "seeds", seeds)
-    runs = SeedRuns(
-        sources=run_sources(sources),
+    return compare(
+        experiments,
+        run_sources(sources),
         engine=engine,
         supernodes=supernodes,
         seeds=seeds,
         own_splits=own_splits,
+        split=split,
+        metrics=",".join(metrics) or None,
+        tests=",".join(tests) or None,
+        paired=paired,
+        jobs=read_jobs(str(jobs), list(slurm)),
+        tell=tell,
     )
-    measured, tested = (",".join(names) or None for names in (metrics, tests))
-    asked = ComparisonOptions(split=split, metrics=measured, tests=tested, paired=paired)
-    return compare(experiments, runs, asked, jobs=read_jobs(str(jobs), list(slurm)), tell=tell)
 
 
 def tune(
@@ -131,8 +135,8 @@ def bars(
     own: bool = False,
 ) -> SiteBars:
     """Plot metrics of finished runs site by site."""
-    from fedsilo.server_app.studies.compare.per_site import BarOptions, site_bars
+    from fedsilo.server_app.studies.compare.per_site import site_bars
 
     refuse_below(0, "round", round_)
-    asked = BarOptions(metrics=",".join(metrics) or None, split=split, round=round_, own=own)
-    return site_bars(folders_of(run_dirs), asked)
+    wanted = ",".join(metrics) or None
+    return site_bars(folders_of(run_dirs), metrics=wanted, split=split, round_=round_, own=own)

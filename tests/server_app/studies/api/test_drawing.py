@@ -9,8 +9,8 @@ import pytest
 from fedsilo.client_app.explain.embeddings import LAYERS
 from fedsilo.datasets.silo.silos import SPLITS
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.api.arguments import Layer, Split
-from fedsilo.server_app.api.drawing import parse_rows
+from fedsilo.server_app.run.arguments import Layer, Split
+from fedsilo.server_app.studies.api.drawing import parse_rows
 
 
 def test_rows_are_numbers_with_commas() -> None:

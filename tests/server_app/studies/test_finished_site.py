@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.models.contract.errors import DataError, RunDirectoryError, SettingError
-from fedsilo.server_app.records.finished_site import (
+from fedsilo.server_app.studies.finished_site import (
     finished_settings,
     naming,
     refuse_shared_state,

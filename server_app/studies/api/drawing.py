@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.api.arguments import (
+from fedsilo.server_app.run.arguments import (
     AnyPath,
     AnyRun,
     Layer,

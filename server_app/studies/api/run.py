@@ -13,7 +13,7 @@ from fedsilo.models.contract.settings_schema import Value
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedsilo.server_app.records.finished_run import FinishedRun
+    from fedsilo.server_app.studies.finished_run import FinishedRun
     from fedsilo.server_app.studies.predict.model import SiteModel
 
 
@@ -107,7 +107,7 @@ class Run:
 
 def load_run(path: Path | str) -> Run:
     """Read a finished run."""
-    from fedsilo.server_app.records.finished_run import finished_run
+    from fedsilo.server_app.studies.finished_run import finished_run
 
     return Run(finished_run(Path(path)))
 

@@ -8,8 +8,8 @@ import pytest
 
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.records.finished_run import finished_run, has_begun, has_ended
 from fedsilo.server_app.records.run_directory import RunDirectory, config_document
+from fedsilo.server_app.studies.finished_run import finished_run, has_begun, has_ended
 
 
 def test_a_run_has_ended_when_its_summary_is_there(tmp_path: Path) -> None:

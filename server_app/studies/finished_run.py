@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.config.settings import RunSettings, refuse_other_format, resolve, run_values
+from fedsilo.server_app.config.settings import RunSettings, read_run_config, resolve
 from fedsilo.server_app.records.run_directory import CONFIG, SILOS, SUMMARY, RunDirectory
 
 Document = Mapping[str, Any]
@@ -30,45 +30,38 @@ def has_ended(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class FinishedRun:
-    """A run that has ended; each file is read when it is first needed.
+class FinishedRun(RunDirectory):
+    """The directory of a run that has ended; each file is read when it is first needed.
 
     Every property raises a ``RunDirectoryError`` where its file is missing or damaged.
     """
 
-    directory: RunDirectory
-
-    @property
-    def path(self) -> Path:
-        """The run directory."""
-        return self.directory.path
-
     @cached_property
     def summary(self) -> Document:
         """The content of ``summary.json``."""
-        summary: Document = self.directory.read_json(SUMMARY)
+        summary: Document = self.read_json(SUMMARY)
         return summary
 
     @cached_property
     def silos(self) -> Document:
         """The content of ``silos.json``: per site its sizes, labels and fingerprints."""
-        silos: Document = self.directory.read_json(SILOS)
+        silos: Document = self.read_json(SILOS)
         return silos
 
     @cached_property
     def settings(self) -> RunSettings:
         """The settings it was run with."""
-        return resolve(run_values(self.path / CONFIG))
+        return resolve(read_run_config(self.path / CONFIG).settings)
 
     @cached_property
     def metrics(self) -> Rows:
         """The rows of ``metrics.csv``, as text."""
-        return self.directory.read_csv("metrics.csv")
+        return self.read_csv("metrics.csv")
 
     @cached_property
     def traffic(self) -> Rows:
         """The rows of ``traffic.csv``, as text."""
-        return self.directory.read_csv("traffic.csv")
+        return self.read_csv("traffic.csv")
 
 
 def finished_run(path: Path) -> FinishedRun:
@@ -79,5 +72,6 @@ def finished_run(path: Path) -> FinishedRun:
     """
     if not has_ended(path):
         raise RunDirectoryError(f"the run in {path} has not ended: 'fedsilo resume {path}'")
-    refuse_other_format(path / CONFIG)
-    return FinishedRun(RunDirectory(path))
+    if has_begun(path):
+        read_run_config(path / CONFIG)  # refused at once, whatever is then read of it
+    return FinishedRun(path)

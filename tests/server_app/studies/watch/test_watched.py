@@ -12,7 +12,7 @@ import pytest
 
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.records.progress import FILE, Progress, SiteProgress, clock
-from fedsilo.server_app.run.watched import look_at, newest_run, size
+from fedsilo.server_app.studies.watch.watched import look_at, newest_run, size
 
 
 def written(folder: Path, **changes: Any) -> Path:
@@ -90,9 +90,6 @@ def test_what_is_no_run_directory_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="there is no run directory"):
         look_at(tmp_path / "nowhere")
     with pytest.raises(RunDirectoryError, match="it is no run directory"):
-        look_at(tmp_path)
-    (tmp_path / "config.toml").touch()
-    with pytest.raises(RunDirectoryError, match="begun by a version of fedsilo that writes none"):
         look_at(tmp_path)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fedsilo.server_app.api.arguments import (
+from fedsilo.server_app.run.arguments import (
     AnyPath,
     AnyRun,
     Settings,

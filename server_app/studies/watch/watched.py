@@ -107,11 +107,6 @@ def newest_run(runs: Path) -> Path | None:
 def _why_none(folder: Path) -> str:
     if not folder.is_dir():
         return f"there is no run directory {folder}: name one, or a deployment by --deployment"
-    if (folder / "config.toml").is_file():
-        return (
-            f"{folder} has no {FILE}: its run was begun by a version of fedsilo that writes none; "
-            "watch one of this version"
-        )
     return f"{folder} has no {FILE}: it is no run directory; name one, or --deployment DIR"
 
 

@@ -28,8 +28,8 @@ from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records import forms
-from fedsilo.server_app.records.finished_run import FinishedRun
-from fedsilo.server_app.records.run_directory import STANDARDISATION, RunDirectory
+from fedsilo.server_app.records.run_directory import STANDARDISATION
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.strategies.loop.ask import first_question
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
@@ -48,13 +48,13 @@ def finished_site(run_dir: Path, site: str, data_dir: Path | None, state_dir: Pa
     Raises:
         FedsiloError: the run has not ended, or nothing of its model is here.
     """
-    directory, settings = RunDirectory(run_dir), finished_settings(run_dir, data_dir)
+    run, settings = FinishedRun(run_dir), finished_settings(run_dir, data_dir)
     common = settings.common
-    folder = state_dir or directory.path / "sites" / site
-    _refuse_other_backbone(directory, site, common)
+    folder = state_dir or run.path / "sites" / site
+    _refuse_other_backbone(run, site, common)
     held = load_silo(site, common)
-    _refuse_other_schema(directory, held)
-    content, instruction = _last_message(directory, settings, folder, held)
+    _refuse_other_schema(run, held)
+    content, instruction = _last_message(run, settings, folder, held)
     session = finished_session(common, settings.own, held)
     return Lab(session, content, instruction, SiteState(folder, session.digest))
 
@@ -65,7 +65,7 @@ def finished_settings(run_dir: Path, data_dir: Path | None) -> RunSettings:
     Raises:
         RunDirectoryError: the run has not ended.
     """
-    run = FinishedRun(RunDirectory(run_dir))
+    run = FinishedRun(run_dir)
     _ = run.summary  # only a whole run has one
     settings = run.settings
     if not data_dir:
@@ -75,38 +75,37 @@ def finished_settings(run_dir: Path, data_dir: Path | None) -> RunSettings:
     return RunSettings(common, settings.own)
 
 
-def _refuse_other_backbone(directory: RunDirectory, site: str, common: CommonSettings) -> None:
+def _refuse_other_backbone(run: FinishedRun, site: str, common: CommonSettings) -> None:
     """Refuse to explain by another backbone than the run's.
 
     Raises:
         SettingError: the weights are others by now.
     """
-    silos = directory.read_json("silos.json")
-    if common.network != "vit" or site not in silos:
+    if common.network != "vit" or site not in run.silos:
         return
-    if backbone_digest(common) != silos[site].get("backbone", ""):
+    if backbone_digest(common) != run.silos[site].get("backbone", ""):
         raise SettingError(
             f"the weights that 'backbone-weights' names ('{common.backbone_weights}') are not "
-            f"those of the run in {directory.path}: bring those back"
+            f"those of the run in {run.path}: bring those back"
         )
 
 
-def _refuse_other_schema(directory: RunDirectory, silo: Silo) -> None:
+def _refuse_other_schema(run: FinishedRun, silo: Silo) -> None:
     """Refuse data whose features or classes are not those that the model was trained on.
 
     Raises:
         DataError: so they are.
     """
-    known = directory.read_json("silos.json").get(silo.name, {})
+    known = run.silos.get(silo.name, {})
     if silo.schema != known.get("schema", silo.schema):
         raise DataError(
             f"the data of site {silo.name} have another schema (columns, classes, size) than in "
-            f"the run in {directory.path}: bring that one back, or name its folder by --data-dir"
+            f"the run in {run.path}: bring that one back, or name its folder by --data-dir"
         )
 
 
 def _last_message(
-    directory: RunDirectory, settings: RunSettings, folder: Path, held: Silo
+    run: FinishedRun, settings: RunSettings, folder: Path, held: Silo
 ) -> tuple[RecordDict, Instruction]:
     """Return what the site was sent at the end of the run.
 
@@ -114,7 +113,7 @@ def _last_message(
         SettingError: nothing of its model is here.
     """
     common, content = settings.common, RecordDict({CONFIG: ConfigRecord({})})
-    path = directory.path / "model.safetensors"
+    path = run.path / "model.safetensors"
     if not path.is_file():
         if not any(folder.glob("*.safetensors")):
             raise SettingError(
@@ -122,15 +121,15 @@ def _last_message(
                 f"{folder} holds no site's own"
             )
         if held.features and common.standardise == "pooled":
-            content[FIGURES] = to_record(
-                _arrays(directory.read_json(STANDARDISATION), directory.path / STANDARDISATION)
-            )
-        return content, Instruction(round=_rounds(directory) + 1, phase=EVALUATE)
+            pooled = run.read_json(STANDARDISATION)
+            content[FIGURES] = to_record(_arrays(pooled, run.path / STANDARDISATION))
+        # A run may have been stopped before its last round
+        return content, Instruction(round=int(run.summary["rounds"]) + 1, phase=EVALUATE)
     arrays, facts = load_state(path)
     forms.check(forms.STATE, facts, f"the metadata of {path}")
     cls = strategy_class(common.method)
     last = cls.state_class.restored(arrays, facts)
-    method = cls(common, settings.own, _participants(directory, held))
+    method = cls(common, settings.own, _participants(run, held))
     asked = first_question(lambda ask: method.evaluate(last, ask), [held.name], last.stateful_sites)
     if sent := asked.send[held.name]:
         content[ARRAYS] = to_record(sent)
@@ -150,12 +149,7 @@ def _arrays(figures: Mapping[str, Sequence[float]], path: Path) -> dict[str, NDA
     return {part: np.array(values) for part, values in figures.items()}
 
 
-def _rounds(directory: RunDirectory) -> int:
-    """Return how many rounds were finished: a run may have been stopped before its last."""
-    return int(directory.read_json("summary.json")["rounds"])
-
-
-def _participants(directory: RunDirectory, held: Silo) -> Participants:
+def _participants(run: FinishedRun, held: Silo) -> Participants:
     """Return the sites of the run as the server knew them, ``held`` being one."""
     facts = {
         site: SiteFacts(
@@ -167,7 +161,7 @@ def _participants(directory: RunDirectory, held: Silo) -> Participants:
             fingerprints=silo["fingerprints"],
             features=held.features,
         )
-        for site, silo in directory.read_json("silos.json").items()
+        for site, silo in run.silos.items()
     }
     return Participants(facts, {})
 
@@ -178,7 +172,7 @@ def sites_of(run_dir: Path, wanted: Sequence[str] = ()) -> list[str]:
     Raises:
         SettingError: one is not in the run.
     """
-    sites = list(RunDirectory(run_dir).read_json("silos.json"))
+    sites = list(FinishedRun(run_dir).silos)
     for site in wanted:
         if site not in sites:
             raise SettingError(

@@ -1,0 +1,68 @@
+"""What is shown on a terminal: tables, and bars of a run's rounds and of its current phase.
+
+The bars follow what ``progress.json`` says, so that a run is drawn alike whether it goes on in this
+process or behind ``flwr run``, whose output is a stream of lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.server_app.records.progress import Progress
+
+_EVERY = 0.5  # seconds from one look to the next
+
+
+def make_console() -> Console:
+    """Return a console on standard output, wide enough for a table where there is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table as wide as it needs to be."""
+    console.print(table, soft_wrap=not console.is_terminal)
+
+
+@contextmanager
+def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iterator[None]:
+    """Draw two bars below the lines of a terminal while the block runs; elsewhere draw nothing.
+
+    ``read`` returns how far the run is, or None before it has begun.
+    """
+    if not console.is_terminal:
+        yield
+        return
+    columns = ("{task.description:>6}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bars = Bars(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True)
+    rounds, sites = (bars.add_task(name, total=None, note="") for name in ("rounds", "sites"))
+    ended, phase = Event(), ""
+
+    def draw() -> None:
+        nonlocal phase
+        while not ended.wait(_EVERY):
+            with suppress(FedsiloError):  # a file of another version: the run itself will say so
+                if here := read():
+                    bars.update(rounds, total=here.rounds, completed=here.finished_rounds)
+                    now = f"round {here.round}, {here.phase}" if here.phase else ""
+                    if now != phase:  # the time left is estimated from a phase's own replies
+                        bars.reset(sites, note=now)
+                    phase = now
+                    bars.update(sites, total=len(here.asked), completed=len(here.answered))
+
+    thread = Thread(target=draw, name="progress-bars", daemon=True)
+    with bars:
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
