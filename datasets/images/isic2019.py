@@ -16,7 +16,7 @@ import numpy as np
 
 from fedsilo.datasets.images.dataset import Classes, ImageDataSet
 from fedsilo.datasets.images.index import ImageIndex, take_share
-from fedsilo.datasets.io.locations import Places, data_folder, find_places
+from fedsilo.datasets.io.locations import Places, data_folder
 from fedsilo.datasets.io.public_files import Licence
 from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.datasets.silo.silos import no_such_silo
@@ -60,10 +60,6 @@ class Isic2019(ImageDataSet):
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return nevus against all others, or the eight diagnoses."""
         return classes_of(settings.target)
-
-    def silo_names(self, settings: CommonSettings) -> list[str]:
-        """Return the centres of which images are here."""
-        return self.sites(settings, find_places(settings.data_dir, settings.cache_dir))
 
     def sites(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the centres of which images are here."""

@@ -8,7 +8,6 @@ directory.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.dataset import Classes
+from fedsilo.datasets.images.dataset import Classes, Reader
 from fedsilo.datasets.images.index import ImageIndex, take_share
 from fedsilo.datasets.io.locations import Places, data_folder
 from fedsilo.datasets.io.public_files import Licence
@@ -52,6 +51,7 @@ class MiniMias(RadiographDataSet):
 
     name = "mini-mias"
     settings = RadiographDataSet.settings | {"intensity-profiles"}
+    size = 128
     licence = Licence(
         "the licence agreement of MIAS",
         "http://peipa.essex.ac.uk/info/mias.html",
@@ -67,17 +67,9 @@ class MiniMias(RadiographDataSet):
         """Return malignant against benign and normal."""
         return CLASSES
 
-    def silo_names(self, settings: CommonSettings) -> list[str]:
-        """Return the three tissues."""
-        return list(SITES.values())
-
     def sites(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the three tissues."""
         return list(SITES.values())
-
-    def own_size(self, places: Places) -> int:
-        """Return 128."""
-        return 128
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return the images of a tissue."""
@@ -97,16 +89,14 @@ class MiniMias(RadiographDataSet):
         )
         return take_share(every, settings.sample_share)
 
-    def reader(
-        self, index: ImageIndex, size: int, settings: CommonSettings
-    ) -> Callable[[str], Grey]:
+    def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return the reading of a file, rendered by the tissue's profile."""
         rows = _listing(index.folder.parent)
 
-        def read(name: str) -> Grey:
+        def read(name: str) -> npt.NDArray[np.int16]:
             picture = fit_square(read_grey(index.folder / name, _BITS), size)
             tissue = rows[name].tissue if settings.intensity_profiles else ""
-            return _rendered(picture, tissue, name)
+            return as_int16(_rendered(picture, tissue, name))[None]
 
         return read
 

@@ -6,7 +6,6 @@ Errors name the file and the key, and never a value. Imported when a file is rea
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -75,13 +74,9 @@ def _of_distinct_names(content: dict[Any, Any], key: str) -> dict[Any, Any]:
     return content
 
 
-def one_class_each(classes: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
-    """Return each class's label values in one form, by its name, in order.
-
-    Raises:
-        PydanticCustomError: a value stands twice, or a class has none.
-    """
-    forms = {name: tuple(same_text(value) for value in listed) for name, listed in classes.items()}
+def _one_class_each(classes: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return each class's label values in one form; refuse one that stands twice, or none."""
+    forms = {name: [same_text(value) for value in listed] for name, listed in classes.items()}
     values = [value for listed in forms.values() for value in listed]
     if len(set(values)) != len(values) or not all(forms.values()):
         raise fault("under 'classes' each label value must stand once, each class have one")
@@ -96,4 +91,6 @@ def _plain_name(name: str) -> str:
 
 SiteName = Annotated[str, AfterValidator(_plain_name)]
 Sites = Annotated[dict[Text, Text], BeforeValidator(_plain_sites)]
-ClassLists = Annotated[dict[Text, list[Text]], BeforeValidator(_lists_by_name)]
+ClassLists = Annotated[
+    dict[Text, list[Text]], BeforeValidator(_lists_by_name), AfterValidator(_one_class_each)
+]

@@ -62,7 +62,6 @@ class DermoscopyPhantom(PhantomDataSet):
 
     name = key = "dermoscopy-phantom"
     counts, subject, again = LESION_COUNTS, "lesion", 0.15
-    size = 224
     channels = 3
     settings = (ImageDataSet.settings | {"target"}) - {"broken-images"}
 
@@ -102,20 +101,14 @@ class MammographyPhantom(PhantomDataSet):
 
     name = key = "mammography-phantom"
     counts, subject, again = BREAST_COUNTS, "patient", 0.3
-    size = 256
+    size, share = 256, 0.2  # the paper's share of test images
     dtype = np.int16
     headline = HEADLINE
-    settings = (ImageDataSet.settings - {"broken-images", "colour-constancy"}) | {
-        "intensity-profiles"
-    }
+    settings = _OF_GREY | {"intensity-profiles"}
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return malignant against all others."""
         return {"not-malignant": ("benign", "normal"), "malignant": ("malignant",)}
-
-    def own_share(self, places: Places) -> float:
-        """Return the paper's share of test images."""
-        return 0.2
 
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
         """Return the kind: it is the class."""

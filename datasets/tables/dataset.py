@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from fedsilo.datasets.io.declarations import FileModel, Text, fault, misfit, number, whole
 from fedsilo.datasets.io.locations import Places, data_folder, find_places
 from fedsilo.datasets.io.text_files import read_text, same_text
-from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, one_class_each, read_declared
+from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, check_folds, split_rows
 from fedsilo.datasets.silo.silos import (
@@ -135,7 +135,9 @@ def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
         elif column.kind == "categorical":
             named = [places[f"{column.name}={level}"] for level in column.levels[1:]]
             levels = {split: _levels(rows[:, named], column) for split, rows in inputs.items()}
-            measures.append(Measure(column.name, levels, levels=column.levels, may_lack=may_lack))
+            measures.append(
+                Measure(column.name, levels, levels=column.levels, may_lack=may_lack)
+            )
     return measures
 
 
@@ -174,6 +176,10 @@ def _one_character(text: str) -> str:
     return text
 
 
+def _in_one_form(levels: list[str]) -> list[str]:
+    return [same_text(level) for level in levels]
+
+
 class ColumnModel(FileModel):
     """A column, as the file has it."""
 
@@ -181,14 +187,14 @@ class ColumnModel(FileModel):
 
     name: Text
     kind: Literal["numeric", "categorical", "ignored"] = "numeric"
-    levels: list[Text] = Field(default_factory=list)
+    levels: Annotated[list[Text], AfterValidator(_in_one_form)] = Field(default_factory=list)
     mean: Annotated[float, number(-1e300, 1e300)] | None = None
     std: Annotated[float, number(1e-12, 1e300)] | None = None
     edges: list[Annotated[float, number(-1e300, 1e300)]] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _consistent(self) -> ColumnModel:
-        levels = self.forms()
+        levels = self.levels
         if (self.kind == "categorical") != bool(levels) or len(set(levels)) != len(levels):
             raise fault(
                 f"column '{self.name}' is {self.kind} with {len(levels)} levels, of which "
@@ -207,10 +213,6 @@ class ColumnModel(FileModel):
             )
         return self
 
-    def forms(self) -> tuple[str, ...]:
-        """Return the levels, each in one form."""
-        return tuple(same_text(level) for level in self.levels)
-
 
 class LabelModel(FileModel):
     """The label's column, and the values that mean each class."""
@@ -219,11 +221,6 @@ class LabelModel(FileModel):
 
     column: Text
     classes: ClassLists
-
-    @model_validator(mode="after")
-    def _consistent(self) -> LabelModel:
-        one_class_each(self.classes)
-        return self
 
 
 class SchemaModel(FileModel):
@@ -259,12 +256,9 @@ def read_schema(path: Path) -> TableSchema:
     """
     schema = read_declared(path, SchemaModel)
     return TableSchema(
-        columns=tuple(
-            Column(one.name, one.kind, one.forms(), one.mean, one.std, tuple(one.edges))
-            for one in schema.columns
-        ),
+        columns=tuple(Column(**dict(one)) for one in schema.columns),
         label=schema.label.column,
-        classes=one_class_each(schema.label.classes),
+        classes=schema.label.classes,
         missing=tuple(schema.missing),
         policy=schema.policy,
         header=schema.header,

@@ -7,7 +7,7 @@ levels are declared, not found, so that all hospitals have the same features wit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -35,15 +35,15 @@ class Column:
 
     name: str
     kind: str = "numeric"
-    levels: tuple[str, ...] = ()
+    levels: Sequence[str] = ()
     mean: float | None = None
     std: float | None = None
-    edges: tuple[float, ...] = ()
+    edges: Sequence[float] = ()
 
     def survey_edges(self) -> tuple[float, ...]:
         """Return the edges of its histogram, or none if nothing declares them."""
         if self.edges or self.mean is None or self.std is None:
-            return self.edges
+            return tuple(self.edges)
         return tuple(self.mean + step * self.std for step in range(-3, 4))
 
 
@@ -63,7 +63,7 @@ class TableSchema:
 
     columns: tuple[Column, ...]
     label: str
-    classes: Mapping[str, tuple[str, ...]]
+    classes: Mapping[str, Sequence[str]]
     missing: tuple[str, ...] = ("", "?")
     policy: str = "drop"
     header: bool = True

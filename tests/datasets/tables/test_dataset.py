@@ -325,12 +325,12 @@ def changed(where: str, value: Any) -> dict[str, Any]:
 def test_a_schema_is_read_with_levels_and_labels_as_texts_of_one_form(tmp_path: Path) -> None:
     assert read_schema(write(tmp_path, GOOD)) == TableSchema(
         columns=(
-            Column("age", "numeric", (), 55.0, 10.5),
-            Column("pain", "categorical", ("1", "2", "x")),
-            Column("room", "ignored"),
+            Column("age", "numeric", [], 55.0, 10.5, []),
+            Column("pain", "categorical", ["1", "2", "x"], edges=[]),
+            Column("room", "ignored", [], edges=[]),
         ),
         label="sick",
-        classes={"healthy": ("0",), "ill": ("1", "2")},
+        classes={"healthy": ["0"], "ill": ["1", "2"]},
         missing=("", "?"),
         policy="drop",
         header=True,
