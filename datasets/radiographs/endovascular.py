@@ -27,8 +27,9 @@ from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.datasets.radiographs.decoding import read_grey, resize
 from fedsilo.datasets.radiographs.dicom import is_dicom, read_dicom
 from fedsilo.datasets.radiographs.mammography import DeepManifests
-from fedsilo.datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
+from fedsilo.datasets.radiographs.masks import MaskedDataSet, masked_silo
 from fedsilo.datasets.radiographs.vendor_profiles import Grey
+from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 
@@ -53,7 +54,7 @@ class Endovascular(DeepManifests, MaskedDataSet):
         bits = self.bits(index)
         return lambda name: read_square(index.folder / name, bits, size)[None]
 
-    def load_masked(self, name: str, settings: CommonSettings, places: Places) -> MaskedSilo:
+    def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Return the images that have masks, each in the part that it has without its mask."""
         return masked_silo(_WithMasks().load(name, settings, places))
 

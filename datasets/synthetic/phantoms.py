@@ -20,8 +20,9 @@ from fedsilo.datasets.radiographs.decoding import as_int16, fit_square
 from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.endovascular import read_square
 from fedsilo.datasets.radiographs.mammography import HEADLINE
-from fedsilo.datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
+from fedsilo.datasets.radiographs.masks import MaskedDataSet, masked_silo
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
+from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.synthetic import pictures
 from fedsilo.datasets.synthetic.phantom import PhantomDataSet
 from fedsilo.datasets.synthetic.pictures import Blob, Look, Points
@@ -218,7 +219,7 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
         """Return an angiogram of 8 bits."""
         return read_square(path, 8, size)[None]
 
-    def load_masked(self, name: str, settings: CommonSettings, places: Places) -> MaskedSilo:
+    def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Return the same frames in the same parts, each with its mask, which may be empty."""
         return masked_silo(_WithMasks().load(name, settings, places))
 

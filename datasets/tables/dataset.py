@@ -135,9 +135,7 @@ def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
         elif column.kind == "categorical":
             named = [places[f"{column.name}={level}"] for level in column.levels[1:]]
             levels = {split: _levels(rows[:, named], column) for split, rows in inputs.items()}
-            measures.append(
-                Measure(column.name, levels, levels=column.levels, may_lack=may_lack)
-            )
+            measures.append(Measure(column.name, levels, levels=column.levels, may_lack=may_lack))
     return measures
 
 
