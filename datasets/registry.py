@@ -71,8 +71,10 @@ def check_data_settings(settings: CommonSettings) -> None:
 
 def silo_names(settings: CommonSettings) -> list[str]:
     """Return the names of the silos, by partition, or none if only the sites know them."""
-    chosen = data_set(settings.dataset)
-    return cuts.cut_names(settings) if cuts.is_cut(settings) else chosen.silo_names(settings)
+    if cuts.is_cut(settings):
+        return cuts.cut_names(settings)
+    places = find_places(settings.data_dir, settings.cache_dir)
+    return data_set(settings.dataset).silo_names(settings, places)
 
 
 def silo_count(settings: CommonSettings) -> int | None:

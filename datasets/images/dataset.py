@@ -25,7 +25,7 @@ from fedsilo.datasets.images.decoding import (
     picture_header,
 )
 from fedsilo.datasets.images.index import ImageIndex, check_copies, joined, parted
-from fedsilo.datasets.io.locations import Places, find_places
+from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.silo.measures import Measure
 from fedsilo.datasets.silo.row_splits import (
@@ -90,20 +90,12 @@ class ImageDataSet(DataSet):
         """Return the labels of each class by its name, in class order."""
 
     @abstractmethod
-    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the sites whose images are here, by partition."""
-
-    @abstractmethod
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Return the images of a site, of which 'sample-share' are in use.
+        """Return the images of a site that there is, of which 'sample-share' are in use.
 
         Raises:
-            DataError: there is no such site, or its listing cannot be used.
+            DataError: its listing cannot be used.
         """
-
-    def silo_names(self, settings: CommonSettings) -> list[str]:
-        """Return the sites whose images are here, by partition."""
-        return self.sites(settings, find_places(settings.data_dir, settings.cache_dir))
 
     def own_size(self, places: Places) -> int:
         """Return the pixels of an image's side where the settings name none."""
@@ -167,7 +159,7 @@ class ImageDataSet(DataSet):
         check_folds(settings)
         check_image_size(settings)
 
-    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """List, split, decode and cache a site's images."""
         own, _ = parted(self.index(name, settings, places), settings.public_share)
 
@@ -189,7 +181,8 @@ class ImageDataSet(DataSet):
         """
         if settings.public_share == 0:
             raise SettingError("setting 'public-share' is 0: name a share above 0")
-        indices = [self.index(site, settings, places) for site in self.sites(settings, places)]
+        sites = self.silo_names(settings, places)
+        indices = [self.index(site, settings, places) for site in sites]
         parts = [parted(index, settings.public_share)[1] for index in indices]
         public = joined(f"{self.name}, public part", parts)
         if not len(public):

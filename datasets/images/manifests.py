@@ -22,7 +22,7 @@ from fedsilo.datasets.io.declarations import number as number_between
 from fedsilo.datasets.io.locations import Places, data_folder
 from fedsilo.datasets.io.text_files import read_rows, same_text
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
-from fedsilo.datasets.silo.silos import SPLITS, no_such_silo
+from fedsilo.datasets.silo.silos import SPLITS
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
@@ -76,7 +76,7 @@ class ManifestDataSet(ImageDataSet):
         """Return the declared classes."""
         return self._declared_in(places).classes
 
-    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the declared sites, in the file's order."""
         return list(self._declared_in(places).sites)
 
@@ -92,8 +92,6 @@ class ManifestDataSet(ImageDataSet):
         """Read the site's manifest."""
         folder = self.files_folder(places)
         declaration = self.declaration(folder)
-        if site not in declaration.sites:
-            raise no_such_silo(site, list(declaration.sites))
         manifest = _inside("", declaration.sites[site])
         if manifest is None:
             raise DataError(

@@ -24,7 +24,7 @@ from fedsilo.datasets.radiographs.decoding import as_int16, fit_square, read_gre
 from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.mammography import RadiographDataSet
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
-from fedsilo.datasets.silo.silos import ImageReader, no_such_silo
+from fedsilo.datasets.silo.silos import ImageReader
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
@@ -67,14 +67,12 @@ class MiniMias(RadiographDataSet):
         """Return malignant against benign and normal."""
         return CLASSES
 
-    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the three tissues."""
         return list(SITES.values())
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return the images of a tissue."""
-        if site not in SITES.values():
-            raise no_such_silo(site, list(SITES.values()))
         folder = _folder(places)
         listed = _listing(folder).items()
         rows = {image: row for image, row in listed if SITES[row.tissue] == site}

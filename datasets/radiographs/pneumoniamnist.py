@@ -28,7 +28,6 @@ from fedsilo.datasets.silo.silos import (
     Silo,
     Split,
     cached_silo,
-    no_such_silo,
     save_silo,
 )
 from fedsilo.models.contract.errors import DataError
@@ -71,7 +70,7 @@ class PneumoniaMnist(DataSet):
     headline = HEADLINE
     files = _MED_MNIST
 
-    def silo_names(self, settings: CommonSettings) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the three vendors."""
         return list(_PROFILES)
 
@@ -93,12 +92,10 @@ class PneumoniaMnist(DataSet):
         """Refuse images too small."""
         check_image_size(settings)
 
-    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the file, once."""
         import torch
 
-        if name not in _PROFILES:
-            raise no_such_silo(name, list(_PROFILES))
         path = self.files.find(places) / _FILE.name
         stamp, values = path.stat(), as_mapping(settings)
         chosen = {key: values[key] for key in sorted(self.settings)}

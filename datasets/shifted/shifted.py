@@ -28,7 +28,6 @@ from fedsilo.datasets.silo.silos import (
     Silo,
     Split,
     cached_silo,
-    no_such_silo,
     save_silo,
 )
 from fedsilo.models.contract.errors import DataError
@@ -214,7 +213,7 @@ class ShiftedImages(DataSet):
             return ""
         return f"{len(facts)} files in {folder.name}"
 
-    def silo_names(self, settings: CommonSettings) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return as many names as ``settings.silos`` says."""
         return silo_names(settings.silos)
 
@@ -245,16 +244,13 @@ class ShiftedImages(DataSet):
         inputs = {name: split.inputs for name, split in silo.splits().items()}
         return picture_measures(inputs, lambda batch: unscaled(batch, self.source, settings))
 
-    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the pool, once."""
         import torch
 
-        names = silo_names(settings.silos)
-        if name not in names:
-            raise no_such_silo(name, names)
         pool, pool_key = open_pool(self.source, places)
         sizes = silo_sizes(self.source, pool, settings)
-        index = names.index(name)
+        index = silo_names(settings.silos).index(name)
         distribution = distributions(settings.silos)[index]
         facts = [_MAKER, pool_key, index, name, sizes, distribution, settings.pixel_scale]
 

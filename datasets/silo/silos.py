@@ -6,6 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -142,33 +143,35 @@ class DataSet(ABC):
         if places.data is None:
             return ""
         if self.files is None:
-            return self._declared(places.data)
+            with suppress(DataError):
+                return ", ".join(self.silo_names(CommonSettings(dataset=self.name), places))
+            return ""
         folder = places.data / self.files.folder
         here = [file for file in self.files.files if (folder / file.name).is_file()]
         return f"{len(here)} of {len(self.files.files)} files in {folder.name}" if here else ""
 
-    def _declared(self, data: Path) -> str:
-        try:
-            names = self.silo_names(CommonSettings(dataset=self.name, data_dir=str(data)))
-        except DataError:
-            return ""
-        return ", ".join(names)
-
     @abstractmethod
-    def silo_names(self, settings: CommonSettings) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the names of its silos, by partition, or none if only the sites know.
 
         Raises:
             DataError: what names them cannot be read.
         """
 
-    @abstractmethod
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Return the silo ``name``, from the cache or made now.
 
         Raises:
             DataError: there is no such silo, a file is missing or unusable, or data are too few.
         """
+        names = self.silo_names(settings, places)
+        if name not in names:
+            raise no_such_silo(name, names)
+        return self._load(name, settings, places)
+
+    @abstractmethod
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+        """Return a silo that there is."""
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return the function that reads a new image's file as the site's own images were read.

@@ -19,7 +19,7 @@ from fedsilo.datasets.images.dataset import ImageDataSet, Reader
 from fedsilo.datasets.images.index import ImageIndex
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.silo.measures import Measure
-from fedsilo.datasets.silo.silos import ImageReader, no_such_silo
+from fedsilo.datasets.silo.silos import ImageReader
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
 
@@ -108,14 +108,12 @@ class PhantomDataSet(ImageDataSet):
         seeds = [derive_seed(0, self.key, what, site, place) for what, place in keys]
         return kinds[number], np.random.default_rng(seeds[0]), np.random.default_rng(seeds[1])
 
-    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return all sites."""
         return list(self.counts)
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return the first images of a site: 'sample-share' of them, and not too few."""
-        if site not in self.counts:
-            raise no_such_silo(site, list(self.counts))
         count = max(self.fewest, round(sum(self.counts[site]) * settings.sample_share))
         kinds, subjects = (part[:count] for part in self.sequence(site))
         names = tuple(f"{site}/{number}" for number in range(count))

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from fedsilo.datasets.io.declarations import FileModel, Text, fault, misfit, number, whole
-from fedsilo.datasets.io.locations import Places, data_folder, find_places
+from fedsilo.datasets.io.locations import Places, data_folder
 from fedsilo.datasets.io.text_files import read_text, same_text
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
@@ -23,7 +23,6 @@ from fedsilo.datasets.silo.silos import (
     Silo,
     Split,
     cached_silo,
-    no_such_silo,
     save_silo,
 )
 from fedsilo.datasets.tables.parsing import Column, Table, TableSchema, left_out_rows, parse_table
@@ -54,9 +53,9 @@ class TableDataSet(DataSet):
         """Refuse folds that are not there."""
         check_folds(settings)
 
-    def silo_names(self, settings: CommonSettings) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the schema's sites, in its order."""
-        return list(self.schema(find_places(settings.data_dir, settings.cache_dir)).sites)
+        return list(self.schema(places).sites)
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return the columns: numbers with their edges, categories by their levels."""
@@ -68,11 +67,9 @@ class TableDataSet(DataSet):
         text, where = self.text_of(silo.name, schema, places)
         return left_out_rows(text, schema, where)
 
-    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read, split and cache a site's table."""
         schema = self.schema(places)
-        if name not in schema.sites:
-            raise no_such_silo(name, list(schema.sites))
         text, where = self.text_of(name, schema, places)
         cut = [as_mapping(settings)[key] for key in SPLIT_KEYS]
         facts = [_MAKER, self.name, name, dataclasses.asdict(schema), cut, text]
