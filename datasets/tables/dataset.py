@@ -25,7 +25,7 @@ from fedsilo.datasets.silo.silos import (
     cached_silo,
     save_silo,
 )
-from fedsilo.datasets.tables.parsing import Column, Table, TableSchema, left_out_rows, parse_table
+from fedsilo.datasets.tables.parsing import Column, Table, TableSchema, parse_table
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping
@@ -65,7 +65,7 @@ class TableDataSet(DataSet):
         """Return the rows that are left out, and in which columns they lack a value."""
         schema = self.schema(places)
         text, where = self.text_of(silo.name, schema, places)
-        return left_out_rows(text, schema, where)
+        return parse_table(text, schema, where).left_out
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read, split and cache a site's table."""
@@ -77,7 +77,7 @@ class TableDataSet(DataSet):
         def fill(folder: Path) -> None:
             table = parse_table(text, schema, where)
             parts = _split(table, schema, settings, where)
-            save_silo(folder, parts, _facts(name, schema, table.dropped))
+            save_silo(folder, parts, _facts(name, schema, table.left_out.count))
 
         return cached_silo(
             places.cache / f"{self.name}-silos", name, facts, len(schema.classes), fill
@@ -93,9 +93,9 @@ def _split(
     rows = split_rows(table.labels, settings, schema.test_share, schema.split_seed, where)
     if len(rows.train) < 2:
         raise DataError(
-            f"{where}: {len(rows.train)} training rows are left ({table.dropped} rows were dropped "
-            "for missing values); at least 2 are needed: add rows, or set the schema's 'policy' to "
-            "'impute'"
+            f"{where}: {len(rows.train)} training rows are left ({table.left_out.count} rows were "
+            "dropped for missing values); at least 2 are needed: add rows, or set the schema's "
+            "'policy' to 'impute'"
         )
     chosen = {part: getattr(rows, part) for part in SPLITS}
     return {

@@ -78,6 +78,10 @@ class TableSchema:
         levels = [f"{one.name}={level}" for one in self.columns for level in one.levels[1:]]
         return (*numbers, *levels)
 
+    def used(self) -> list[str]:
+        """Return the columns that features are made of."""
+        return [column.name for column in self.columns if column.kind != "ignored"]
+
     def digest(self) -> str:
         """Return a SHA-256 of all that must be the same at every site for one model to fit all."""
         facts = [
@@ -111,12 +115,13 @@ class TableSchema:
 class Table:
     """A hospital's rows: ``rows`` (n, features) float32 with NaN, ``labels`` (n,) int64.
 
-    Errors about them name line and column and never a value, since errors travel to the server.
+    ``left_out`` counts the rows that are not among them. Errors about rows name line and column and
+    never a value, since errors travel to the server.
     """
 
     rows: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64]
-    dropped: int
+    left_out: LeftOutRows
 
 
 def parse_table(text: str, schema: TableSchema, where: str) -> Table:
@@ -132,17 +137,22 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
             the schema does not know; with line and column.
     """
     reader, lines = _opened(text, schema, where)
+    used = [name for name in reader.names if name in {*schema.used(), schema.label}]
+    missing = dict.fromkeys(used, 0)
     rows: list[list[float]] = []
     labels: list[int] = []
     for number, line in lines:
         tokens = reader.tokens(number, line)
-        if schema.lacks(tokens[schema.label]):
-            continue
-        features, label = reader.features(number, tokens), reader.label(number, tokens)
-        if schema.policy == "impute" or not any(map(math.isnan, features)):
-            rows.append(features)
-            labels.append(label)
-    return Table(_matrix(rows, schema), np.array(labels, dtype=np.int64), len(lines) - len(rows))
+        lacking = [name for name in missing if schema.lacks(tokens[name])]
+        if schema.label not in lacking:
+            features, label = reader.features(number, tokens), reader.label(number, tokens)
+            if schema.policy == "impute" or not lacking:
+                rows.append(features)
+                labels.append(label)
+                continue
+        missing |= {name: missing[name] + 1 for name in lacking}
+    left_out = LeftOutRows(len(lines) - len(rows), missing)
+    return Table(_matrix(rows, schema), np.array(labels, dtype=np.int64), left_out)
 
 
 @dataclass(frozen=True)
@@ -179,31 +189,13 @@ def parse_new_rows(text: str, schema: TableSchema, where: str) -> NewRows:
     lacking: dict[int, tuple[str, ...]] = {}
     for number, line in lines:
         tokens = reader.tokens(number, line)
-        features, missing = reader.features(number, tokens), reader.missing(tokens)
+        features = reader.features(number, tokens)
+        missing = tuple(name for name in schema.used() if schema.lacks(tokens[name]))
         if missing and schema.policy == "drop":
             lacking[number] = missing
         else:
             kept[number] = features
     return NewRows(tuple(kept), _matrix(list(kept.values()), schema), lacking)
-
-
-def left_out_rows(text: str, schema: TableSchema, where: str) -> LeftOutRows:
-    """Return how many rows of a CSV text ``parse_table`` drops, and which columns lack a value.
-
-    Raises:
-        DataError: as ``parse_table`` does.
-    """
-    reader, lines = _opened(text, schema, where)
-    used = {column.name for column in schema.columns if column.kind != "ignored"} | {schema.label}
-    missing = {name: 0 for name in reader.names if name in used}
-    count = 0
-    for number, line in lines:
-        tokens = reader.tokens(number, line)
-        lacking = [name for name in missing if schema.lacks(tokens[name])]
-        if schema.label in lacking or (lacking and schema.policy == "drop"):
-            count += 1
-            missing |= {name: missing[name] + 1 for name in lacking}
-    return LeftOutRows(count, missing)
 
 
 def _matrix(rows: list[list[float]], schema: TableSchema) -> npt.NDArray[np.float32]:
@@ -255,11 +247,6 @@ class _RowReader:
                 f"{len(self.names)} columns ({', '.join(self.names)}); correct the line"
             )
         return {name: token.strip() for name, token in zip(self.names, line, strict=True)}
-
-    def missing(self, tokens: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the columns of features that lack a value."""
-        used = (column.name for column in self.schema.columns if column.kind != "ignored")
-        return tuple(name for name in used if self.schema.lacks(tokens[name]))
 
     def features(self, number: int, tokens: Mapping[str, str]) -> list[float]:
         """Return the features of a line's values, NaN where one is missing."""

@@ -12,7 +12,7 @@ from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.datasets.tables.dataset import column_measures
-from fedsilo.datasets.tables.parsing import Column, TableSchema, left_out_rows, parse_table
+from fedsilo.datasets.tables.parsing import Column, TableSchema, parse_table
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
 
@@ -73,8 +73,7 @@ def test_left_out_rows_are_those_that_are_dropped(
     policy: str, count: int, missing: dict[str, int]
 ) -> None:
     schema = replace(SCHEMA, policy=policy)
-    assert left_out_rows(TEXT, schema, "here") == LeftOutRows(count, missing)
-    assert parse_table(TEXT, schema, "here").dropped == count
+    assert parse_table(TEXT, schema, "here").left_out == LeftOutRows(count, missing)
 
 
 def test_edges_are_no_part_of_what_a_model_must_have_alike() -> None:

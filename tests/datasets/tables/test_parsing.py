@@ -54,7 +54,7 @@ def test_rows_are_features_and_classes_in_that_order() -> None:
     ]
     assert table.labels.tolist() == [1, 0, 1]
     assert (table.rows.dtype, table.labels.dtype) == (np.float32, np.int64)
-    assert table.dropped == 0
+    assert table.left_out.count == 0
 
 
 def test_without_a_header_the_columns_stand_as_declared_and_the_label_last() -> None:
@@ -86,20 +86,20 @@ def test_rows_that_lack_a_value_are_dropped_and_counted() -> None:
     table = parse(MISSING)
     assert table.rows.tolist() == [[40.0, 60.0, 0.0, 0.0, 0.0]]
     assert table.labels.tolist() == [0]
-    assert table.dropped == 3
+    assert table.left_out.count == 3
 
 
 def test_to_impute_them_the_rows_stay_with_gaps_for_every_feature_of_the_column() -> None:
     table = parse(MISSING, dataclasses.replace(SCHEMA, policy="impute"))
     assert table.labels.tolist() == [1, 0, 1, 1]
-    assert table.dropped == 0
+    assert table.left_out.count == 0
     gaps = [np.flatnonzero(row).tolist() for row in np.isnan(table.rows)]
     assert gaps == [[0], [], [3, 4], [2]]
     assert table.rows[0, 1:].tolist() == [70.0, 1.0, 0.0, 1.0]
 
 
 def test_a_gap_in_an_ignored_column_costs_no_row() -> None:
-    assert parse(HEADER + "m,50,,3,70,2\nm,50,?,3,70,2\n").dropped == 0
+    assert parse(HEADER + "m,50,,3,70,2\nm,50,?,3,70,2\n").left_out.count == 0
 
 
 @pytest.mark.parametrize("policy", ["drop", "impute"])
@@ -107,13 +107,13 @@ def test_a_row_without_a_label_is_left_out_and_counted_whatever_the_policy(polic
     schema = dataclasses.replace(SCHEMA, policy=policy)
     table = parse(HEADER + "m,50,x,3,70,?\nf,40,x,1,60,0\nf,?,x,1,60,\n", schema)
     assert table.rows[:, 0].tolist() == [40.0]
-    assert table.dropped == 2
+    assert table.left_out.count == 2
 
 
 def test_a_mark_of_a_missing_value_is_what_the_schema_says_and_nothing_else() -> None:
     schema = dataclasses.replace(SCHEMA, missing=("NA", "-9"))
     table = parse(HEADER + "m,NA,x,3,70,2\nm,50,x,3,-9,2\nm,50,x,-9,70,2\n", schema)
-    assert (len(table.rows), table.dropped) == (0, 3)
+    assert (len(table.rows), table.left_out.count) == (0, 3)
     with pytest.raises(DataError, match=r"this is no n.*missing value \('NA', '-9'\)") as caught:
         parse(HEADER + "m,?,x,3,70,2\n", schema)
     assert "?" not in str(caught.value)
