@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import Any
 
 from fedsilo.datasets.io.locations import Places, find_places
-from fedsilo.datasets.io.public_files import Licence
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo
@@ -43,11 +42,6 @@ def data_set(name: str) -> DataSet:
     module, _, attribute = DATA_SETS[name].partition(":")
     data: DataSet = getattr(import_module(module), attribute)
     return data
-
-
-def licences(name: str) -> Licence | None:
-    """Return the licence of a data set, or None if it is the user's own or made up."""
-    return data_set(name).licence
 
 
 def check_data_settings(settings: CommonSettings) -> None:
@@ -144,8 +138,8 @@ def overview(data_dir: str) -> list[dict[str, str]]:
         data = data_set(name)
         row = {"name": name, "kind": data.origin, "here": data.found(places)}
         row |= dict.fromkeys(("licence", "source", "size", "terms"), "")
-        if licence := data.licence:
-            row |= {"licence": licence.licence, "source": licence.source}
-            row |= {"size": licence.size_text(), "terms": licence.terms}
+        if public := data.licence:
+            row |= {"licence": public.licence, "source": public.url}
+            row |= {"size": public.size_text(), "terms": public.terms}
         rows.append(row)
     return rows

@@ -17,7 +17,6 @@ import numpy as np
 from fedsilo.datasets.images.dataset import Classes, ImageDataSet
 from fedsilo.datasets.images.index import ImageIndex, take_share
 from fedsilo.datasets.io.locations import Places, data_folder, find_places
-from fedsilo.datasets.io.public_files import Licence
 from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
@@ -49,12 +48,6 @@ class Isic2019(ImageDataSet):
     name = "isic2019"
     settings = ImageDataSet.settings | {"target"}
     silos_by_files = True
-    licence = Licence(
-        "Creative Commons BY-NC; its version: see the source",
-        "https://challenge.isic-archive.com/data/#2019",
-        size=9_100_000_000,
-        terms="not for commercial use; publications name where the images are from",
-    )
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return nevus against all others, or the eight diagnoses."""

@@ -57,9 +57,9 @@ def masked_data_sets() -> list[str]:
 def masked_silo(silo: Silo) -> Silo:
     """Return a silo of 8-bit images whose last channel is the mask, 0 or 1, as a masked one."""
     channels, *size = silo.task.input_shape
-    parts = {
-        part: Split(split.inputs[:, :-1], split.inputs[:, -1])  # views of the mapped file
-        for part, split in silo.splits().items()
-    }
+    train, val, test = (
+        Split(split.inputs[:, :-1], split.inputs[:, -1])  # views of the mapped file
+        for split in (silo.train, silo.val, silo.test)
+    )
     task = Task((channels - 1, *size), len(MASK_CLASSES))
-    return replace(silo, **parts, task=task, classes=MASK_CLASSES)
+    return replace(silo, train=train, val=val, test=test, task=task, classes=MASK_CLASSES)

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from fedsilo.datasets.images.dataset import Classes, Reader
 from fedsilo.datasets.images.index import ImageIndex, take_share
 from fedsilo.datasets.io.locations import Places, data_folder
-from fedsilo.datasets.io.public_files import Licence
 from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.datasets.radiographs.decoding import as_int16, fit_square, read_grey
 from fedsilo.datasets.radiographs.dicom import read_radiograph
@@ -52,11 +51,6 @@ class MiniMias(RadiographDataSet):
     name = "mini-mias"
     settings = RadiographDataSet.settings | {"intensity-profiles"}
     size = 128
-    licence = Licence(
-        "the licence agreement of MIAS",
-        "http://peipa.essex.ac.uk/info/mias.html",
-        terms="for research only; not to be rented, leased or sold; publications name the database",
-    )
 
     def found(self, places: Places) -> str:
         """Name the listing."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedsilo.datasets.images.dataset import check_image_size
 from fedsilo.datasets.io.array_files import Wanted, read_arrays
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import PublicFiles, RemoteFile
+from fedsilo.datasets.io.public_files import public_data
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.radiographs.decoding import as_int16, resize
 from fedsilo.datasets.radiographs.dicom import read_radiograph
@@ -38,8 +38,8 @@ from fedsilo.models.contract.settings_schema import as_mapping
 CLASSES = ("normal", "pneumonia")
 
 _PROFILES = {"vendor-a": SHOULDERED, "vendor-b": SIGMOID, "vendor-c": STEEP}
-_FILE = RemoteFile("pneumoniamnist.npz", "28209eda62fecd6e6a2d98b1501bb15f")
 _ADVICE = "run 'fedsilo fetch pneumoniamnist --data-dir DIR'"
+_FILE = "pneumoniamnist.npz"
 _SIDE = 28  # pixels
 _MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
 _MOST = 60_000  # images of a part, ten times what there are
@@ -51,15 +51,6 @@ _ARRAYS = {
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 
-_MED_MNIST = PublicFiles(
-    name="pneumoniamnist",
-    folder="pneumoniamnist",
-    url="https://zenodo.org/records/10519652/files/",
-    licence="CC BY 4.0",
-    files=(_FILE,),
-)
-
-
 class PneumoniaMnist(DataSet):
     """``pneumoniamnist``: a site needs the complete file."""
 
@@ -68,7 +59,6 @@ class PneumoniaMnist(DataSet):
         {"image-size", "fold-seed", "use-test", "sample-share", "intensity-profiles"}
     )
     headline = HEADLINE
-    files = _MED_MNIST
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the three vendors."""
@@ -96,7 +86,7 @@ class PneumoniaMnist(DataSet):
         """Cut the silo from the file, once."""
         import torch
 
-        path = self.files.find(places) / _FILE.name
+        path = public_data()[self.name].find(places) / _FILE
         stamp, values = path.stat(), as_mapping(settings)
         chosen = {key: values[key] for key in sorted(self.settings)}
         facts = [_MAKER, name, str(path.resolve()), stamp.st_size, stamp.st_mtime_ns, chosen]

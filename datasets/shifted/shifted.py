@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from fedsilo.datasets.images.decoding import PICTURES, opened_image, refuse_wide
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import Licence, PublicFiles
 from fedsilo.datasets.shifted.pools import Pool, Source, cut_by_track, locate, open_pool
 from fedsilo.datasets.shifted.sources import SOURCES
 from fedsilo.datasets.silo.measures import Measure, picture_measures
@@ -42,8 +41,6 @@ VALIDATION_SHARE = 10  # the last tenth of a silo's training data is its validat
 
 _ROTATION = {"D1": 0.0, "D2": -50.0, "D3": 120.0}  # degrees, counter-clockwise
 _NOISE_STD = 10.0
-_UCI_DIGITS = "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits"
-_DIGITS_SIZE = 57_523  # bytes of scikit-learn's digits.csv.gz
 _MAKER = 3  # raise it when the same settings make other arrays, so that no old cache is read
 
 
@@ -192,16 +189,6 @@ class ShiftedImages(DataSet):
     def name(self) -> str:
         """The source's name."""
         return self.source.name
-
-    @property
-    def files(self) -> PublicFiles | None:
-        """The source's files."""
-        return self.source if self.source.files else None
-
-    @property
-    def licence(self) -> Licence | None:
-        """The files'; of the digits, which come with scikit-learn, UCI's."""
-        return super().licence or Licence("CC BY 4.0", _UCI_DIGITS, size=_DIGITS_SIZE)
 
     def found(self, places: Places) -> str:
         """Say which files are there, also of another form than the fetched one."""

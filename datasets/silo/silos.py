@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import Licence, Origin, PublicFiles, licence_of
+from fedsilo.datasets.io.public_files import Origin, PublicFiles, public_data
 from fedsilo.datasets.io.sealed_folders import json_digest, open_sealed
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, picture_measures, unit_pixels
 from fedsilo.models.contract.errors import DataError
@@ -127,14 +127,14 @@ class DataSet(ABC):
         """The data set's name."""
 
     @property
-    def files(self) -> PublicFiles | None:
-        """The public files that it needs, or None if it needs none or the user's own."""
-        return None
+    def licence(self) -> PublicFiles | None:
+        """Its licence, source and files, or None if it is the user's own or made up."""
+        return public_data().get(self.name)
 
     @property
-    def licence(self) -> Licence | None:
-        """Its licence, or None if it is the user's own, made up or has no files."""
-        return licence_of(self.files) if self.files else None
+    def files(self) -> PublicFiles | None:
+        """The public files that can be fetched, or None."""
+        return self.licence if self.licence and self.licence.files else None
 
     def found(self, places: Places) -> str:
         """Return what of it is in the data directory, in words, or an empty string."""

@@ -126,6 +126,7 @@ def test_a_missing_file_is_told_with_where_it_comes_from(places: Places) -> None
     with pytest.raises(DataError, match=r"pneumoniamnist\.npz is missing in .*'fedsilo fetch"):
         load(places)
     files = PNEUMONIAMNIST.files
+    assert files is not None
     assert files.url + files.files[0].name == (
         "https://zenodo.org/records/10519652/files/pneumoniamnist.npz"
     )
