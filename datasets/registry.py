@@ -5,9 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from fedsilo.datasets.images.dataset import SMALLEST_IMAGE
 from fedsilo.datasets.io.locations import Places, find_places
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.partition import cuts
+from fedsilo.datasets.silo.row_splits import check_folds
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
@@ -48,7 +50,8 @@ def check_data_settings(settings: CommonSettings) -> None:
     """Refuse what the data set cannot do.
 
     Raises:
-        SettingError: a key that only other data sets read is set, or the data set refuses a value.
+        SettingError: a key that only other data sets read is set, a fold does not exist, or images
+            would be too small.
     """
     chosen = data_set(settings.dataset)
     cuts.check_partition(chosen, settings)
@@ -60,7 +63,12 @@ def check_data_settings(settings: CommonSettings) -> None:
             raise SettingError(
                 f"setting '{key}' means nothing to data set '{settings.dataset}': remove it"
             )
-    chosen.check(settings)
+    check_folds(settings)
+    if 0 < settings.image_size < SMALLEST_IMAGE:
+        raise SettingError(
+            f"setting 'image-size' is {settings.image_size}; it must be 0 or at least "
+            f"{SMALLEST_IMAGE}"
+        )
 
 
 def silo_names(settings: CommonSettings) -> list[str]:

@@ -31,7 +31,6 @@ from fedsilo.datasets.silo.measures import Measure
 from fedsilo.datasets.silo.row_splits import (
     SPLIT_KEYS,
     RowSplit,
-    check_folds,
     cut_fold,
     split_rows,
 )
@@ -53,15 +52,6 @@ _MAKER = 1  # raise it when the same settings make other arrays, so that no old 
 
 Classes = Mapping[str, Sequence[str]]
 Reader = Callable[[str], npt.NDArray[Any]]
-
-
-def check_image_size(settings: CommonSettings) -> None:
-    """Refuse images too small, by a ``SettingError``."""
-    if 0 < settings.image_size < SMALLEST_IMAGE:
-        raise SettingError(
-            f"setting 'image-size' is {settings.image_size}; it must be 0 or at least "
-            f"{SMALLEST_IMAGE}"
-        )
 
 
 class ImageDataSet(DataSet):
@@ -153,11 +143,6 @@ class ImageDataSet(DataSet):
         """Return width, height and depth of the files of a site."""
         own, _ = parted(self.index(name, settings, places), settings.public_share)
         return header_measures([own.folder / file for file in own.names], self.header)
-
-    def check(self, settings: CommonSettings) -> None:
-        """Refuse folds that are not there and images too small."""
-        check_folds(settings)
-        check_image_size(settings)
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """List, split, decode and cache a site's images."""

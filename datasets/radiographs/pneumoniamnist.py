@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.dataset import check_image_size
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.public_files import public_data
 from fedsilo.datasets.io.sealed_folders import json_digest
@@ -83,10 +82,6 @@ class PneumoniaMnist(DataSet):
             return as_int16(picture)[None]
 
         return read
-
-    def check(self, settings: CommonSettings) -> None:
-        """Refuse images too small."""
-        check_image_size(settings)
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the file, once."""

@@ -209,9 +209,6 @@ class DataSet(ABC):
         """Return whether the files name validation samples, so that none are cut."""
         return False
 
-    def check(self, settings: CommonSettings) -> None:  # noqa: B027  # most refuse nothing
-        """Refuse impossible settings, by a ``SettingError``."""
-
     def notices(self, settings: CommonSettings) -> list[str]:
         """Return what a user must know of the data on this machine, a sentence each."""
         return []

@@ -16,7 +16,7 @@ from fedsilo.datasets.io.locations import Places, data_folder
 from fedsilo.datasets.io.text_files import read_text, same_text
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
-from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, check_folds, split_rows
+from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
 from fedsilo.datasets.silo.silos import (
     SPLITS,
     DataSet,
@@ -48,10 +48,6 @@ class TableDataSet(DataSet):
     @abstractmethod
     def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
         """Return the CSV text of a site, and what to call it in errors."""
-
-    def check(self, settings: CommonSettings) -> None:
-        """Refuse folds that are not there."""
-        check_folds(settings)
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the schema's sites, in its order."""
