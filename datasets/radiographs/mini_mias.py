@@ -8,7 +8,6 @@ directory.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,6 @@ _COLUMNS = ("image", "patient", "tissue", "severity")
 _BITS = 8
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A line of ``labels.csv``."""
-
-    patient: str
-    tissue: str
-    severity: str
-
-
 class MiniMias(RadiographDataSet):
     """``mini-mias``: a site needs the listing, and of the images only its own."""
 
@@ -69,14 +59,14 @@ class MiniMias(RadiographDataSet):
         """Return the images of a tissue."""
         folder = _folder(places)
         listed = _listing(folder).items()
-        rows = {image: row for image, row in listed if SITES[row.tissue] == site}
+        rows = {image: row for image, row in listed if SITES[row["tissue"]] == site}
         names = tuple(rows)
         every = ImageIndex(
             where=f"mini-mias, {site}",
             folder=folder / "images",
             names=names,
-            labels=np.array([row.severity == "M" for row in rows.values()], dtype=np.int64),
-            groups=tuple(row.patient for row in rows.values()),
+            labels=np.array([row["severity"] == "M" for row in rows.values()], dtype=np.int64),
+            groups=tuple(row["patient"] for row in rows.values()),
             safe_names=names,  # public names
         )
         return take_share(every, settings.sample_share)
@@ -87,7 +77,7 @@ class MiniMias(RadiographDataSet):
 
         def read(name: str) -> npt.NDArray[np.int16]:
             picture = fit_square(read_grey(index.folder / name, _BITS), size)
-            tissue = rows[name].tissue if settings.intensity_profiles else ""
+            tissue = rows[name]["tissue"] if settings.intensity_profiles else ""
             return as_int16(_rendered(picture, tissue, name))[None]
 
         return read
@@ -118,10 +108,10 @@ def _folder(places: Places) -> Path:
     return data_folder(places, "mini-mias", needs) / "mini_mias"
 
 
-def _listing(folder: Path) -> dict[str, _Row]:
+def _listing(folder: Path) -> dict[str, dict[str, str]]:
     """Return each image's line, in file order."""
     path = folder / "labels.csv"
-    rows: dict[str, _Row] = {}
+    rows: dict[str, dict[str, str]] = {}
     for number, row in read_rows(path, _COLUMNS):
         place = f"{path}, line {number}"
         if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
@@ -134,7 +124,7 @@ def _listing(folder: Path) -> dict[str, _Row]:
         for column, known in (("tissue", list(SITES)), ("severity", severities)):
             if row[column] not in known:
                 raise DataError(f"{place}, column '{column}': it must be one of {', '.join(known)}")
-        rows[row["image"]] = _Row(row["patient"], row["tissue"], row["severity"])
+        rows[row["image"]] = row
     return rows
 
 

@@ -15,7 +15,7 @@ from fedsilo.datasets.io.declarations import FileModel, Text, fault, misfit, num
 from fedsilo.datasets.io.locations import Places, data_folder
 from fedsilo.datasets.io.text_files import read_text, same_text
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
-from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
+from fedsilo.datasets.silo.measures import LeftOutRows, Measure
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
 from fedsilo.datasets.silo.silos import (
     SPLITS,
@@ -127,14 +127,10 @@ def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
             measures.append(Measure(column.name, values, column.survey_edges(), may_lack=may_lack))
         elif column.kind == "categorical":
             named = [places[f"{column.name}={level}"] for level in column.levels[1:]]
-            levels = {split: _levels(rows[:, named], column) for split, rows in inputs.items()}
+            numbers = np.arange(1.0, len(column.levels))  # the first level has no feature
+            levels = {split: rows[:, named] @ numbers for split, rows in inputs.items()}
             measures.append(Measure(column.name, levels, levels=column.levels, may_lack=may_lack))
     return measures
-
-
-def _levels(one_hot: Values, column: Column) -> Values:
-    """Return the place of each row's level, (n,): the first has no feature of its own."""
-    return one_hot @ np.arange(1, len(column.levels), dtype=np.float64)
 
 
 class OwnTables(TableDataSet):
