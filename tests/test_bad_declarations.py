@@ -18,8 +18,7 @@ from fedsilo.client_app.site.policy import SiteFile, read_site_file
 from fedsilo.datasets.images.manifests import Declaration
 from fedsilo.datasets.radiographs.mammography import MAMMOGRAPHY
 from fedsilo.datasets.silo.declared_silos import read_declared
-from fedsilo.datasets.tables.dataset import read_schema
-from fedsilo.datasets.tables.parsing import TableSchema
+from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.server_app.config.experiments import Tuning, read_experiments, read_tuning
 

@@ -10,46 +10,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.public_files import public_data
 from fedsilo.datasets.tables.dataset import TableDataSet
-from fedsilo.datasets.tables.parsing import Column, TableSchema
+from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import derive_seed
 
-# Round clinical figures as declared means and standard deviations, and as edges of a survey;
-# cholesterol 0 is common in two of the four files, where it was not measured.
-_COLUMNS = (
-    Column("age", mean=55.0, std=10.0, edges=(30.0, 40.0, 50.0, 60.0, 70.0)),
-    Column("sex", mean=0.5, std=0.5, edges=(0.5,)),
-    Column("cp", "categorical", ("1", "2", "3", "4")),
-    Column("trestbps", mean=130.0, std=20.0, edges=(100.0, 120.0, 140.0, 160.0, 180.0)),
-    Column("chol", mean=200.0, std=100.0, edges=(1.0, 150.0, 200.0, 250.0, 300.0, 400.0)),
-    Column("fbs", mean=0.5, std=0.5, edges=(0.5,)),
-    Column("restecg", "categorical", ("0", "1", "2")),
-    Column("thalach", mean=140.0, std=25.0, edges=(80.0, 100.0, 120.0, 140.0, 160.0, 180.0)),
-    Column("exang", mean=0.5, std=0.5, edges=(0.5,)),
-    Column("oldpeak", mean=1.0, std=1.0, edges=(0.5, 1.0, 2.0, 3.0)),
-    Column("slope", "ignored"),
-    Column("ca", "ignored"),
-    Column("thal", "ignored"),
-)
-_SCHEMA = TableSchema(
-    columns=_COLUMNS,
-    label="num",
-    classes={"healthy": ("0",), "disease": ("1", "2", "3", "4")},
-    missing=("?",),
-    header=False,
-    sites={
-        "cleveland": "processed.cleveland.data",
-        "hungary": "processed.hungarian.data",
-        "switzerland": "processed.switzerland.data",
-        "va": "processed.va.data",
-    },
-)
+
+@cache
+def _schema() -> TableSchema:
+    """Return the schema of the UCI files."""
+    return read_schema(Path(__file__).with_name("heart.yaml"))
 
 
 class Heart(TableDataSet):
@@ -59,7 +36,7 @@ class Heart(TableDataSet):
 
     def schema(self, places: Places) -> TableSchema:
         """Return the schema of the UCI files."""
-        return _SCHEMA
+        return _schema()
 
     def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
         """Read the site's file, which must be the published one."""
@@ -104,7 +81,7 @@ class SyntheticHeart(TableDataSet):
 
     def schema(self, places: Places) -> TableSchema:
         """Return the schema of the UCI files."""
-        return _SCHEMA
+        return _schema()
 
     def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
         """Make the site's file."""
