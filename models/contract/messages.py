@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.one_line import shown
-from fedsilo.models.contract.settings_schema import Value, key_of
+from fedsilo.models.contract.settings_schema import Value
 
 ARRAYS = "arrays"
 FIGURES = "figures"  # mean and std to standardise a table by, float64
@@ -83,8 +83,9 @@ class Instruction:
 
     def to_config(self) -> dict[str, Value]:
         """Return the instruction as keys and values of a ConfigRecord."""
-        plain = {key_of(name): value for name, value in vars(self).items() if name != "notes"}
-        return plain | {f"{_NOTE}{name}": value for name, value in self.notes.items()}
+        said = {name.replace("_", "-"): value for name, value in vars(self).items()}
+        del said["notes"]
+        return said | {f"{_NOTE}{name}": value for name, value in self.notes.items()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Instruction:
