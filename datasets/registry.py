@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from fedsilo.datasets.images.dataset import SMALLEST_IMAGE
 from fedsilo.datasets.io.locations import Places, find_places
-from fedsilo.datasets.io.public_files import Licence
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.partition import cuts
+from fedsilo.datasets.silo.row_splits import check_folds
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
@@ -45,16 +46,12 @@ def data_set(name: str) -> DataSet:
     return data
 
 
-def licences(name: str) -> Licence | None:
-    """Return the licence of a data set, or None if it is the user's own or made up."""
-    return data_set(name).licence
-
-
 def check_data_settings(settings: CommonSettings) -> None:
     """Refuse what the data set cannot do.
 
     Raises:
-        SettingError: a key that only other data sets read is set, or the data set refuses a value.
+        SettingError: a key that only other data sets read is set, a fold does not exist, or images
+            would be too small.
     """
     chosen = data_set(settings.dataset)
     cuts.check_partition(chosen, settings)
@@ -66,13 +63,20 @@ def check_data_settings(settings: CommonSettings) -> None:
             raise SettingError(
                 f"setting '{key}' means nothing to data set '{settings.dataset}': remove it"
             )
-    chosen.check(settings)
+    check_folds(settings)
+    if 0 < settings.image_size < SMALLEST_IMAGE:
+        raise SettingError(
+            f"setting 'image-size' is {settings.image_size}; it must be 0 or at least "
+            f"{SMALLEST_IMAGE}"
+        )
 
 
 def silo_names(settings: CommonSettings) -> list[str]:
     """Return the names of the silos, by partition, or none if only the sites know them."""
-    chosen = data_set(settings.dataset)
-    return cuts.cut_names(settings) if cuts.is_cut(settings) else chosen.silo_names(settings)
+    if cuts.is_cut(settings):
+        return cuts.cut_names(settings)
+    places = find_places(settings.data_dir, settings.cache_dir)
+    return data_set(settings.dataset).silo_names(settings, places)
 
 
 def silo_count(settings: CommonSettings) -> int | None:
@@ -142,8 +146,8 @@ def overview(data_dir: str) -> list[dict[str, str]]:
         data = data_set(name)
         row = {"name": name, "kind": data.origin, "here": data.found(places)}
         row |= dict.fromkeys(("licence", "source", "size", "terms"), "")
-        if licence := data.licence:
-            row |= {"licence": licence.licence, "source": licence.source}
-            row |= {"size": licence.size_text(), "terms": licence.terms}
+        if public := data.licence:
+            row |= {"licence": public.licence, "source": public.url}
+            row |= {"size": public.size_text(), "terms": public.terms}
         rows.append(row)
     return rows

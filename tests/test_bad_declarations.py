@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsilo.client_app.site.policy import SiteFile, read_site_file
-from fedsilo.datasets.images.manifests import Declaration, read_declaration
+from fedsilo.datasets.images.manifests import Declaration
 from fedsilo.datasets.radiographs.mammography import MAMMOGRAPHY
-from fedsilo.datasets.tables.dataset import read_schema
-from fedsilo.datasets.tables.parsing import TableSchema
+from fedsilo.datasets.silo.declared_silos import read_declared
+from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.server_app.config.experiments import read_experiments, read_section
 from fedsilo.server_app.studies.compare.tune import Tuning
@@ -75,7 +75,7 @@ def _simulation(path: Path) -> tuple[dict[str, Any], Tuning]:
 
 READERS: dict[str, tuple[Callable[[Path], Any], dict[str, Any], type]] = {
     "schema": (read_schema, SCHEMA, TableSchema),
-    "images": (lambda path: read_declaration(path, MAMMOGRAPHY.form), IMAGES, Declaration),
+    "images": (lambda path: read_declared(path, MAMMOGRAPHY.model), IMAGES, Declaration),
     "site": (_site_file, SITE, SiteFile),
     "experiments": (_simulation, EXPERIMENTS, tuple),
 }

@@ -131,7 +131,7 @@ def predict_batches(
                 probe.see(tokens)
             features = network.features(tokens)
             passes = max(settings.mc_passes, 1)
-            probabilities.append(mc_dropout_probabilities(network, features, passes).cpu())
+            probabilities.append(mc_dropout_probabilities(network.classify, features, passes).cpu())
     return torch.cat(probabilities)
 
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsilo.datasets.images.decoding import (
-    BrokenImageError,
     Decoded,
     Fault,
     Header,
@@ -26,14 +24,13 @@ from fedsilo.datasets.images.decoding import (
     header_measures,
     picture_header,
 )
-from fedsilo.datasets.images.index import ImageIndex, check_copies, in_public, joined
+from fedsilo.datasets.images.index import ImageIndex, check_copies, joined, parted
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.silo.measures import Measure
 from fedsilo.datasets.silo.row_splits import (
     SPLIT_KEYS,
     RowSplit,
-    check_folds,
     cut_fold,
     split_rows,
 )
@@ -54,23 +51,16 @@ SMALLEST_IMAGE = 16  # pixels of a side
 _MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
 
 Classes = Mapping[str, Sequence[str]]
-
-
-def check_image_size(settings: CommonSettings) -> None:
-    """Refuse images too small, by a ``SettingError``."""
-    if 0 < settings.image_size < SMALLEST_IMAGE:
-        raise SettingError(
-            f"setting 'image-size' is {settings.image_size}; it must be 0 or at least "
-            f"{SMALLEST_IMAGE}"
-        )
+Reader = Callable[[str], npt.NDArray[Any]]
 
 
 class ImageDataSet(DataSet):
     """A data set whose sites list images of the same classes.
 
     Class attributes:
-        own_size: pixels of a side where the settings name none.
-        own_share: share of test images where there are no test folds.
+        size: pixels of a side where the settings name none.
+        share: share of test images where there are no test folds.
+        channels, dtype: of an image.
     """
 
     settings = frozenset(
@@ -80,42 +70,50 @@ class ImageDataSet(DataSet):
         }
     )
     headline = ("balanced-accuracy", "accuracy", "auc", "calibration-error")
+    size: ClassVar[int] = 224
+    share: ClassVar[float] = 0.25
+    channels: ClassVar[int] = 3
+    dtype: ClassVar[type[np.generic]] = np.uint8
 
     @abstractmethod
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return the labels of each class by its name, in class order."""
 
     @abstractmethod
-    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the sites whose images are here, by partition."""
-
-    @abstractmethod
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Return the images of a site, of which 'sample-share' are in use.
+        """Return the images of a site that there is, of which 'sample-share' are in use.
 
         Raises:
-            DataError: there is no such site, or its listing cannot be used.
+            DataError: its listing cannot be used.
         """
 
     def own_size(self, places: Places) -> int:
         """Return the pixels of an image's side where the settings name none."""
-        return 224
+        return self.size
 
     def own_share(self, places: Places) -> float:
         """Return the share of test images where there are no folds."""
-        return 0.25
+        return self.share
 
     def content(self, index: ImageIndex) -> list[Any]:
         """Return what decides the pixels, for a cached silo's key: size and time of each file."""
         return [str(index.folder.resolve()), [_file_facts(index.folder / n) for n in index.names]]
 
+    def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
+        """Return what makes of an image's name its pixels (channels, size, size).
+
+        It raises a ``BrokenImageError`` for an image that cannot be used.
+        """
+        return lambda name: decode_image(index.folder / name, size, settings.colour_constancy)
+
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Return the images of ``index``."""
+        from threadpoolctl import threadpool_limits
 
-        def decode(name: str) -> npt.NDArray[np.uint8]:
-            return decode_image(index.folder / name, size, settings.colour_constancy)
-
-        return decode_each(index.names, (3, size, size), np.uint8, decode)
+        shape, read = (self.channels, size, size), self.reader(index, size, settings)
+        # Several threads would only wait for each other in small products, and may round otherwise
+        with threadpool_limits(1):
+            return decode_each(index.names, shape, self.dtype, read)
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return the decoding of one file as those of a silo are decoded."""
@@ -123,11 +121,9 @@ class ImageDataSet(DataSet):
         folder = self.files_folder(places)
 
         def read(path: Path) -> npt.NDArray[Any]:
-            decoded = self.decode(_lone(folder, path), size, settings)
-            for fault in decoded.faults:
-                raise BrokenImageError(fault.reason)
-            image: npt.NDArray[Any] = decoded.images[0]
-            return image
+            name = str(path.resolve())
+            lone = ImageIndex("", folder, (name,), np.zeros(1, np.int64), (name,), (name,))
+            return self.reader(lone, size, settings)(name)
 
         return read
 
@@ -145,19 +141,12 @@ class ImageDataSet(DataSet):
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return width, height and depth of the files of a site."""
-        index = self.index(name, settings, places)
-        own = index.take(np.flatnonzero(~in_public(index.groups, settings.public_share)))
+        own, _ = parted(self.index(name, settings, places), settings.public_share)
         return header_measures([own.folder / file for file in own.names], self.header)
 
-    def check(self, settings: CommonSettings) -> None:
-        """Refuse folds that are not there and images too small."""
-        check_folds(settings)
-        check_image_size(settings)
-
-    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """List, split, decode and cache a site's images."""
-        index = self.index(name, settings, places)
-        own = index.take(np.flatnonzero(~in_public(index.groups, settings.public_share)))
+        own, _ = parted(self.index(name, settings, places), settings.public_share)
 
         def rows() -> RowSplit:
             check_copies(own)
@@ -166,8 +155,7 @@ class ImageDataSet(DataSet):
             share, seed = self.own_share(places), settings.fold_seed
             return split_rows(own.labels, settings, share, seed, own.where, own.groups)
 
-        making = _Making(self, own, name, settings, places)
-        return making.silo("silo", f"{name}-silo", rows)
+        return self._cached("silo", name, own, rows, settings, places)
 
     def public(self, settings: CommonSettings, places: Places) -> Split:
         """Return the public part of all sites, which no silo holds.
@@ -178,88 +166,80 @@ class ImageDataSet(DataSet):
         """
         if settings.public_share == 0:
             raise SettingError("setting 'public-share' is 0: name a share above 0")
-        indices = [self.index(site, settings, places) for site in self.sites(settings, places)]
-        parts = [
-            index.take(np.flatnonzero(in_public(index.groups, settings.public_share)))
-            for index in indices
-        ]
+        sites = self.silo_names(settings, places)
+        indices = [self.index(site, settings, places) for site in sites]
+        parts = [parted(index, settings.public_share)[1] for index in indices]
         public = joined(f"{self.name}, public part", parts)
         if not len(public):
             raise DataError(f"{public.where}: no image is in it: raise 'public-share'")
         every = np.arange(len(public))
-        making = _Making(self, public, "public", settings, places)
-        return making.silo(
-            "public", "all-public", lambda: RowSplit(every, every[:0], every[:0])
-        ).train
+        rows = RowSplit(every, every[:0], every[:0])
+        return self._cached("public", "public", public, lambda: rows, settings, places).train
 
-
-@dataclass(frozen=True)
-class _Making:
-    """The making of one folder of images."""
-
-    data: ImageDataSet
-    index: ImageIndex
-    name: str
-    settings: CommonSettings
-    places: Places
-
-    def silo(self, kind: str, folder: str, rows: Callable[[], RowSplit]) -> Silo:
+    def _cached(
+        self,
+        kind: str,
+        name: str,
+        index: ImageIndex,
+        rows: Callable[[], RowSplit],
+        settings: CommonSettings,
+        places: Places,
+    ) -> Silo:
         """Return the silo, or the public part as one, from the cache or made now.
 
         Args:
             kind: 'silo' or 'public'.
-            folder: the beginning of its folder's name.
+            name: the silo's.
+            index: its images.
             rows: returns which images are in which part.
+            settings: those of the run.
+            places: the folders of files.
         """
-        classes = self.data.classes(self.settings, self.places)
-        size = self.settings.image_size or self.data.own_size(self.places)
-        listed = [[name, sorted(labels)] for name, labels in classes.items()]
+        size = settings.image_size or self.own_size(places)
+        classes = self.classes(settings, places)
+        listed = [[label, sorted(values)] for label, values in classes.items()]
 
         def fill(target: Path) -> None:
-            parts, faults = self._decoded(rows(), size)
+            parts, faults = self._parts(index, rows(), size, settings)
             if kind == "silo" and len(parts["train"]) < 2:
                 raise DataError(
-                    f"{self.index.where}: {len(parts['train'])} training images are left "
+                    f"{index.where}: {len(parts['train'])} training images are left "
                     f"({faults} were left out as broken); at least 2 are needed: add images, or "
                     "lower the test, validation or public share"
                 )
-            facts = {"name": self.name, "distribution": self.name, "classes": list(classes)}
+            facts = {"name": name, "distribution": name, "classes": list(classes)}
             schema = json_digest([listed, size])
             save_silo(target, parts, {**facts, "dropped": faults, "schema": schema})
 
-        values, index = as_mapping(self.settings), self.index
-        read = self.data.settings - frozenset(SPLIT_KEYS if kind == "public" else ())
+        values = as_mapping(settings)
+        read = self.settings - frozenset(SPLIT_KEYS if kind == "public" else ())
         key = [
-            *(_MAKER, self.data.name, self.name, kind, size, self.data.own_share(self.places)),
+            *(_MAKER, self.name, name, kind, size, self.own_share(places)),
             *(listed, {key: values[key] for key in sorted(read)}),
             [index.names, index.labels.tolist(), index.groups, index.parts],
-            self.data.content(index),
+            self.content(index),
         ]
-        silos = self.places.cache / f"{self.data.name}-silos"
-        return cached_silo(silos, folder, key, len(classes), fill)
+        folder = f"{name}-silo" if kind == "silo" else "all-public"
+        return cached_silo(places.cache / f"{self.name}-silos", folder, key, len(classes), fill)
 
-    def _decoded(self, rows: RowSplit, size: int) -> tuple[dict[str, Split], int]:
+    def _parts(
+        self, index: ImageIndex, rows: RowSplit, size: int, settings: CommonSettings
+    ) -> tuple[dict[str, Split], int]:
         """Return the decoded parts and the number of images left out."""
         import torch
 
         parts: dict[str, Split] = {}
         faults: list[Fault] = []
         for part in SPLITS:
-            index = self.index.take(getattr(rows, part))
-            decoded = self.data.decode(index, size, self.settings)
+            chosen = index.take(getattr(rows, part))
+            decoded = self.decode(chosen, size, settings)
             faults += decoded.faults
-            labels = torch.from_numpy(index.labels[decoded.kept])
+            labels = torch.from_numpy(chosen.labels[decoded.kept])
             parts[part] = Split(torch.from_numpy(decoded.images), labels)
         count = len(rows.train) + len(rows.val) + len(rows.test)
-        safe_names = dict(zip(self.index.names, self.index.safe_names, strict=True))
-        check_faults(faults, count, safe_names, self.settings.broken_images, self.index.where)
+        safe_names = dict(zip(index.names, index.safe_names, strict=True))
+        check_faults(faults, count, safe_names, settings.broken_images, index.where)
         return parts, len(faults)
-
-
-def _lone(folder: Path, path: Path) -> ImageIndex:
-    """Return an index of one file anywhere."""
-    name = str(path.resolve())
-    return ImageIndex("", folder, (name,), np.zeros(1, np.int64), (name,), (name,))
 
 
 def _file_facts(path: Path) -> list[int] | None:

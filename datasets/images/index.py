@@ -72,6 +72,12 @@ def joined(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     return ImageIndex(where, folder, names, labels, groups, tuple(safe_names))
 
 
+def parted(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
+    """Return the images that a silo may hold, and those of the public part of that share."""
+    public = in_public(index.groups, share)
+    return index.take(np.flatnonzero(~public)), index.take(np.flatnonzero(public))
+
+
 def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
     """Return for each image whether its group is in the public part of that share."""
     return np.array([_fraction("public-part", group) < share for group in groups], dtype=bool)

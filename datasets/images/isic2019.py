@@ -17,9 +17,7 @@ import numpy as np
 from fedsilo.datasets.images.dataset import Classes, ImageDataSet
 from fedsilo.datasets.images.index import ImageIndex, take_share
 from fedsilo.datasets.io.locations import Places, data_folder, find_places
-from fedsilo.datasets.io.public_files import Licence
 from fedsilo.datasets.io.text_files import read_rows
-from fedsilo.datasets.silo.silos import no_such_silo
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 
@@ -50,22 +48,12 @@ class Isic2019(ImageDataSet):
     name = "isic2019"
     settings = ImageDataSet.settings | {"target"}
     silos_by_files = True
-    licence = Licence(
-        "Creative Commons BY-NC; its version: see the source",
-        "https://challenge.isic-archive.com/data/#2019",
-        size=9_100_000_000,
-        terms="not for commercial use; publications name where the images are from",
-    )
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return nevus against all others, or the eight diagnoses."""
         return classes_of(settings.target)
 
-    def silo_names(self, settings: CommonSettings) -> list[str]:
-        """Return the centres of which images are here."""
-        return self.sites(settings, find_places(settings.data_dir, settings.cache_dir))
-
-    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the centres of which images are here."""
         folder = _folder(places)
         here = set(os.listdir(_image_folder(folder)))
@@ -76,7 +64,8 @@ class Isic2019(ImageDataSet):
     def notices(self, settings: CommonSettings) -> list[str]:
         """Name the centres that are left out, unless there are no data at all."""
         try:
-            here = self.silo_names(settings)
+            places = find_places(settings.data_dir, settings.cache_dir)
+            here = self.silo_names(settings, places)
         except DataError:
             return []
         absent = ", ".join(name for name in CENTRES if name not in here)
@@ -87,9 +76,6 @@ class Isic2019(ImageDataSet):
 
         An image without a lesion's id stands alone, unless no table knows any image of the centre.
         """
-        here = self.sites(settings, places)
-        if site not in here:
-            raise no_such_silo(site, here)
         folder, centre = _folder(places), CENTRES.index(site)
         lesions = _lesions(folder, *_stamps(folder, *(name for name, _ in _LESIONS)))
         rows = {im: target for im, (target, there) in _listed(folder).items() if there == centre}

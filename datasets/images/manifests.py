@@ -7,28 +7,27 @@ a patient or an image's file, which may be named after one, since errors travel 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, model_validator
+from pydantic import BeforeValidator, ConfigDict
 
 from fedsilo.datasets.images.dataset import SMALLEST_IMAGE, Classes, ImageDataSet
 from fedsilo.datasets.images.decoding import describe
 from fedsilo.datasets.images.index import ImageIndex, take_share
 from fedsilo.datasets.io.declarations import FileModel, as_text, fault, whole
 from fedsilo.datasets.io.declarations import number as number_between
-from fedsilo.datasets.io.locations import Places, data_folder, find_places
+from fedsilo.datasets.io.locations import Places, data_folder
 from fedsilo.datasets.io.text_files import read_rows, same_text
-from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, one_class_each
-from fedsilo.datasets.silo.silos import SPLITS, no_such_silo
+from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
+from fedsilo.datasets.silo.silos import SPLITS
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 
-_LARGEST_IMAGE = 4096
+LARGEST_IMAGE = 4096
 
 
 def _names_as_lists(content: Any) -> Any:
@@ -41,132 +40,64 @@ def _names_as_lists(content: Any) -> Any:
     return {name: [name] for name in names}
 
 
-class ImagesModel(FileModel):
-    """What every site's images are, as the file has it; ``given`` has what it says."""
-
-    model_config = ConfigDict(title="the file")
-
-    sites: Sites
-    classes: Annotated[ClassLists, BeforeValidator(_names_as_lists)]
-    image_size: Annotated[int, whole(SMALLEST_IMAGE, _LARGEST_IMAGE)] = SMALLEST_IMAGE
-    test_share: Annotated[float, number_between(0.0, 0.9)] = 0.0
-
-    @model_validator(mode="after")
-    def _consistent(self) -> ImagesModel:
-        one_class_each(self.classes)
-        return self
-
-
-class DeepImagesModel(ImagesModel):
-    """The same of images that may have more than 8 bits a pixel."""
-
-    bits: Annotated[int, whole(8, 16)] = 8
-
-
-@dataclass(frozen=True)
-class Form:
-    """A declaration's file name, and what holds for what it does not say.
-
-    Attributes:
-        file: its name in the data directory.
-        image_size: pixels of a side.
-        test_share: share of test images.
-        bits: bits of a pixel, or None if they are 8 and cannot be declared.
-    """
-
-    file: str
-    image_size: int
-    test_share: float
-    bits: int | None = None
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """What every site's images are.
+class Declaration(FileModel):
+    """What every site's images are, as the file has it.
 
     Attributes:
         sites: site -> manifest in the data directory.
         classes: class name -> the manifests' labels that mean it, in class order.
         image_size: pixels of a side where the settings name none.
         test_share: share of test images where neither the manifest nor the settings split.
-        bits: bits of a pixel in every file.
     """
 
-    sites: Mapping[str, str]
-    classes: Mapping[str, tuple[str, ...]]
-    image_size: int
-    test_share: float
-    bits: int
+    model_config = ConfigDict(title="the file")
 
-
-IMAGES_FORM = Form("images.yaml", 224, 0.25)
-
-
-def read_declaration(path: Path, form: Form = IMAGES_FORM) -> Declaration:
-    """Return the declaration in a YAML file.
-
-    Raises:
-        DataError: the file is missing, no YAML, or a key is unknown, missing or of a wrong kind.
-    """
-    # pydantic takes a while to import
-    from fedsilo.datasets.images.manifests import DeepImagesModel, ImagesModel
-    from fedsilo.datasets.silo.declared_silos import one_class_each, read_declared
-
-    declared = read_declared(path, ImagesModel if form.bits is None else DeepImagesModel)
-    own = declared.given()
-    return Declaration(
-        sites=declared.sites,
-        classes=one_class_each(declared.classes),
-        image_size=own.get("image_size", form.image_size),
-        test_share=own.get("test_share", form.test_share),
-        bits=own.get("bits", form.bits or 8),
-    )
+    sites: Sites
+    classes: Annotated[ClassLists, BeforeValidator(_names_as_lists)]
+    image_size: Annotated[int, whole(SMALLEST_IMAGE, LARGEST_IMAGE)] = 224
+    test_share: Annotated[float, number_between(0.0, 0.9)] = 0.25
 
 
 class ManifestDataSet(ImageDataSet):
     """Images that manifests list; a site needs its own manifest and images only.
 
     Class attributes:
-        form: its declaration's.
+        file: the declaration's name in the data directory.
+        model: what it may say, and what holds for what it does not say.
         columns: what its manifests may name besides path, label, split and patient.
     """
 
-    form: ClassVar[Form]
+    origin = "own"
+    file: ClassVar[str]
+    model: ClassVar[type[Declaration]] = Declaration
     columns: ClassVar[tuple[str, ...]] = ()
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return the declared classes."""
-        return self._form_of(places).classes
+        return self._declared_in(places).classes
 
-    def silo_names(self, settings: CommonSettings) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the declared sites, in the file's order."""
-        return self.sites(settings, find_places(settings.data_dir, settings.cache_dir))
-
-    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the declared sites, in the file's order."""
-        return list(self._form_of(places).sites)
+        return list(self._declared_in(places).sites)
 
     def own_size(self, places: Places) -> int:
         """Return the declared size."""
-        return self._form_of(places).image_size
+        return self._declared_in(places).image_size
 
     def own_share(self, places: Places) -> float:
         """Return the declared share."""
-        return self._form_of(places).test_share
+        return self._declared_in(places).test_share
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Read the site's manifest."""
         folder = self.files_folder(places)
         declaration = self.declaration(folder)
-        if site not in declaration.sites:
-            raise no_such_silo(site, list(declaration.sites))
         manifest = _inside("", declaration.sites[site])
         if manifest is None:
             raise DataError(
-                f"{folder / self.form.file}: the manifest of site '{site}' is outside the data "
-                "directory"
+                f"{folder / self.file}: the manifest of site '{site}' is outside the data directory"
             )
-        reader = _Manifest(folder, manifest, declaration.classes, self.form.file, self.columns)
+        reader = _Manifest(folder, manifest, declaration.classes, self.file, self.columns)
         return take_share(reader.read(), settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
@@ -177,14 +108,14 @@ class ManifestDataSet(ImageDataSet):
 
     def files_folder(self, places: Places) -> Path:
         """Return the data directory, where the declaration is."""
-        needs = f"with {self.form.file}, the sites' manifests and their images"
+        needs = f"with {self.file}, the sites' manifests and their images"
         return data_folder(places, self.name, needs)
 
     def declaration(self, folder: Path) -> Declaration:
         """Return the declaration in the data directory ``folder``."""
-        return read_declaration(folder / self.form.file, self.form)
+        return read_declared(folder / self.file, self.model)
 
-    def _form_of(self, places: Places) -> Declaration:
+    def _declared_in(self, places: Places) -> Declaration:
         return self.declaration(self.files_folder(places))
 
 
@@ -192,8 +123,7 @@ class OwnImages(ManifestDataSet):
     """``images``: 8-bit images in colour."""
 
     name = "images"
-    origin = "own"
-    form = IMAGES_FORM
+    file = "images.yaml"
 
 
 def _inside(folder: str, path: str) -> str | None:
@@ -208,7 +138,7 @@ class _Manifest:
 
     folder: Path
     file: str
-    classes: Mapping[str, tuple[str, ...]]
+    classes: Classes
     declaration: str
     columns: tuple[str, ...] = ()
     lines: dict[str, int] = field(default_factory=dict)

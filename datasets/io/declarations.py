@@ -7,7 +7,7 @@ takes 75 ms to import: modules of models are imported where a file is read.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import date
 from typing import Annotated, Any
 
@@ -175,8 +175,3 @@ def _within(least: float, most: float, wanted: str, types: tuple[type, ...]) -> 
         raise misfit(f"must be {wanted}")
 
     return BeforeValidator(check)
-
-
-def distinct_texts(names: Mapping[Any, Any]) -> bool:
-    """Tell whether a mapping's keys are different ones as texts too: 1 and '1' are not."""
-    return len({str(name) for name in names}) == len(names)

@@ -39,7 +39,7 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
 
     url = base_url or source.url
     if source.files:
-        size = f", {source.size():,} bytes" if source.size() else ""
+        size = f", {source.bytes():,} bytes" if source.bytes() else ""
         yield f"{source.name} from {url}{size}; licence: {source.licence}"
     for file in source.files:
         target = data_dir / source.folder / file.name

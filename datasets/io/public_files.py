@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.io.yaml_text import read_yaml
 from fedsilo.models.contract.errors import DataError
 
 Origin = Literal["public", "own", "made-up"]
@@ -34,22 +36,24 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class PublicFiles:
-    """Files of a public source.
+    """A public data set: its source, the terms of its use, and its files, if they can be fetched.
 
     Attributes:
         name: the data set's name.
+        url: where the files come from, ending in '/'; without files where the licence is stated.
+        licence: its name, as the source states it or as it is known.
+        terms: what a user must agree to before a download beside giving credit, or an empty string.
+        size: bytes of a download, about, where no files are named; 0 if the source does not say.
         folder: where the files are in the data directory.
-        url: the public source, ending in '/'.
-        licence: as the source states it or as it is known.
-        terms: what a user must agree to before a download, or an empty string.
         files: the files.
     """
 
     name: str
-    folder: str = ""
-    url: str = ""
-    licence: str = ""
+    url: str
+    licence: str
     terms: str = ""
+    size: int = 0
+    folder: str = ""
     files: tuple[RemoteFile, ...] = ()
 
     def advice(self) -> str:
@@ -79,56 +83,46 @@ class PublicFiles:
                 raise DataError(f"{name} is missing in {folder}: {self.advice()}")
         return folder
 
-    def size(self) -> int:
-        """Return the bytes of all files, or 0 if that of one is not known."""
+    def bytes(self) -> int:
+        """Return the bytes of a download, or 0 if they are not known."""
         sizes = [file.size for file in self.files]
-        return sum(sizes) if all(sizes) else 0
-
-
-@dataclass(frozen=True)
-class Licence:
-    """The licence of a public data set.
-
-    Attributes:
-        licence: its name, as the source states it or as it is known.
-        source: where that is stated, or where the files come from.
-        size: bytes of a download, about; 0 if the source does not say.
-        terms: what a user must agree to before a download beside giving credit, or an empty string.
-    """
-
-    licence: str
-    source: str
-    size: int = 0
-    terms: str = ""
+        return self.size or (sum(sizes) if all(sizes) else 0)
 
     def size_text(self) -> str:
         """Return the size as people say it."""
+        size = self.bytes()
         for unit, name in _UNITS:
-            if self.size >= unit:
-                return f"{self.size / unit:.3g} {name}"
-        return f"{self.size} bytes" if self.size else "not stated"
+            if size >= unit:
+                return f"{size / unit:.3g} {name}"
+        return f"{size} bytes" if size else "not stated"
 
     def lines(self) -> Iterator[str]:
         """Yield licence, source, size and terms, a line each."""
         yield f"licence: {self.licence}"
-        yield f"source: {self.source}"
+        yield f"source: {self.url}"
         yield f"size: {self.size_text()}"
         yield f"terms: {self.terms or 'none beyond the licence'}"
 
+    def refuse_unaccepted(self, accepted: bool) -> None:
+        """Refuse to download a data set whose terms nobody has agreed to.
 
-def licence_of(files: PublicFiles) -> Licence:
-    """Return the licence of public files, with the size of all together."""
-    return Licence(files.licence, files.url, files.size(), files.terms)
+        Raises:
+            DataError: names the terms and the option that accepts them.
+        """
+        if self.terms and not accepted:
+            raise DataError(
+                f"data set '{self.name}' has terms ({self.terms}; {self.url}): nothing was "
+                "downloaded; repeat with --accept-licence if you agree"
+            )
 
 
-def refuse_unaccepted(name: str, licence: Licence, accepted: bool) -> None:
-    """Refuse to download a data set whose terms nobody has agreed to.
-
-    Raises:
-        DataError: names the terms and the option that accepts them.
-    """
-    if licence.terms and not accepted:
-        raise DataError(
-            f"data set '{name}' has terms ({licence.terms}; {licence.source}): nothing was "
-            "downloaded; repeat with --accept-licence if you agree"
+@cache
+def public_data() -> Mapping[str, PublicFiles]:
+    """Return the public data sets in ``datasets/public.yaml``, by name."""
+    table = read_yaml(Path(__file__).parent.parent / "public.yaml", DataError)
+    return {
+        name: PublicFiles(
+            name, **{**entry, "files": tuple(RemoteFile(**file) for file in entry.get("files", ()))}
         )
+        for name, entry in table.items()
+    }

@@ -96,13 +96,8 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
 
 def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
     """Return the samples of all the data set's own silos, each in the part that it has there."""
-    own = dataclasses.replace(
-        settings,
-        partition="own",
-        data_dir=str(places.data or ""),
-        cache_dir=str(places.cache),
-    )
-    silos = [data.load(name, own, places) for name in data.silo_names(own)]
+    own = dataclasses.replace(settings, partition="own")
+    silos = [data.load(name, own, places) for name in data.silo_names(own, places)]
     parts = {part: _Mixed([silo.splits()[part] for silo in silos]) for part in SPLITS}
     return CutPool(
         labels={part: mixed.labels() for part, mixed in parts.items()},

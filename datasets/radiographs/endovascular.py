@@ -14,22 +14,22 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.datasets.images.dataset import Reader
 from fedsilo.datasets.images.decoding import (
     BrokenImageError,
     Decoded,
-    Header,
     Pixels,
-    decode_each,
     opened_image,
 )
 from fedsilo.datasets.images.index import ImageIndex
-from fedsilo.datasets.images.manifests import Form, ManifestDataSet
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.datasets.radiographs.decoding import read_grey, resize
-from fedsilo.datasets.radiographs.dicom import is_dicom, radiograph_header, read_dicom
-from fedsilo.datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
+from fedsilo.datasets.radiographs.dicom import is_dicom, read_dicom
+from fedsilo.datasets.radiographs.mammography import DeepManifests
+from fedsilo.datasets.radiographs.masks import MaskedDataSet, masked_silo
 from fedsilo.datasets.radiographs.vendor_profiles import Grey
+from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 
@@ -38,34 +38,23 @@ _RENDERING = 1  # raise it when a file gives other pixels, so that no old cache 
 Mask = npt.NDArray[np.bool_]
 
 
-class Endovascular(ManifestDataSet, MaskedDataSet):
+class Endovascular(DeepManifests, MaskedDataSet):
     """``endovascular``: images of 8 to 16 bits, some of which have masks."""
 
     name = "endovascular"
-    origin = "own"
-    settings = ManifestDataSet.settings - {"colour-constancy"}
-    form = Form("endovascular.yaml", 224, 0.25, bits=8)
+    file = "endovascular.yaml"
     columns: ClassVar[tuple[str, ...]] = ("mask",)
-
-    def header(self, path: Path) -> Header:
-        """Return what a file says of itself, DICOM or picture."""
-        return radiograph_header(path)
 
     def content(self, index: ImageIndex) -> list[Any]:
         """Return what decides the pixels: the files, the declared bits, and how they are read."""
-        bits = self.declaration(index.folder).bits
-        return [*super().content(index), bits, _RENDERING]
+        return [*super().content(index), self.bits(index), _RENDERING]
 
-    def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Return the images (k, 1, size, size)."""
-        bits = self.declaration(index.folder).bits
+    def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
+        """Return the reading of a file as (1, size, size)."""
+        bits = self.bits(index)
+        return lambda name: read_square(index.folder / name, bits, size)[None]
 
-        def decode(name: str) -> Pixels:
-            return read_square(index.folder / name, bits, size)[None]
-
-        return decode_each(index.names, (1, size, size), np.uint8, decode)
-
-    def load_masked(self, name: str, settings: CommonSettings, places: Places) -> MaskedSilo:
+    def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Return the images that have masks, each in the part that it has without its mask."""
         return masked_silo(_WithMasks().load(name, settings, places))
 
@@ -74,6 +63,7 @@ class _WithMasks(Endovascular):
     """Those images that have masks, the mask as their second channel."""
 
     name = "endovascular-masked"
+    channels = 2
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return all images of a source, some of which must have masks."""
@@ -91,19 +81,24 @@ class _WithMasks(Endovascular):
         files = dataclasses.replace(index, names=tuple(masks.values()))
         return [*super().content(index), masks, super().content(files)]
 
-    def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Return the images with masks (k, 2, size, size); the others are no faults."""
-        bits, masks = self.declaration(index.folder).bits, read_masks(index)
+    def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
+        """Return the reading of an image with its mask as (2, size, size)."""
+        bits, masks = self.bits(index), read_masks(index)
 
-        def decode(name: str) -> Pixels:
+        def read(name: str) -> Pixels:
             picture = read_picture(index.folder / name, bits)
             mask = _mask_of(picture, index.folder / masks[name])
             image = _shrunk(_central_square(picture), size)
             return np.stack([image, _nearest(_central_square(mask), size)])
 
+        return read
+
+    def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
+        """Return the images with masks (k, 2, size, size); the others are no faults."""
+        masks = read_masks(index)
         rows = np.flatnonzero([name in masks for name in index.names])
-        decoded = decode_each(index.take(rows).names, (2, size, size), np.uint8, decode)
-        return Decoded(decoded.images, rows[decoded.kept], decoded.faults)
+        decoded = super().decode(index.take(rows), size, settings)
+        return dataclasses.replace(decoded, kept=rows[decoded.kept])
 
 
 def read_masks(index: ImageIndex) -> dict[str, str]:

@@ -7,21 +7,20 @@ Fed-Align-CL paper. Networks standardise each image by itself.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.dataset import ImageDataSet
-from fedsilo.datasets.images.decoding import Decoded, Header, decode_each
+from fedsilo.datasets.images.dataset import SMALLEST_IMAGE, ImageDataSet, Reader
+from fedsilo.datasets.images.decoding import Header
 from fedsilo.datasets.images.index import ImageIndex
-from fedsilo.datasets.images.manifests import Form, ManifestDataSet
+from fedsilo.datasets.images.manifests import LARGEST_IMAGE, Declaration, ManifestDataSet
+from fedsilo.datasets.io.declarations import number, whole
 from fedsilo.datasets.radiographs.decoding import as_int16, fit_square
 from fedsilo.datasets.radiographs.dicom import radiograph_header, read_radiograph
-from fedsilo.datasets.radiographs.vendor_profiles import Grey
+from fedsilo.datasets.silo.declared_silos import read_declared
 from fedsilo.models.contract.settings import CommonSettings
 
 HEADLINE = ("auc", "average-precision", "balanced-accuracy", "accuracy")
@@ -34,57 +33,61 @@ class RadiographDataSet(ImageDataSet):
 
     settings = ImageDataSet.settings - {"colour-constancy"}
     headline = HEADLINE
-
-    @abstractmethod
-    def reader(
-        self, index: ImageIndex, size: int, settings: CommonSettings
-    ) -> Callable[[str], Grey]:
-        """Return what makes of an image's name its picture (size, size), 0..1.
-
-        It raises a ``BrokenImageError`` for an image that cannot be used.
-        """
+    channels = 1
+    dtype = np.int16
 
     def content(self, index: ImageIndex) -> list[Any]:
         """Return what decides the pixels: the files, and how they are rendered."""
         return [*super().content(index), _RENDERING]
 
-    def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Return the images (k, 1, size, size) int16."""
-        from threadpoolctl import threadpool_limits
 
-        read = self.reader(index, size, settings)
+class DeepDeclaration(Declaration):
+    """What every site's images are, and the bits of a pixel in every file."""
 
-        def decode(name: str) -> npt.NDArray[np.int16]:
-            return as_int16(read(name))[None]
-
-        # Several threads would only wait for each other in small products, and may round otherwise
-        with threadpool_limits(1):
-            return decode_each(index.names, (1, size, size), np.int16, decode)
+    bits: Annotated[int, whole(8, 16)] = 8
 
 
-class Mammography(ManifestDataSet, RadiographDataSet):
-    """``mammography``: radiographs of 8 to 16 bits."""
+class DeepManifests(ManifestDataSet):
+    """Manifests of files that are DICOM, or pictures of 8 to 16 bits."""
 
-    name = "mammography"
-    origin = "own"
-    form = Form("mammography.yaml", 2048, 0.2, bits=16)
+    settings = ManifestDataSet.settings - {"colour-constancy"}
+    model: ClassVar[type[DeepDeclaration]] = DeepDeclaration
+    channels = 1
 
     def header(self, path: Path) -> Header:
         """Return what a file says of itself, DICOM or picture."""
         return radiograph_header(path)
 
+    def bits(self, index: ImageIndex) -> int:
+        """Return the declared bits of a pixel."""
+        return read_declared(index.folder / self.file, self.model).bits
+
+
+class MammogramsDeclaration(DeepDeclaration):
+    """What every site's mammograms are."""
+
+    image_size: Annotated[int, whole(SMALLEST_IMAGE, LARGEST_IMAGE)] = 2048
+    test_share: Annotated[float, number(0.0, 0.9)] = 0.2
+    bits: Annotated[int, whole(8, 16)] = 16
+
+
+class Mammography(DeepManifests, RadiographDataSet):
+    """``mammography``: radiographs of 8 to 16 bits."""
+
+    name = "mammography"
+    file = "mammography.yaml"
+    model = MammogramsDeclaration
+
     def content(self, index: ImageIndex) -> list[Any]:
         """Return what decides the pixels: the files, and the declared bits."""
-        return [*super().content(index), self.declaration(index.folder).bits]
+        return [*super().content(index), self.bits(index)]
 
-    def reader(
-        self, index: ImageIndex, size: int, settings: CommonSettings
-    ) -> Callable[[str], Grey]:
+    def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return the reading of a file."""
-        bits = self.declaration(index.folder).bits
+        bits = self.bits(index)
 
-        def read(name: str) -> Grey:
-            return fit_square(read_radiograph(index.folder / name, bits), size)
+        def read(name: str) -> npt.NDArray[np.int16]:
+            return as_int16(fit_square(read_radiograph(index.folder / name, bits), size))[None]
 
         return read
 

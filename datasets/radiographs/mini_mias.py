@@ -8,24 +8,21 @@ directory.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.dataset import Classes
+from fedsilo.datasets.images.dataset import Classes, Reader
 from fedsilo.datasets.images.index import ImageIndex, take_share
 from fedsilo.datasets.io.locations import Places, data_folder
-from fedsilo.datasets.io.public_files import Licence
 from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.datasets.radiographs.decoding import as_int16, fit_square, read_grey
 from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.mammography import RadiographDataSet
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
-from fedsilo.datasets.silo.silos import ImageReader, no_such_silo
+from fedsilo.datasets.silo.silos import ImageReader
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
@@ -38,25 +35,12 @@ _COLUMNS = ("image", "patient", "tissue", "severity")
 _BITS = 8
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A line of ``labels.csv``."""
-
-    patient: str
-    tissue: str
-    severity: str
-
-
 class MiniMias(RadiographDataSet):
     """``mini-mias``: a site needs the listing, and of the images only its own."""
 
     name = "mini-mias"
     settings = RadiographDataSet.settings | {"intensity-profiles"}
-    licence = Licence(
-        "the licence agreement of MIAS",
-        "http://peipa.essex.ac.uk/info/mias.html",
-        terms="for research only; not to be rented, leased or sold; publications name the database",
-    )
+    size = 128
 
     def found(self, places: Places) -> str:
         """Name the listing."""
@@ -67,46 +51,34 @@ class MiniMias(RadiographDataSet):
         """Return malignant against benign and normal."""
         return CLASSES
 
-    def silo_names(self, settings: CommonSettings) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the three tissues."""
         return list(SITES.values())
-
-    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the three tissues."""
-        return list(SITES.values())
-
-    def own_size(self, places: Places) -> int:
-        """Return 128."""
-        return 128
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return the images of a tissue."""
-        if site not in SITES.values():
-            raise no_such_silo(site, list(SITES.values()))
         folder = _folder(places)
         listed = _listing(folder).items()
-        rows = {image: row for image, row in listed if SITES[row.tissue] == site}
+        rows = {image: row for image, row in listed if SITES[row["tissue"]] == site}
         names = tuple(rows)
         every = ImageIndex(
             where=f"mini-mias, {site}",
             folder=folder / "images",
             names=names,
-            labels=np.array([row.severity == "M" for row in rows.values()], dtype=np.int64),
-            groups=tuple(row.patient for row in rows.values()),
+            labels=np.array([row["severity"] == "M" for row in rows.values()], dtype=np.int64),
+            groups=tuple(row["patient"] for row in rows.values()),
             safe_names=names,  # public names
         )
         return take_share(every, settings.sample_share)
 
-    def reader(
-        self, index: ImageIndex, size: int, settings: CommonSettings
-    ) -> Callable[[str], Grey]:
+    def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return the reading of a file, rendered by the tissue's profile."""
         rows = _listing(index.folder.parent)
 
-        def read(name: str) -> Grey:
+        def read(name: str) -> npt.NDArray[np.int16]:
             picture = fit_square(read_grey(index.folder / name, _BITS), size)
-            tissue = rows[name].tissue if settings.intensity_profiles else ""
-            return _rendered(picture, tissue, name)
+            tissue = rows[name]["tissue"] if settings.intensity_profiles else ""
+            return as_int16(_rendered(picture, tissue, name))[None]
 
         return read
 
@@ -136,10 +108,10 @@ def _folder(places: Places) -> Path:
     return data_folder(places, "mini-mias", needs) / "mini_mias"
 
 
-def _listing(folder: Path) -> dict[str, _Row]:
+def _listing(folder: Path) -> dict[str, dict[str, str]]:
     """Return each image's line, in file order."""
     path = folder / "labels.csv"
-    rows: dict[str, _Row] = {}
+    rows: dict[str, dict[str, str]] = {}
     for number, row in read_rows(path, _COLUMNS):
         place = f"{path}, line {number}"
         if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
@@ -152,7 +124,7 @@ def _listing(folder: Path) -> dict[str, _Row]:
         for column, known in (("tissue", list(SITES)), ("severity", severities)):
             if row[column] not in known:
                 raise DataError(f"{place}, column '{column}': it must be one of {', '.join(known)}")
-        rows[row["image"]] = _Row(row["patient"], row["tissue"], row["severity"])
+        rows[row["image"]] = row
     return rows
 
 

@@ -6,16 +6,18 @@ sites class by class, and each site renders its images by its vendor's profile.
 
 from __future__ import annotations
 
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.dataset import check_image_size
-from fedsilo.datasets.io.array_files import Wanted, read_arrays
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import PublicFiles, RemoteFile
+from fedsilo.datasets.io.public_files import public_data
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.radiographs.decoding import as_int16, resize
 from fedsilo.datasets.radiographs.dicom import read_radiograph
@@ -28,10 +30,10 @@ from fedsilo.datasets.silo.silos import (
     Silo,
     Split,
     cached_silo,
-    no_such_silo,
     save_silo,
 )
 from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping
@@ -39,26 +41,19 @@ from fedsilo.models.contract.settings_schema import as_mapping
 CLASSES = ("normal", "pneumonia")
 
 _PROFILES = {"vendor-a": SHOULDERED, "vendor-b": SIGMOID, "vendor-c": STEEP}
-_FILE = RemoteFile("pneumoniamnist.npz", "28209eda62fecd6e6a2d98b1501bb15f")
 _ADVICE = "run 'fedsilo fetch pneumoniamnist --data-dir DIR'"
+_FILE = "pneumoniamnist.npz"
 _SIDE = 28  # pixels
 _MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
-_MOST = 60_000  # images of a part, ten times what there are
-_ARRAYS = {
-    "images": Wanted("u", 1, ((None, _SIDE, _SIDE),), _MOST, f"uint8 (n, {_SIDE}, {_SIDE})"),
-    "labels": Wanted("iu", 8, ((None,), (None, 1)), _MOST, "a whole number for each image"),
-}
+_MOST_BYTES = 60_000 * _SIDE**2  # of a part's images, ten times what there are
+_KINDS = ("images", "labels")
+# What numpy lets through of damaged headers, of its own and of Python's tokenizer
+_DAMAGES = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, MemoryError),
+    *(RecursionError, SyntaxError, tokenize.TokenError),
+)
 
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
-
-
-_MED_MNIST = PublicFiles(
-    name="pneumoniamnist",
-    folder="pneumoniamnist",
-    url="https://zenodo.org/records/10519652/files/",
-    licence="CC BY 4.0",
-    files=(_FILE,),
-)
 
 
 class PneumoniaMnist(DataSet):
@@ -69,9 +64,8 @@ class PneumoniaMnist(DataSet):
         {"image-size", "fold-seed", "use-test", "sample-share", "intensity-profiles"}
     )
     headline = HEADLINE
-    files = _MED_MNIST
 
-    def silo_names(self, settings: CommonSettings) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the three vendors."""
         return list(_PROFILES)
 
@@ -89,17 +83,11 @@ class PneumoniaMnist(DataSet):
 
         return read
 
-    def check(self, settings: CommonSettings) -> None:
-        """Refuse images too small."""
-        check_image_size(settings)
-
-    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the file, once."""
         import torch
 
-        if name not in _PROFILES:
-            raise no_such_silo(name, list(_PROFILES))
-        path = self.files.find(places) / _FILE.name
+        path = public_data()[self.name].find(places) / _FILE
         stamp, values = path.stat(), as_mapping(settings)
         chosen = {key: values[key] for key in sorted(self.settings)}
         facts = [_MAKER, name, str(path.resolve()), stamp.st_size, stamp.st_mtime_ns, chosen]
@@ -144,30 +132,64 @@ def read_parts(path: Path) -> dict[str, Labelled]:
     Raises:
         DataError: the file is damaged, or an array is missing or of another kind.
     """
-    wanted = {f"{part}_{kind}": what for part in SPLITS for kind, what in _ARRAYS.items()}
     try:
-        arrays = read_arrays(path, wanted)
+        arrays = _arrays(path, [f"{part}_{kind}" for part in SPLITS for kind in _KINDS])
+        return {part: _labelled(path, part, arrays) for part in SPLITS}
     except DataError as error:
         raise DataError(f"{error}; {_ADVICE}") from None
-    return {part: _labelled(path, part, arrays) for part in SPLITS}
+
+
+def _arrays(path: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Return arrays of an npz file, without pickles and none larger than a part can be."""
+    try:
+        with zipfile.ZipFile(path) as archive:  # a small file may unpack to any size
+            large = {e.filename for e in archive.infolist() if e.file_size > _MOST_BYTES}
+        if large := large & {f"{name}.npy" for name in names}:
+            raise DataError(f"{path}: {min(large)} is larger than {_MOST_BYTES} bytes")
+        with np.load(path, allow_pickle=False) as arrays:
+            for name in names:
+                if name not in arrays.files:
+                    raise DataError(f"{path}: array '{name}' is missing")
+            return {name: arrays[name] for name in names}
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    except _DAMAGES as error:
+        raise DataError(f"{path} is damaged or no npz file ({one_line(error, 100)})") from None
+    except (NotImplementedError, RuntimeError):  # other compressions, a password
+        raise DataError(f"{path} is packed in a way that numpy does not write") from None
 
 
 def _labelled(path: Path, part: str, arrays: dict[str, npt.NDArray[Any]]) -> Labelled:
     """Check a part's arrays; each site needs an image of each class."""
-    images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
-    if len(labels) != len(images):
+    images, labels = (arrays[f"{part}_{kind}"] for kind in _KINDS)
+    right = isinstance(images, np.ndarray) and images.dtype == np.uint8
+    if not right or images.shape[1:] != (_SIDE, _SIDE):
         raise DataError(
-            f"{path}: {part}_labels is {labels.dtype} {labels.shape}, and must be a whole number "
-            f"for each of {len(images)} images; {_ADVICE}"
+            f"{path}: {part}_images is {_kind_of(images)}, and must be uint8 (n, {_SIDE}, {_SIDE})"
+        )
+    if (
+        not isinstance(labels, np.ndarray)
+        or labels.dtype.kind not in "iu"
+        or (labels.shape not in ((len(images),), (len(images), 1)))
+    ):
+        raise DataError(
+            f"{path}: {part}_labels is {_kind_of(labels)}, and must be a whole number for each of "
+            f"{len(images)} images"
         )
     flat = labels.reshape(-1).astype(np.int64)
     counts = [int((flat == label).sum()) for label in range(len(CLASSES))]
     if sum(counts) < len(flat) or min(counts) < len(_PROFILES):
         raise DataError(
             f"{path}: {part}_labels must be 0 or 1, each at least {len(_PROFILES)} times: there "
-            f"are {counts} of {len(flat)}; {_ADVICE}"
+            f"are {counts} of {len(flat)}"
         )
     return images, flat
+
+
+def _kind_of(array: Any) -> str:
+    """Say what an archive's member is; numpy returns one that is no array as bytes."""
+    known = isinstance(array, np.ndarray)
+    return one_line(f"{array.dtype} {array.shape}", 100) if known else "no array"
 
 
 PNEUMONIAMNIST = PneumoniaMnist()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.shifted.idx import refuse_out_of_range
 from fedsilo.datasets.shifted.pools import Facts, Pool, facts_of
 from fedsilo.models.contract.errors import DataError
@@ -25,7 +26,6 @@ Labels = npt.NDArray[np.int64]
 
 _SIDE = 32  # pixels
 _PIXELS = 3 * _SIDE * _SIDE  # bytes of an image
-_MOST_BYTES = 2**30  # 6 times CIFAR-100's training file
 
 
 @dataclass(frozen=True)
@@ -126,35 +126,45 @@ def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
     return pixels, np.array(labels, np.int64)
 
 
-class _Noted:
-    """What a batch asks to be built, noted down and not built; each name has a class of its own."""
+class _Type:
+    """The type of an array of bytes; a batch holds no other."""
 
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-        self.state: Any = ()
+    def __init__(self, code: Any, *more: Any) -> None:
+        if code not in ("u1", b"u1", "|u1", b"|u1"):
+            raise TypeError("an array of other than bytes")
 
     def __setstate__(self, state: Any) -> None:
-        self.state = state
+        """Take no notice: of bytes there is nothing more to say."""
 
 
-class _Array(_Noted):
-    """A numpy array; its state is version, shape, dtype, whether columns come first, bytes."""
+class _Array:
+    """An array, once its state came: version, shape, type, whether columns come first, bytes."""
+
+    array: Images | None = None
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, by_column, pixels = state
+        if not isinstance(dtype, _Type) or by_column or not isinstance(pixels, bytes):
+            raise TypeError("an array whose columns come first, or without bytes")
+        self.array = np.frombuffer(pixels, np.uint8).reshape(shape)
 
 
-class _Type(_Noted):
-    """A numpy dtype."""
-
-
-class _Encoded(_Noted):
-    """Bytes as Python 3 writes them by protocol 2: a text and its encoding."""
+def _encoded(text: str, encoding: Any) -> bytes:
+    """Return bytes, which Python 3 writes as a text by protocol 2."""
+    if not isinstance(text, str):
+        raise TypeError("an encoding of what is no text")
+    return text.encode("latin-1")
 
 
 _KNOWN = {
     "numpy.core.multiarray._reconstruct": _Array,
     "numpy._core.multiarray._reconstruct": _Array,
-    "numpy.ndarray": _Noted,
+    "numpy.ndarray": None,  # only named, as an argument
     "numpy.dtype": _Type,
-    "_codecs.encode": _Encoded,
+    "_codecs.encode": _encoded,
 }
 
 
@@ -162,7 +172,7 @@ _KNOWN = {
 class _BatchUnpickler(pickle._Unpickler):
     """Imports nothing and calls nothing that a file names."""
 
-    def find_class(self, module: str, name: str) -> type[_Noted]:
+    def find_class(self, module: str, name: str) -> Any:
         named = f"{module}.{name}"
         if named not in _KNOWN:
             raise PermissionError(f"wants to run {named[:80]!r}")
@@ -177,9 +187,9 @@ def read_batch(path: Path) -> dict[bytes, Any]:
     Raises:
         DataError: the file cannot be read, is cut short, no such pickle, or wants to run code.
     """
+    if fault := file_fault(path):
+        raise DataError(f"{path} {fault}: download it again")
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise DataError(f"{path} is larger than any batch of CIFAR: download it again")
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
@@ -187,7 +197,9 @@ def read_batch(path: Path) -> dict[bytes, Any]:
         batch = _BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
         if not isinstance(batch, dict):
             raise TypeError("no dictionary")
-        return {_as_bytes(key): _as_array(value) for key, value in batch.items()}
+        keys = [key if isinstance(key, bytes) else str(key).encode() for key in batch]
+        built = (one.array if isinstance(one, _Array) else one for one in batch.values())
+        return dict(zip(keys, built, strict=True))
     except PermissionError as error:
         raise DataError(
             f"{path} {error}, which no batch of CIFAR does; nothing of it was run: download it "
@@ -198,24 +210,3 @@ def read_batch(path: Path) -> dict[bytes, Any]:
             f"{path} is cut short or no python batch of CIFAR ({type(error).__name__}): download "
             "it again"
         ) from None
-
-
-def _as_bytes(text: Any) -> bytes:
-    """Return a text of Python 2 or 3 as bytes."""
-    if isinstance(text, _Encoded):
-        return str(text.arguments[0]).encode("latin-1")
-    return text if isinstance(text, bytes) else str(text).encode()
-
-
-def _as_array(value: Any) -> Any:
-    """Return the array of bytes that was noted down, or any other value as it is."""
-    if not isinstance(value, _Noted):
-        return value
-    if not isinstance(value, _Array):
-        raise TypeError("an object that is no array")
-    _, shape, dtype, by_column, pixels = tuple(value.state)
-    if not isinstance(dtype, _Type) or dtype.arguments[0] not in ("u1", b"u1", "|u1", b"|u1"):
-        raise TypeError("an array of other than bytes")
-    if by_column or not isinstance(pixels, bytes | _Encoded):
-        raise TypeError("an array whose columns come first, or without bytes")
-    return np.frombuffer(_as_bytes(pixels), np.uint8).reshape(shape)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import PublicFiles
+from fedsilo.datasets.io.public_files import PublicFiles, public_data
 from fedsilo.datasets.io.sealed_folders import json_digest, open_sealed
 from fedsilo.models.contract.errors import DataError
 
@@ -40,10 +40,11 @@ class Pool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(PublicFiles):
-    """A data set: its files, how they are decoded, and how the UEFL notes cut the pool.
+class Source:
+    """A public data set: how its files are decoded, and how the UEFL notes cut the pool.
 
     Attributes:
+        name: the data set's name.
         classes: number of labels.
         mean, std: published figures of the training set's pixels on the 0..1 scale, a channel each.
         decode: returns the pool in a folder.
@@ -53,6 +54,7 @@ class Source(PublicFiles):
         listed: returns facts of the files in a folder, if a part of the files is enough.
     """
 
+    name: str
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -62,6 +64,11 @@ class Source(PublicFiles):
     noise: bool = True
     forms: tuple[str, ...] = ()
     listed: Callable[[Path], Facts] | None = None
+
+    @property
+    def public(self) -> PublicFiles:
+        """Its files, and where they come from."""
+        return public_data()[self.name]
 
 
 def facts_of(folder: Path, names: Iterable[str]) -> Facts:
@@ -79,15 +86,16 @@ def locate(source: Source, places: Places) -> tuple[Path, Facts]:
         DataError: no data directory is named, or files are missing; with the public source.
     """
     if source.listed is None:
-        folder = source.find(places)
-        return folder, facts_of(folder, [file.name for file in source.files])
-    folders = [source.data_dir(places) / name for name in (source.folder, *source.forms)]
+        folder = source.public.find(places)
+        return folder, facts_of(folder, [file.name for file in source.public.files])
+    names = (source.public.folder, *source.forms)
+    folders = [source.public.data_dir(places) / name for name in names]
     found = {folder: source.listed(folder) for folder in folders}
     folder = max(folders, key=lambda one: len(found[one]))  # the first of equals
     if not found[folder]:
         raise DataError(
             f"no training files of '{source.name}' in {' or '.join(map(str, folders))}: "
-            f"{source.advice()}"
+            f"{source.public.advice()}"
         )
     return folder, found[folder]
 

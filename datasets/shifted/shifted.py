@@ -9,6 +9,7 @@ order.
 from __future__ import annotations
 
 import string
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ import numpy.typing as npt
 
 from fedsilo.datasets.images.decoding import PICTURES, opened_image, refuse_wide
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import Licence, PublicFiles
 from fedsilo.datasets.shifted.pools import Pool, Source, cut_by_track, locate, open_pool
 from fedsilo.datasets.shifted.sources import SOURCES
 from fedsilo.datasets.silo.measures import Measure, picture_measures
@@ -28,7 +28,6 @@ from fedsilo.datasets.silo.silos import (
     Silo,
     Split,
     cached_silo,
-    no_such_silo,
     save_silo,
 )
 from fedsilo.models.contract.errors import DataError
@@ -41,10 +40,9 @@ if TYPE_CHECKING:
 
 VALIDATION_SHARE = 10  # the last tenth of a silo's training data is its validation part
 
+_LEAST = {"train": VALIDATION_SHARE, "test": 1}  # images of a silo that can be used
 _ROTATION = {"D1": 0.0, "D2": -50.0, "D3": 120.0}  # degrees, counter-clockwise
 _NOISE_STD = 10.0
-_UCI_DIGITS = "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits"
-_DIGITS_SIZE = 57_523  # bytes of scikit-learn's digits.csv.gz
 _MAKER = 3  # raise it when the same settings make other arrays, so that no old cache is read
 
 
@@ -73,58 +71,44 @@ def _letters(index: int) -> str:
     return tail if index < 26 else _letters(index // 26 - 1) + tail
 
 
-@dataclass(frozen=True)
-class _Share:
-    """A silo's images of a part: their number, the least that does, and what the pool has."""
-
-    part: str
-    size: int
-    least: int
-    have: int
-
-    @property
-    def need(self) -> int:
-        """The images of a silo that can be used."""
-        return max(self.size, self.least)
-
-
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
     """Return training and test images of a silo.
 
     Raises:
         DataError: the data set is too small for so many silos of that size; says what would fit.
     """
-    silos, given = settings.silos, (settings.silo_train_size, settings.silo_test_size)
-    have = len(pool.train_labels), len(pool.test_labels)
-    train = given[0] or source.train_size or have[0] // silos
-    test = given[1] or source.test_size or have[1] // silos
-    if 0 < train < VALIDATION_SHARE:
+    silos, given = settings.silos, settings.silo_train_size
+    have = {"train": len(pool.train_labels), "test": len(pool.test_labels)}
+    size = {
+        "train": given or source.train_size or have["train"] // silos,
+        "test": settings.silo_test_size or source.test_size or have["test"] // silos,
+    }
+    if 0 < size["train"] < VALIDATION_SHARE:
         # A size that no setting names is what the pool has for so many silos
         raised = f"raise 'silo-train-size' to at least {VALIDATION_SHARE}"
-        advice = raised if given[0] else "lower 'silos', or take more data"
-        raise DataError(f"a silo of {train} train images has no validation part: {advice}")
-    shares = _Share("train", train, VALIDATION_SHARE, have[0]), _Share("test", test, 1, have[1])
-    short = [one for one in shares if one.size < one.least or one.size * silos > one.have]
-    if short:
-        raise DataError(_too_few(source.name, silos, short))
-    return train, test
+        advice = raised if given else "lower 'silos', or take more data"
+        raise DataError(f"a silo of {size['train']} train images has no validation part: {advice}")
+    if short := [p for p in size if size[p] < _LEAST[p] or size[p] * silos > have[p]]:
+        need = {part: max(size[part], _LEAST[part]) for part in short}
+        raise DataError(_too_few(source.name, silos, need, have))
+    return size["train"], size["test"]
 
 
-def _too_few(name: str, silos: int, short: list[_Share]) -> str:
+def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, int]) -> str:
     """Say what the silos need, what there is, and which settings fit."""
-    need = [
-        f"{silos} silos of {one.need} {one.part} images need {silos * one.need}, and '{name}' has "
-        f"{one.have}"
-        for one in short
+    needs = [
+        f"{silos} silos of {count} {part} images need {silos * count}, and '{name}' has "
+        f"{have[part]}"
+        for part, count in need.items()
     ]
     fitting = []
-    if all(one.have // silos >= one.least for one in short):
-        sizes = [f"'silo-{one.part}-size' {one.have // silos}" for one in short]
+    if all(have[part] // silos >= _LEAST[part] for part in need):
+        sizes = [f"'silo-{part}-size' {have[part] // silos}" for part in need]
         fitting.append(f"{' and '.join(sizes)} for {silos} silos")
-    if fewer := min(one.have // one.need for one in short):
+    if fewer := min(have[part] // count for part, count in need.items()):
         fitting.append(f"'silos' {fewer} of that size")
     fits = f"what fits is {', or '.join(fitting)}" if fitting else "lower 'silos' or take more data"
-    return f"{'; '.join(need)}: {fits}"
+    return f"{'; '.join(needs)}: {fits}"
 
 
 def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) -> Tensor:
@@ -194,16 +178,6 @@ class ShiftedImages(DataSet):
         """The source's name."""
         return self.source.name
 
-    @property
-    def files(self) -> PublicFiles | None:
-        """The source's files."""
-        return self.source if self.source.files else None
-
-    @property
-    def licence(self) -> Licence | None:
-        """The files'; of the digits, which come with scikit-learn, UCI's."""
-        return super().licence or Licence("CC BY 4.0", _UCI_DIGITS, size=_DIGITS_SIZE)
-
     def found(self, places: Places) -> str:
         """Say which files are there, also of another form than the fetched one."""
         if self.source.listed is None:
@@ -214,7 +188,7 @@ class ShiftedImages(DataSet):
             return ""
         return f"{len(facts)} files in {folder.name}"
 
-    def silo_names(self, settings: CommonSettings) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return as many names as ``settings.silos`` says."""
         return silo_names(settings.silos)
 
@@ -245,16 +219,13 @@ class ShiftedImages(DataSet):
         inputs = {name: split.inputs for name, split in silo.splits().items()}
         return picture_measures(inputs, lambda batch: unscaled(batch, self.source, settings))
 
-    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the pool, once."""
         import torch
 
-        names = silo_names(settings.silos)
-        if name not in names:
-            raise no_such_silo(name, names)
         pool, pool_key = open_pool(self.source, places)
         sizes = silo_sizes(self.source, pool, settings)
-        index = names.index(name)
+        index = silo_names(settings.silos).index(name)
         distribution = distributions(settings.silos)[index]
         facts = [_MAKER, pool_key, index, name, sizes, distribution, settings.pixel_scale]
 

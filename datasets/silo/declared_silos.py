@@ -6,19 +6,12 @@ Errors name the file and the key, and never a value. Imported when a file is rea
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator
 
-from fedsilo.datasets.io.declarations import (
-    FileModel,
-    Text,
-    checked,
-    distinct_texts,
-    fault,
-)
+from fedsilo.datasets.io.declarations import FileModel, Text, checked, fault
 from fedsilo.datasets.io.text_files import read_text, same_text
 from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml
 from fedsilo.models.contract.errors import DataError
@@ -70,18 +63,14 @@ def _lists_by_name(content: Any) -> Any:
 
 
 def _of_distinct_names(content: dict[Any, Any], key: str) -> dict[Any, Any]:
-    if not distinct_texts(content):
+    if len({str(name) for name in content}) < len(content):  # 1 and '1'
         raise fault(f"under '{key}' two names are the same text")
     return content
 
 
-def one_class_each(classes: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
-    """Return each class's label values in one form, by its name, in order.
-
-    Raises:
-        PydanticCustomError: a value stands twice, or a class has none.
-    """
-    forms = {name: tuple(same_text(value) for value in listed) for name, listed in classes.items()}
+def _one_class_each(classes: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return each class's label values in one form; refuse one that stands twice, or none."""
+    forms = {name: [same_text(value) for value in listed] for name, listed in classes.items()}
     values = [value for listed in forms.values() for value in listed]
     if len(set(values)) != len(values) or not all(forms.values()):
         raise fault("under 'classes' each label value must stand once, each class have one")
@@ -96,4 +85,6 @@ def _plain_name(name: str) -> str:
 
 SiteName = Annotated[str, AfterValidator(_plain_name)]
 Sites = Annotated[dict[Text, Text], BeforeValidator(_plain_sites)]
-ClassLists = Annotated[dict[Text, list[Text]], BeforeValidator(_lists_by_name)]
+ClassLists = Annotated[
+    dict[Text, list[Text]], BeforeValidator(_lists_by_name), AfterValidator(_one_class_each)
+]

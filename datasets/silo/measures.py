@@ -6,7 +6,7 @@ one patient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ class Measure:
     name: str
     values: Mapping[str, Values]
     edges: tuple[float, ...] = ()
-    levels: tuple[str, ...] = ()
+    levels: Sequence[str] = ()
     may_lack: bool = False
 
     @property

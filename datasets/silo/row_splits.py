@@ -71,15 +71,14 @@ def split_rows(
         DataError: there are too few rows or groups for it.
     """
     rows = np.arange(len(labels))
-    folds = _Folds(labels, _numbered(groups), settings, where)
     if settings.test_folds:
-        rest, test = folds.cut("test", rows)
-    elif folds.groups is None:
+        rest, test = cut_fold("test", rows, labels, settings, where, groups)
+    elif groups is None:
         rest, test = shared_out(labels, share, seed, where)
     else:
-        rest, test = shared_groups(labels, folds.groups, share, seed, where)
-    rest, val = folds.cut("val", rest)
-    return RowSplit(np.sort(rest), np.sort(val), np.sort(test if settings.use_test else test[:0]))
+        rest, test = shared_groups(labels, _numbered(groups), share, seed, where)
+    rest, val = cut_fold("val", rest, labels, settings, where, groups)
+    return RowSplit(rest, val, np.sort(test if settings.use_test else test[:0]))
 
 
 def cut_fold(
@@ -88,23 +87,50 @@ def cut_fold(
     labels: Indices,
     settings: CommonSettings,
     where: str,
-    groups: Sequence[str],
+    groups: Sequence[str] | None,
 ) -> tuple[Indices, Indices]:
-    """Cut the training rows of a given split by 'val-folds' or 'test-folds', as ``kind`` says.
+    """Cut the fold that 'val-fold' or 'test-fold', as ``kind`` says, names out of some rows.
 
     Returns:
-        The rows without a fold, and those of it, both sorted; with 0 folds all of them, and none.
+        The rows without the fold, and those of it, both sorted; with 0 folds all of them, and none.
 
     Raises:
         DataError: there are too few rows or groups for it.
     """
-    rest, out = _Folds(labels, _numbered(groups), settings, where).cut(kind, rows)
-    return np.sort(rest), np.sort(out)
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
+    folds, chosen = (getattr(settings, f"{kind}_{key}") for key in ("folds", "fold"))
+    if not folds:
+        return np.sort(rows), rows[:0]
+    own, numbers = labels[rows], None if groups is None else _numbered(groups)[rows]
+    _check_enough(own, numbers, folds, where)
+    splitter = StratifiedKFold if groups is None else StratifiedGroupKFold
+    key = derive_seed(settings.fold_seed, f"{kind}-folds") % 2**32
+    with warnings.catch_warnings():
+        # A class with fewer rows than folds is then missing in some of them
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        cuts = splitter(folds, shuffle=True, random_state=key).split(rows, own, numbers)
+        rest, out = list(cuts)[chosen]
+    return np.sort(rows[rest]), np.sort(rows[out])
 
 
-def _numbered(groups: Sequence[str] | None) -> Indices | None:
+def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: str) -> None:
+    """Refuse more folds than there are rows, rows of a class, or groups."""
+    count = len(labels) if groups is None else len(np.unique(groups))
+    if len(labels) < folds:
+        reason = f"{len(labels)} rows cannot be cut into {folds} folds"
+    elif (np.unique(labels, return_counts=True)[1] < folds).all():
+        reason = f"no class has as many as {folds} rows, so {folds} folds cannot be stratified"
+    elif count < folds:
+        reason = f"rows of {count} groups (patients or lesions) cannot be cut into {folds} folds"
+    else:
+        return
+    raise DataError(f"{where}: {reason}: take fewer")
+
+
+def _numbered(groups: Sequence[str]) -> Indices:
     """Return the number of each row's group, from 0 without gaps."""
-    return None if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
+    return np.unique(np.array(groups), return_inverse=True)[1]
 
 
 def shared_out(labels: Indices, share: float, seed: int, where: str) -> tuple[Indices, Indices]:
@@ -181,46 +207,3 @@ def _group_counts(labels: Indices, groups: Indices) -> Indices:
     np.add.at(counts, (groups, column), 1)
     counts[:, -1] = counts[:, :-1].sum(axis=1)
     return counts
-
-
-@dataclass(frozen=True)
-class _Folds:
-    """Labels (n,), numbers of groups (n,) or None, the folds' settings, the site for errors."""
-
-    labels: Indices
-    groups: Indices | None
-    settings: CommonSettings
-    where: str
-
-    def cut(self, kind: str, rows: Indices) -> tuple[Indices, Indices]:
-        """Return ``rows`` without the fold that 'val-fold' or 'test-fold' names, and the fold."""
-        from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
-
-        folds, chosen = (getattr(self.settings, f"{kind}_{key}") for key in ("folds", "fold"))
-        if not folds:
-            return rows, rows[:0]
-        labels, groups = self.labels[rows], None if self.groups is None else self.groups[rows]
-        self._check_enough(labels, groups, folds)
-        splitter = StratifiedKFold if groups is None else StratifiedGroupKFold
-        key = derive_seed(self.settings.fold_seed, f"{kind}-folds") % 2**32
-        with warnings.catch_warnings():
-            # A class with fewer rows than folds is then missing in some of them
-            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-            cuts = splitter(folds, shuffle=True, random_state=key).split(rows, labels, groups)
-            rest, out = list(cuts)[chosen]
-        return rows[rest], rows[out]
-
-    def _check_enough(self, labels: Indices, groups: Indices | None, folds: int) -> None:
-        """Refuse more folds than there are rows, rows of a class, or groups."""
-        count = len(labels) if groups is None else len(np.unique(groups))
-        if len(labels) < folds:
-            reason = f"{len(labels)} rows cannot be cut into {folds} folds"
-        elif (np.unique(labels, return_counts=True)[1] < folds).all():
-            reason = f"no class has as many as {folds} rows, so {folds} folds cannot be stratified"
-        elif count < folds:
-            reason = (
-                f"rows of {count} groups (patients or lesions) cannot be cut into {folds} folds"
-            )
-        else:
-            return
-        raise DataError(f"{self.where}: {reason}: take fewer")

@@ -6,6 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import Licence, Origin, PublicFiles, licence_of
+from fedsilo.datasets.io.public_files import Origin, PublicFiles, public_data
 from fedsilo.datasets.io.sealed_folders import json_digest, open_sealed
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, picture_measures, unit_pixels
 from fedsilo.models.contract.errors import DataError
@@ -126,14 +127,14 @@ class DataSet(ABC):
         """The data set's name."""
 
     @property
-    def files(self) -> PublicFiles | None:
-        """The public files that it needs, or None if it needs none or the user's own."""
-        return None
+    def licence(self) -> PublicFiles | None:
+        """Its licence, source and files, or None if it is the user's own or made up."""
+        return public_data().get(self.name)
 
     @property
-    def licence(self) -> Licence | None:
-        """Its licence, or None if it is the user's own, made up or has no files."""
-        return licence_of(self.files) if self.files else None
+    def files(self) -> PublicFiles | None:
+        """The public files that can be fetched, or None."""
+        return self.licence if self.licence and self.licence.files else None
 
     def found(self, places: Places) -> str:
         """Return what of it is in the data directory, in words, or an empty string."""
@@ -142,33 +143,35 @@ class DataSet(ABC):
         if places.data is None:
             return ""
         if self.files is None:
-            return self._declared(places.data)
+            with suppress(DataError):
+                return ", ".join(self.silo_names(CommonSettings(dataset=self.name), places))
+            return ""
         folder = places.data / self.files.folder
         here = [file for file in self.files.files if (folder / file.name).is_file()]
         return f"{len(here)} of {len(self.files.files)} files in {folder.name}" if here else ""
 
-    def _declared(self, data: Path) -> str:
-        try:
-            names = self.silo_names(CommonSettings(dataset=self.name, data_dir=str(data)))
-        except DataError:
-            return ""
-        return ", ".join(names)
-
     @abstractmethod
-    def silo_names(self, settings: CommonSettings) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the names of its silos, by partition, or none if only the sites know.
 
         Raises:
             DataError: what names them cannot be read.
         """
 
-    @abstractmethod
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Return the silo ``name``, from the cache or made now.
 
         Raises:
             DataError: there is no such silo, a file is missing or unusable, or data are too few.
         """
+        names = self.silo_names(settings, places)
+        if name not in names:
+            raise no_such_silo(name, names)
+        return self._load(name, settings, places)
+
+    @abstractmethod
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+        """Return a silo that there is."""
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return the function that reads a new image's file as the site's own images were read.
@@ -205,9 +208,6 @@ class DataSet(ABC):
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
         """Return whether the files name validation samples, so that none are cut."""
         return False
-
-    def check(self, settings: CommonSettings) -> None:  # noqa: B027  # most refuse nothing
-        """Refuse impossible settings, by a ``SettingError``."""
 
     def notices(self, settings: CommonSettings) -> list[str]:
         """Return what a user must know of the data on this machine, a sentence each."""

@@ -15,12 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.dataset import ImageDataSet
-from fedsilo.datasets.images.decoding import Decoded, decode_each
+from fedsilo.datasets.images.dataset import ImageDataSet, Reader
 from fedsilo.datasets.images.index import ImageIndex
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.silo.measures import Measure
-from fedsilo.datasets.silo.silos import ImageReader, no_such_silo
+from fedsilo.datasets.silo.silos import ImageReader
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
 
@@ -70,8 +69,6 @@ class PhantomDataSet(ImageDataSet):
         subject: what an image shows, as its group is called.
         again: share of images that show the subject of the one before.
         fewest: images of a site, however small 'sample-share' is.
-        size: pixels of a side where the settings name none.
-        channels, dtype: of an image.
         version: raise it when the same number makes another image, so that no old cache is read.
     """
 
@@ -80,9 +77,7 @@ class PhantomDataSet(ImageDataSet):
     subject: ClassVar[str]
     again: ClassVar[float]
     fewest: ClassVar[int] = 8
-    size: ClassVar[int]
-    channels: ClassVar[int] = 1
-    dtype: ClassVar[type[np.generic]] = np.uint8
+    channels = 1
     version: ClassVar[int] = 2
     origin = "made-up"
 
@@ -113,22 +108,12 @@ class PhantomDataSet(ImageDataSet):
         seeds = [derive_seed(0, self.key, what, site, place) for what, place in keys]
         return kinds[number], np.random.default_rng(seeds[0]), np.random.default_rng(seeds[1])
 
-    def own_size(self, places: Places) -> int:
-        """Return the class's size."""
-        return self.size
-
-    def silo_names(self, settings: CommonSettings) -> list[str]:
-        """Return all sites."""
-        return list(self.counts)
-
-    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return all sites."""
         return list(self.counts)
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return the first images of a site: 'sample-share' of them, and not too few."""
-        if site not in self.counts:
-            raise no_such_silo(site, list(self.counts))
         count = max(self.fewest, round(sum(self.counts[site]) * settings.sample_share))
         kinds, subjects = (part[:count] for part in self.sequence(site))
         names = tuple(f"{site}/{number}" for number in range(count))
@@ -141,14 +126,14 @@ class PhantomDataSet(ImageDataSet):
             safe_names=names,
         )
 
-    def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Make the images of ``index``."""
+    def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
+        """Return the making of an image from its name."""
 
         def make(name: str) -> npt.NDArray[Any]:
             site, number = name.split("/")
             return self.image(site, int(number), size, settings)
 
-        return decode_each(index.names, (self.channels, size, size), self.dtype, make)
+        return make
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return the reading of real files, since made-up images have none."""

@@ -20,8 +20,9 @@ from fedsilo.datasets.radiographs.decoding import as_int16, fit_square
 from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.endovascular import read_square
 from fedsilo.datasets.radiographs.mammography import HEADLINE
-from fedsilo.datasets.radiographs.masks import MaskedDataSet, MaskedSilo, masked_silo
+from fedsilo.datasets.radiographs.masks import MaskedDataSet, masked_silo
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
+from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.synthetic import pictures
 from fedsilo.datasets.synthetic.phantom import PhantomDataSet
 from fedsilo.datasets.synthetic.pictures import Blob, Look, Points
@@ -62,7 +63,6 @@ class DermoscopyPhantom(PhantomDataSet):
 
     name = key = "dermoscopy-phantom"
     counts, subject, again = LESION_COUNTS, "lesion", 0.15
-    size = 224
     channels = 3
     settings = (ImageDataSet.settings | {"target"}) - {"broken-images"}
 
@@ -102,20 +102,14 @@ class MammographyPhantom(PhantomDataSet):
 
     name = key = "mammography-phantom"
     counts, subject, again = BREAST_COUNTS, "patient", 0.3
-    size = 256
+    size, share = 256, 0.2  # the paper's share of test images
     dtype = np.int16
     headline = HEADLINE
-    settings = (ImageDataSet.settings - {"broken-images", "colour-constancy"}) | {
-        "intensity-profiles"
-    }
+    settings = _OF_GREY | {"intensity-profiles"}
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return malignant against all others."""
         return {"not-malignant": ("benign", "normal"), "malignant": ("malignant",)}
-
-    def own_share(self, places: Places) -> float:
-        """Return the paper's share of test images."""
-        return 0.2
 
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
         """Return the kind: it is the class."""
@@ -225,7 +219,7 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
         """Return an angiogram of 8 bits."""
         return read_square(path, 8, size)[None]
 
-    def load_masked(self, name: str, settings: CommonSettings, places: Places) -> MaskedSilo:
+    def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Return the same frames in the same parts, each with its mask, which may be empty."""
         return masked_silo(_WithMasks().load(name, settings, places))
 

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from fedsilo.datasets.io.declarations import FileModel, Text, fault, misfit, number, whole
-from fedsilo.datasets.io.locations import Places, data_folder, find_places
-from fedsilo.datasets.io.text_files import read_text, same_text
-from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, one_class_each, read_declared
-from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
-from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, check_folds, split_rows
+from fedsilo.datasets.io.locations import Places, data_folder
+from fedsilo.datasets.io.text_files import read_text
+from fedsilo.datasets.silo.measures import LeftOutRows, Measure
+from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
 from fedsilo.datasets.silo.silos import (
     SPLITS,
     DataSet,
     Silo,
     Split,
     cached_silo,
-    no_such_silo,
     save_silo,
 )
-from fedsilo.datasets.tables.parsing import Column, Table, TableSchema, left_out_rows, parse_table
+from fedsilo.datasets.tables.parsing import Table, parse_table
+from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping
@@ -50,13 +45,9 @@ class TableDataSet(DataSet):
     def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
         """Return the CSV text of a site, and what to call it in errors."""
 
-    def check(self, settings: CommonSettings) -> None:
-        """Refuse folds that are not there."""
-        check_folds(settings)
-
-    def silo_names(self, settings: CommonSettings) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the schema's sites, in its order."""
-        return list(self.schema(find_places(settings.data_dir, settings.cache_dir)).sites)
+        return list(self.schema(places).sites)
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return the columns: numbers with their edges, categories by their levels."""
@@ -66,21 +57,19 @@ class TableDataSet(DataSet):
         """Return the rows that are left out, and in which columns they lack a value."""
         schema = self.schema(places)
         text, where = self.text_of(silo.name, schema, places)
-        return left_out_rows(text, schema, where)
+        return parse_table(text, schema, where).left_out
 
-    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read, split and cache a site's table."""
         schema = self.schema(places)
-        if name not in schema.sites:
-            raise no_such_silo(name, list(schema.sites))
         text, where = self.text_of(name, schema, places)
         cut = [as_mapping(settings)[key] for key in SPLIT_KEYS]
-        facts = [_MAKER, self.name, name, dataclasses.asdict(schema), cut, text]
+        facts = [_MAKER, self.name, name, schema.key(), cut, text]
 
         def fill(folder: Path) -> None:
             table = parse_table(text, schema, where)
             parts = _split(table, schema, settings, where)
-            save_silo(folder, parts, _facts(name, schema, table.dropped))
+            save_silo(folder, parts, _facts(name, schema, table.left_out.count))
 
         return cached_silo(
             places.cache / f"{self.name}-silos", name, facts, len(schema.classes), fill
@@ -96,9 +85,9 @@ def _split(
     rows = split_rows(table.labels, settings, schema.test_share, schema.split_seed, where)
     if len(rows.train) < 2:
         raise DataError(
-            f"{where}: {len(rows.train)} training rows are left ({table.dropped} rows were dropped "
-            "for missing values); at least 2 are needed: add rows, or set the schema's 'policy' to "
-            "'impute'"
+            f"{where}: {len(rows.train)} training rows are left ({table.left_out.count} rows were "
+            "dropped for missing values); at least 2 are needed: add rows, or set the schema's "
+            "'policy' to 'impute'"
         )
     chosen = {part: getattr(rows, part) for part in SPLITS}
     return {
@@ -134,14 +123,10 @@ def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
             measures.append(Measure(column.name, values, column.survey_edges(), may_lack=may_lack))
         elif column.kind == "categorical":
             named = [places[f"{column.name}={level}"] for level in column.levels[1:]]
-            levels = {split: _levels(rows[:, named], column) for split, rows in inputs.items()}
+            numbers = np.arange(1.0, len(column.levels))  # the first level has no feature
+            levels = {split: rows[:, named] @ numbers for split, rows in inputs.items()}
             measures.append(Measure(column.name, levels, levels=column.levels, may_lack=may_lack))
     return measures
-
-
-def _levels(one_hot: Values, column: Column) -> Values:
-    """Return the place of each row's level, (n,): the first has no feature of its own."""
-    return one_hot @ np.arange(1, len(column.levels), dtype=np.float64)
 
 
 class OwnTables(TableDataSet):
@@ -164,112 +149,3 @@ class OwnTables(TableDataSet):
 
 
 TABLE = OwnTables()
-
-_MOST_EDGES = 64
-
-
-def _one_character(text: str) -> str:
-    if len(text) != 1:
-        raise misfit("must be one character")
-    return text
-
-
-class ColumnModel(FileModel):
-    """A column, as the file has it."""
-
-    model_config = ConfigDict(title="a column")
-
-    name: Text
-    kind: Literal["numeric", "categorical", "ignored"] = "numeric"
-    levels: list[Text] = Field(default_factory=list)
-    mean: Annotated[float, number(-1e300, 1e300)] | None = None
-    std: Annotated[float, number(1e-12, 1e300)] | None = None
-    edges: list[Annotated[float, number(-1e300, 1e300)]] = Field(default_factory=list)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> ColumnModel:
-        levels = self.forms()
-        if (self.kind == "categorical") != bool(levels) or len(set(levels)) != len(levels):
-            raise fault(
-                f"column '{self.name}' is {self.kind} with {len(levels)} levels, of which "
-                f"{len(set(levels))} differ; a categorical column, and no other, lists its "
-                "levels, each once"
-            )
-        if len(levels) == 1:
-            raise fault(f"column '{self.name}' has one level only: declare it as 'ignored'")
-        if (self.mean is None) != (self.std is None):
-            raise fault(f"column '{self.name}' declares one of 'mean' and 'std'; give both or none")
-        rising = all(low < high for low, high in pairwise(self.edges))
-        if self.edges and (self.kind != "numeric" or not rising or len(self.edges) > _MOST_EDGES):
-            raise fault(
-                f"column '{self.name}' has 'edges', which must be up to {_MOST_EDGES} rising "
-                "numbers of a numeric column"
-            )
-        return self
-
-    def forms(self) -> tuple[str, ...]:
-        """Return the levels, each in one form."""
-        return tuple(same_text(level) for level in self.levels)
-
-
-class LabelModel(FileModel):
-    """The label's column, and the values that mean each class."""
-
-    model_config = ConfigDict(title="'label'")
-
-    column: Text
-    classes: ClassLists
-
-    @model_validator(mode="after")
-    def _consistent(self) -> LabelModel:
-        one_class_each(self.classes)
-        return self
-
-
-class SchemaModel(FileModel):
-    """A table's schema, as the file has it."""
-
-    model_config = ConfigDict(title="the schema")
-
-    columns: list[ColumnModel]
-    label: LabelModel
-    missing: list[Text] = Field(default_factory=lambda: ["", "?"])
-    policy: Literal["drop", "impute"] = "drop"
-    header: bool = True
-    delimiter: Annotated[Text, AfterValidator(_one_character)] = ","
-    sites: Sites
-    test_share: Annotated[float, number(0.0, 0.9)] = 0.34
-    split_seed: Annotated[int, whole(0, 2**32 - 1, "2^32 - 1")] = 43
-
-    @model_validator(mode="after")
-    def _consistent(self) -> SchemaModel:
-        names = [column.name for column in self.columns]
-        if len({*names, self.label.column}) != len(names) + 1:
-            raise fault("two columns have one name, or the label stands among 'columns'")
-        if all(column.kind == "ignored" for column in self.columns):
-            raise fault("no column is 'numeric' or 'categorical'")
-        return self
-
-
-def read_schema(path: Path) -> TableSchema:
-    """Return the schema in a YAML file; docs/tables.md shows one.
-
-    Raises:
-        DataError: the file is missing, no YAML, or a key is unknown, missing or of a wrong kind.
-    """
-    schema = read_declared(path, SchemaModel)
-    return TableSchema(
-        columns=tuple(
-            Column(one.name, one.kind, one.forms(), one.mean, one.std, tuple(one.edges))
-            for one in schema.columns
-        ),
-        label=schema.label.column,
-        classes=one_class_each(schema.label.classes),
-        missing=tuple(schema.missing),
-        policy=schema.policy,
-        header=schema.header,
-        delimiter=schema.delimiter,
-        sites=schema.sites,
-        test_share=schema.test_share,
-        split_seed=schema.split_seed,
-    )

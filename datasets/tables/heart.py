@@ -10,80 +10,44 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import PublicFiles, RemoteFile
+from fedsilo.datasets.io.public_files import public_data
 from fedsilo.datasets.tables.dataset import TableDataSet
-from fedsilo.datasets.tables.parsing import Column, TableSchema
+from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import derive_seed
 
-_FILES = {
-    "cleveland": RemoteFile("processed.cleveland.data", "2d91a8ff69cfd9616aa47b59d6f843db", 18_461),
-    "hungary": RemoteFile("processed.hungarian.data", "22e96bee155b5973568101c93b3705f6", 10_263),
-    "switzerland": RemoteFile(
-        "processed.switzerland.data", "9a87f7577310b3917730d06ba9349e20", 4_109
-    ),
-    "va": RemoteFile("processed.va.data", "4249d03ca7711e84f4444768c9426170", 6_737),
-}
 
-# Round clinical figures as declared means and standard deviations, and as edges of a survey;
-# cholesterol 0 is common in two of the four files, where it was not measured.
-_COLUMNS = (
-    Column("age", mean=55.0, std=10.0, edges=(30.0, 40.0, 50.0, 60.0, 70.0)),
-    Column("sex", mean=0.5, std=0.5, edges=(0.5,)),
-    Column("cp", "categorical", ("1", "2", "3", "4")),
-    Column("trestbps", mean=130.0, std=20.0, edges=(100.0, 120.0, 140.0, 160.0, 180.0)),
-    Column("chol", mean=200.0, std=100.0, edges=(1.0, 150.0, 200.0, 250.0, 300.0, 400.0)),
-    Column("fbs", mean=0.5, std=0.5, edges=(0.5,)),
-    Column("restecg", "categorical", ("0", "1", "2")),
-    Column("thalach", mean=140.0, std=25.0, edges=(80.0, 100.0, 120.0, 140.0, 160.0, 180.0)),
-    Column("exang", mean=0.5, std=0.5, edges=(0.5,)),
-    Column("oldpeak", mean=1.0, std=1.0, edges=(0.5, 1.0, 2.0, 3.0)),
-    Column("slope", "ignored"),
-    Column("ca", "ignored"),
-    Column("thal", "ignored"),
-)
-_SCHEMA = TableSchema(
-    columns=_COLUMNS,
-    label="num",
-    classes={"healthy": ("0",), "disease": ("1", "2", "3", "4")},
-    missing=("?",),
-    header=False,
-    sites={site: file.name for site, file in _FILES.items()},
-)
-
-
-_UCI = PublicFiles(
-    name="heart",
-    folder="heart_disease",
-    url="https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/",
-    licence="CC BY 4.0",
-    files=tuple(_FILES.values()),
-)
+@cache
+def _schema() -> TableSchema:
+    """Return the schema of the UCI files."""
+    return read_schema(Path(__file__).with_name("heart.yaml"))
 
 
 class Heart(TableDataSet):
     """``heart``: the four files; a site needs only its own."""
 
     name = "heart"
-    files = _UCI
 
     def schema(self, places: Places) -> TableSchema:
         """Return the schema of the UCI files."""
-        return _SCHEMA
+        return _schema()
 
     def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
         """Read the site's file, which must be the published one."""
-        wanted = _FILES[site]
-        path = self.files.find(places, [wanted.name]) / wanted.name
+        name, published = schema.sites[site], public_data()[self.name]
+        path = published.find(places, [name]) / name
         content = path.read_bytes()
         checksum = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        if checksum != wanted.md5:
+        (md5,) = (file.md5 for file in published.files if file.name == name)
+        if checksum != md5:
             raise DataError(
-                f"{path} has MD5 {checksum}, not {wanted.md5}: it was altered or cut short; run "
+                f"{path} has MD5 {checksum}, not {md5}: it was altered or cut short; run "
                 "'fedsilo fetch heart --data-dir DIR'"
             )
         return content.decode(), str(path)
@@ -117,7 +81,7 @@ class SyntheticHeart(TableDataSet):
 
     def schema(self, places: Places) -> TableSchema:
         """Return the schema of the UCI files."""
-        return _SCHEMA
+        return _schema()
 
     def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
         """Make the site's file."""

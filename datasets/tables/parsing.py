@@ -1,122 +1,36 @@
-"""Tables with a small schema: typed columns, a label column, marks of missing values.
-
-A categorical column becomes one feature per level but the first (one-hot, first level dropped);
-levels are declared, not found, so that all hospitals have the same features without a word.
-"""
+"""The rows of a CSV text as features and classes, by a schema; errors name line and column."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.io.text_files import csv_lines, same_text
 from fedsilo.datasets.silo.measures import LeftOutRows
+from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.feature_statistics import FeatureStatistics
 from fedsilo.models.contract.one_line import one_line
 
 _LARGEST = float(np.finfo(np.float32).max)  # what a feature can hold
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column: ``kind`` numeric, categorical or ignored; ``levels`` of a categorical one.
-
-    ``mean`` and ``std`` standardise a numeric column, if they are declared. ``edges`` are those of
-    its histogram in a survey; without them they follow from mean and standard deviation.
-    """
-
-    name: str
-    kind: str = "numeric"
-    levels: tuple[str, ...] = ()
-    mean: float | None = None
-    std: float | None = None
-    edges: tuple[float, ...] = ()
-
-    def survey_edges(self) -> tuple[float, ...]:
-        """Return the edges of its histogram, or none if nothing declares them."""
-        if self.edges or self.mean is None or self.std is None:
-            return self.edges
-        return tuple(self.mean + step * self.std for step in range(-3, 4))
-
-
-@dataclass(frozen=True)
-class TableSchema:
-    """What every hospital's table looks like.
-
-    Attributes:
-        columns: in file order where there is no header; without the label.
-        label: name of the label column; without a header it is the last.
-        classes: class name -> the label's values that mean it, in class order.
-        missing: texts that mark a missing value.
-        policy: ``drop`` rows with a missing value, or ``impute`` it by the pooled mean.
-        header: whether the first line names the columns.
-        delimiter: separates values.
-    """
-
-    columns: tuple[Column, ...]
-    label: str
-    classes: Mapping[str, tuple[str, ...]]
-    missing: tuple[str, ...] = ("", "?")
-    policy: str = "drop"
-    header: bool = True
-    delimiter: str = ","
-    sites: Mapping[str, str] = field(default_factory=dict)
-    test_share: float = 0.34
-    split_seed: int = 43
-
-    def features(self) -> tuple[str, ...]:
-        """Return the features' names: numeric columns, then ``column=level`` of the others."""
-        numbers = [column.name for column in self.columns if column.kind == "numeric"]
-        levels = [f"{one.name}={level}" for one in self.columns for level in one.levels[1:]]
-        return (*numbers, *levels)
-
-    def digest(self) -> str:
-        """Return a SHA-256 of all that must be the same at every site for one model to fit all."""
-        facts = [
-            [[c.name, c.kind, c.levels, c.mean, c.std] for c in self.columns],
-            [self.label, [[name, sorted(values)] for name, values in self.classes.items()]],
-            [sorted(same_text(mark) for mark in self.missing), self.policy],
-        ]
-        return json_digest(facts)
-
-    def lacks(self, token: str) -> bool:
-        """Return whether ``token`` marks a missing value; '-9.0' is the mark '-9'."""
-        return same_text(token) in {same_text(mark) for mark in self.missing}
-
-    def declared(self) -> FeatureStatistics | None:
-        """Return declared mean and standard deviation, or None if a numeric column has none.
-
-        One-hot features are shifted by an equal share of each level, which a missing one gets.
-        """
-        numeric = [column for column in self.columns if column.kind == "numeric"]
-        pairs = [(c.mean, c.std) for c in numeric if c.mean is not None and c.std is not None]
-        if len(pairs) < len(numeric):
-            return None
-        for column in self.columns:  # a first level has no feature: all of the others are 0 there
-            pairs += [(1 / len(column.levels), 1.0) for _ in column.levels[1:]]
-        return FeatureStatistics(
-            np.array([mean for mean, _ in pairs]), np.array([std for _, std in pairs])
-        )
-
-
-@dataclass(frozen=True)
 class Table:
     """A hospital's rows: ``rows`` (n, features) float32 with NaN, ``labels`` (n,) int64.
 
-    Errors about them name line and column and never a value, since errors travel to the server.
+    ``left_out`` counts the rows that are not among them. Errors about rows name line and column and
+    never a value, since errors travel to the server.
     """
 
     rows: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64]
-    dropped: int
+    left_out: LeftOutRows
 
 
 def parse_table(text: str, schema: TableSchema, where: str) -> Table:
@@ -132,17 +46,22 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
             the schema does not know; with line and column.
     """
     reader, lines = _opened(text, schema, where)
+    used = [name for name in reader.names if name in {*schema.used(), schema.label.column}]
+    missing = dict.fromkeys(used, 0)
     rows: list[list[float]] = []
     labels: list[int] = []
     for number, line in lines:
         tokens = reader.tokens(number, line)
-        if schema.lacks(tokens[schema.label]):
-            continue
-        features, label = reader.features(number, tokens), reader.label(number, tokens)
-        if schema.policy == "impute" or not any(map(math.isnan, features)):
-            rows.append(features)
-            labels.append(label)
-    return Table(_matrix(rows, schema), np.array(labels, dtype=np.int64), len(lines) - len(rows))
+        lacking = [name for name in missing if schema.lacks(tokens[name])]
+        if schema.label.column not in lacking:
+            features, label = reader.features(number, tokens), reader.label(number, tokens)
+            if schema.policy == "impute" or not lacking:
+                rows.append(features)
+                labels.append(label)
+                continue
+        missing |= {name: missing[name] + 1 for name in lacking}
+    left_out = LeftOutRows(len(lines) - len(rows), missing)
+    return Table(_matrix(rows, schema), np.array(labels, dtype=np.int64), left_out)
 
 
 @dataclass(frozen=True)
@@ -179,31 +98,13 @@ def parse_new_rows(text: str, schema: TableSchema, where: str) -> NewRows:
     lacking: dict[int, tuple[str, ...]] = {}
     for number, line in lines:
         tokens = reader.tokens(number, line)
-        features, missing = reader.features(number, tokens), reader.missing(tokens)
+        features = reader.features(number, tokens)
+        missing = tuple(name for name in schema.used() if schema.lacks(tokens[name]))
         if missing and schema.policy == "drop":
             lacking[number] = missing
         else:
             kept[number] = features
     return NewRows(tuple(kept), _matrix(list(kept.values()), schema), lacking)
-
-
-def left_out_rows(text: str, schema: TableSchema, where: str) -> LeftOutRows:
-    """Return how many rows of a CSV text ``parse_table`` drops, and which columns lack a value.
-
-    Raises:
-        DataError: as ``parse_table`` does.
-    """
-    reader, lines = _opened(text, schema, where)
-    used = {column.name for column in schema.columns if column.kind != "ignored"} | {schema.label}
-    missing = {name: 0 for name in reader.names if name in used}
-    count = 0
-    for number, line in lines:
-        tokens = reader.tokens(number, line)
-        lacking = [name for name in missing if schema.lacks(tokens[name])]
-        if schema.label in lacking or (lacking and schema.policy == "drop"):
-            count += 1
-            missing |= {name: missing[name] + 1 for name in lacking}
-    return LeftOutRows(count, missing)
 
 
 def _matrix(rows: list[list[float]], schema: TableSchema) -> npt.NDArray[np.float32]:
@@ -218,9 +119,9 @@ def _opened(
     lines = csv_lines(text, where, schema.delimiter)
     names = [column.name for column in schema.columns]
     first = [name.strip() for name in lines[0][1]] if lines else []
-    labelled = schema.label in first if schema.header else len(first) == len(names) + 1
+    labelled = schema.label.column in first if schema.header else len(first) == len(names) + 1
     if label_needed or labelled:
-        names.append(schema.label)
+        names.append(schema.label.column)
     if schema.header:
         _check_header(first, names, where)
         names, lines = first, lines[1:]
@@ -255,11 +156,6 @@ class _RowReader:
                 f"{len(self.names)} columns ({', '.join(self.names)}); correct the line"
             )
         return {name: token.strip() for name, token in zip(self.names, line, strict=True)}
-
-    def missing(self, tokens: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the columns of features that lack a value."""
-        used = (column.name for column in self.schema.columns if column.kind != "ignored")
-        return tuple(name for name in used if self.schema.lacks(tokens[name]))
 
     def features(self, number: int, tokens: Mapping[str, str]) -> list[float]:
         """Return the features of a line's values, NaN where one is missing."""
@@ -301,12 +197,12 @@ class _RowReader:
     def label(self, number: int, tokens: Mapping[str, str]) -> int:
         """Return the class of a line."""
         classes = list(self.schema.classes.values())
-        text = same_text(tokens[self.schema.label])
+        text = same_text(tokens[self.schema.label.column])
         for index, values in enumerate(classes):
             if text in values:
                 return index
         raise DataError(
-            f"{self.where}, line {number}, column '{self.schema.label}': this label is none "
+            f"{self.where}, line {number}, column '{self.schema.label.column}': this label is none "
             f"of {_listed(chain(*classes))}; correct it, or declare it under 'classes'"
         )
 

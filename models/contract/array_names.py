@@ -30,17 +30,14 @@ def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
     return {f"{prefix}{name}": array for name, array in arrays.items()}
 
 
-def site_and_array(name: str) -> tuple[str, str]:
-    """Split ``<site>/<array>``, a name without its kind; without a '/' it is all the site's."""
-    site, _, array = name.partition("/")
-    return site, array
-
-
 def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
-    """Return arrays named ``<site>/<array>`` as site -> array -> value, sorted by site."""
+    """Return arrays named ``<site>/<array>`` as site -> array -> value, sorted by site.
+
+    A name without a '/' is all the site's.
+    """
     sites: dict[str, dict[str, A]] = {}
     for name, array in arrays.items():
-        site, own_name = site_and_array(name)
+        site, _, own_name = name.partition("/")
         sites.setdefault(site, {})[own_name] = array
     return dict(sorted(sites.items()))
 

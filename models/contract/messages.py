@@ -83,17 +83,9 @@ class Instruction:
 
     def to_config(self) -> dict[str, Value]:
         """Return the instruction as keys and values of a ConfigRecord."""
-        return {
-            "round": self.round,
-            "phase": self.phase,
-            "step": self.step,
-            "run-name": self.run_name,
-            "run-dir": self.run_dir,
-            "evaluate": self.evaluate,
-            "expects-state": self.expects_state,
-            "returns": self.returns,
-            **{f"{_NOTE}{name}": value for name, value in self.notes.items()},
-        }
+        said = {name.replace("_", "-"): value for name, value in vars(self).items()}
+        del said["notes"]
+        return said | {f"{_NOTE}{name}": value for name, value in self.notes.items()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Instruction:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from fedsilo.models.figures.palette import AMOUNTS, SIGNED
 
@@ -40,7 +39,7 @@ def annotated_heat_map(
     """
     table = np.array([[np.nan if value is None else value for value in row] for row in values])
     # A table of zeros, or of empty cells, has no scale of its own: any but 0 will do
-    limit = top or _largest(table) or 1.0
+    limit = top or float(np.nan_to_num(np.abs(table)).max(initial=0.0)) or 1.0
     lowest = -limit if signed else 0.0
     drawn = axes.imshow(
         table, cmap=SIGNED if signed else AMOUNTS, vmin=lowest, vmax=limit, aspect="auto"
@@ -60,8 +59,3 @@ def annotated_heat_map(
     axes.set_xticks(range(len(columns)), columns, fontsize="small", rotation=40, ha="right")
     axes.set_yticks(range(len(rows)), rows, fontsize="small")
     axes.set_title(title, fontsize="small")
-
-
-def _largest(table: npt.NDArray[Any]) -> float:
-    present = np.abs(table[~np.isnan(table)])
-    return float(present.max()) if present.size else 0.0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,22 +35,16 @@ def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[Non
             part.training = mode
 
 
-class Classifier(Protocol):
-    """A network whose dropout is between its features and its logits."""
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Map features (batch, ...) to logits (batch, classes)."""
-        ...
-
-
-def mc_dropout_probabilities(network: Classifier, features: Tensor, passes: int) -> Tensor:
+def mc_dropout_probabilities(
+    classify: Callable[[Tensor], Tensor], features: Tensor, passes: int
+) -> Tensor:
     """Return the mean softmax over ``passes`` samples of dropout: (batch, classes), float64.
 
-    The caller has put the network in ``only_dropout_active``, and torch's global generator, the
-    only one that dropout reads, under ``models.contract.seeding.seeded``.
+    ``classify`` maps a network's features (batch, ...) to logits (batch, classes), and all dropout
+    is in it. The caller has put the network in ``only_dropout_active``, and torch's global
+    generator, the only one that dropout reads, under ``models.contract.seeding.seeded``.
     """
-    # No dropout precedes the features: only ``classify`` differs between passes
-    total = torch.softmax(network.classify(features).float(), dim=-1).double()
+    total = torch.softmax(classify(features).float(), dim=-1).double()
     for _ in range(passes - 1):
-        total += torch.softmax(network.classify(features).float(), dim=-1).double()
+        total += torch.softmax(classify(features).float(), dim=-1).double()
     return total / passes

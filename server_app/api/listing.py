@@ -23,16 +23,15 @@ def fetch(
 ) -> Iterator[str]:
     """Download a data set's files and verify their checksums; yield lines about each."""
     from fedsilo.datasets.io.download import fetch
-    from fedsilo.datasets.io.public_files import refuse_unaccepted
-    from fedsilo.datasets.registry import data_set, licences
+    from fedsilo.datasets.registry import data_set
 
-    files, licence = data_set(dataset).files, licences(dataset)
-    yield from licence.lines() if licence else ()
-    if files is None or licence is None:
-        by_hand = f"; get them from {licence.source}" if licence and licence.terms else ""
+    public = data_set(dataset).licence
+    yield from public.lines() if public else ()
+    if public is None or not public.files:
+        by_hand = f"; get them from {public.url}" if public and public.terms else ""
         raise DataError(f"data set '{dataset}' has no public files: nothing to fetch{by_hand}")
-    refuse_unaccepted(dataset, licence, accept_licence)
-    yield from fetch(files, Path(data_dir), base_url)
+    public.refuse_unaccepted(accept_licence)
+    yield from fetch(public, Path(data_dir), base_url)
 
 
 def datasets(*, data_dir: AnyPath = "") -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, ge
 from fedsilo.datasets.images.dataset import ImageDataSet
 from fedsilo.datasets.images.decoding import BrokenImageError
 from fedsilo.datasets.io.locations import find_places
-from fedsilo.datasets.registry import DATA_SETS, data_set, image_reader, load_silo
+from fedsilo.datasets.registry import DATA_SETS, data_set, image_reader, load_silo, silo_names
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 from tests.support.colour import write_cifar10, write_cifar100, write_gtsrb
@@ -78,7 +78,7 @@ def _data_and_site(name: str, folder: Path, request: pytest.FixtureRequest) -> t
     data = data_set(name)
     needs = data.files is not None or name in ("isic2019", "mini-mias")
     real: Path = request.getfixturevalue("real_data") if needs else folder
-    return real, data.silo_names(settings_for(name, real))[0]
+    return real, silo_names(settings_for(name, real))[0]
 
 
 def _share(name: str) -> float:

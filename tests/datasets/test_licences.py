@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 
 from fedsilo.datasets.io import download
-from fedsilo.datasets.io.public_files import Licence, refuse_unaccepted
-from fedsilo.datasets.registry import DATA_SETS, data_set, licences, overview
+from fedsilo.datasets.io.public_files import PublicFiles
+from fedsilo.datasets.registry import DATA_SETS, data_set, overview
 from fedsilo.models.contract.errors import DataError
 from fedsilo.server_app.cli.main import main
 
 PUBLIC = [name for name in DATA_SETS if data_set(name).origin == "public"]
-ASKED = [name for name in PUBLIC if (held := licences(name)) and held.terms]
+ASKED = [name for name in PUBLIC if (held := data_set(name).licence) and held.terms]
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
 def test_public_data_sets_have_a_licence_and_a_source_and_others_have_none(name: str) -> None:
-    held = licences(name)
+    held = data_set(name).licence
     if name not in PUBLIC:
         assert held is None
         return
     assert held is not None
     assert held.licence
-    assert held.source.startswith(("http://", "https://"))
-    assert held.size >= 0
+    assert held.url.startswith(("http://", "https://"))
+    assert held.bytes() >= 0
     told = list(held.lines())
     assert [line.partition(":")[0] for line in told] == ["licence", "source", "size", "terms"]
 
@@ -47,15 +47,15 @@ def test_research_only_and_unlicensed_data_sets_have_terms() -> None:
     [(0, "not stated"), (999, "999 bytes"), (39_570, "39.6 kB"), (9_100_000_000, "9.1 GB")],
 )
 def test_a_size_is_said_as_people_say_it(size: int, text: str) -> None:
-    assert Licence("MIT", "https://example.org", size).size_text() == text
+    assert PublicFiles("a", "https://example.org", "MIT", size=size).size_text() == text
 
 
 def test_terms_are_refused_until_they_are_accepted() -> None:
-    held = Licence("x", "https://example.org", terms="for research only")
+    held = PublicFiles("a", "https://example.org", "x", terms="for research only")
     with pytest.raises(DataError, match=r"\(for research only; https://example.org\).*accept"):
-        refuse_unaccepted("a", held, accepted=False)
-    refuse_unaccepted("a", held, accepted=True)
-    refuse_unaccepted("a", Licence("MIT", "https://example.org"), accepted=False)
+        held.refuse_unaccepted(accepted=False)
+    held.refuse_unaccepted(accepted=True)
+    PublicFiles("a", "https://example.org", "MIT").refuse_unaccepted(accepted=False)
 
 
 def test_fetch_says_the_terms_and_brings_nothing_without_agreement(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.radiographs.masks import MaskedSilo
+from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.synthetic import phantoms
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.settings import CommonSettings
@@ -141,7 +141,7 @@ def test_a_run_of_another_size_fits_once_the_size_is_left_at_its(
 class _Uneven(phantoms.AngiogramPhantom):
     """Sites of which each has a size of its own, unless the settings give one for all."""
 
-    def load_masked(self, name: str, settings: CommonSettings, places: Places) -> MaskedSilo:
+    def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         size = settings.image_size or {"human": 32, "animal": 40}[name]
         return super().load_masked(name, dataclasses.replace(settings, image_size=size), places)
 

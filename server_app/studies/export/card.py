@@ -132,7 +132,7 @@ def _terms_of(name: str) -> str:
     """Return the terms on which a data set may be used, in words."""
     data = data_set(name)
     if known := data.licence:
-        return f"licence {known.licence} ({known.source}); {known.terms or 'no further terms'}"
+        return f"licence {known.licence} ({known.url}); {known.terms or 'no further terms'}"
     if data.origin == "made-up":
         return "made up by fedsilo, no patient is in it"
     return "the sites' own, on the terms of each site"

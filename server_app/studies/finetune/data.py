@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsilo.datasets.radiographs.masks import MaskedSplit, load_masked_silo
+from fedsilo.datasets.radiographs.masks import load_masked_silo
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.datasets.silo.silos import SPLITS, Split
 from fedsilo.models.contract.errors import DataError, SettingError
@@ -84,17 +84,14 @@ def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
     for silo in silos:
         for name, split in silo.splits().items():
             _check_masks(f"{settings.dataset}, site {silo.name}, {name}", split)
-    shapes = {tuple(silo.train.inputs.shape[1:]) for silo in silos}
+    shapes = {silo.task.input_shape for silo in silos}
     if len(shapes) > 1:
         raise DataError(
             f"sites {', '.join(sites)} have images of different sizes "
             f"({', '.join(map(str, sorted(shapes)))}): set 'image-size'"
         )
-    parts = [
-        {name: Split(split.inputs, split.masks) for name, split in silo.splits().items()}
-        for silo in silos
-    ]
-    pooled = _pool(settings, parts, sites, Task(shapes.pop(), 2), silos[0].classes)
+    parts = [silo.splits() for silo in silos]
+    pooled = _pool(settings, parts, sites, silos[0].task, silos[0].classes)
     for name in ("train", "val"):
         if not getattr(pooled, name).labels.any():
             raise DataError(
@@ -109,14 +106,14 @@ def _refuse_no_sites(settings: CommonSettings, sites: Sequence[str]) -> None:
         raise DataError(f"data set '{settings.dataset}' has no sites on this machine")
 
 
-def _check_masks(where: str, split: MaskedSplit) -> None:
-    images, masks = tuple(split.inputs.shape), tuple(split.masks.shape)
+def _check_masks(where: str, split: Split) -> None:
+    images, masks = tuple(split.inputs.shape), tuple(split.labels.shape)
     if masks != (images[0], *images[2:]):
         raise DataError(
             f"{where}: {images[0]} images are {images[2]}x{images[3]} pixels, and their masks "
             f"{masks}: a mask must have its image's size"
         )
-    if len(split) and (value := int(split.masks.max())) > 1:
+    if len(split) and (value := int(split.labels.max())) > 1:
         raise DataError(
             f"{where}: a mask holds {value}; it must be 0 on the background and 1 on the catheter"
         )

@@ -16,7 +16,7 @@ from fedsilo.datasets.images.decoding import Decoded
 from fedsilo.datasets.images.index import ImageIndex, in_public, joined, take_share
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import check_data_settings
-from fedsilo.datasets.silo.silos import Silo, Split, fingerprint, no_such_silo
+from fedsilo.datasets.silo.silos import Silo, Split, fingerprint
 from fedsilo.datasets.synthetic.phantoms import DERMOSCOPY_PHANTOM
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
@@ -37,15 +37,10 @@ class Flat(ImageDataSet):
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         return {"even": ("0",), "odd": ("1",)}
 
-    def silo_names(self, settings: CommonSettings) -> list[str]:
-        return ["a", "b"]
-
-    def sites(self, settings: CommonSettings, places: Places) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         return ["a", "b"]
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        if site not in ("a", "b"):
-            raise no_such_silo(site, ["a", "b"])
         assert places.data is not None
         numbers = range(self.count) if site == "a" else range(self.count, 2 * self.count)
         whole = ImageIndex(

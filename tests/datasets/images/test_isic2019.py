@@ -179,7 +179,7 @@ def test_images_that_the_list_of_available_ones_lacks_are_not_looked_for(places:
     silo = load(places)
     assert (silo.dropped, len(shown(silo))) == (0, 11)
     rewrite(places, lambda _: "image\nM0\n", "available.csv")
-    assert ISIC2019.sites(ISIC, places) == []
+    assert ISIC2019.silo_names(ISIC, places) == []
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def real(real_data: Path, tmp_path: Path) -> Places:
 
 def test_the_real_centres_have_the_sizes_and_lesions_of_their_list(real: Places) -> None:
     assert real.data is not None
-    assert ISIC2019.sites(ISIC, real) == list(REAL)
+    assert ISIC2019.silo_names(ISIC, real) == list(REAL)
     with (real.data / "isic2019" / "available.csv").open() as file:
         listed = {row["image"]: row for row in csv.DictReader(file)}
     for site, count in REAL.items():

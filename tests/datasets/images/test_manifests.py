@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fedsilo.datasets.images.manifests import IMAGES, read_declaration
+from fedsilo.datasets.images.manifests import IMAGES, Declaration
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import load_silo, silo_count, silo_names
 from fedsilo.datasets.silo.silos import Silo
@@ -142,8 +142,8 @@ def test_sites_whose_classes_labels_or_sizes_differ_have_another_schema(places: 
 def test_a_plain_list_of_classes_names_their_labels(places: Places) -> None:
     assert places.data is not None
     rewrite(places, "images.yaml", lambda _: "sites: {a: a.csv}\nclasses: [x, y]\n")
-    found = read_declaration(places.data / "images.yaml")
-    assert found.classes == {"x": ("x",), "y": ("y",)}
+    found = IMAGES.declaration(places.data)
+    assert found.classes == {"x": ["x"], "y": ["y"]}
     assert (found.image_size, found.test_share) == (224, 0.25)
 
 
@@ -350,9 +350,7 @@ def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
 
 
 def test_the_documentation_names_each_key_of_the_declaration_and_column() -> None:
-    from fedsilo.datasets.images.manifests import ImagesModel
-
-    keys = [field.alias for field in ImagesModel.model_fields.values()]
+    keys = [field.alias for field in Declaration.model_fields.values()]
     text = (Path(__file__).resolve().parents[3] / "docs" / "images.md").read_text()
     text, _ = text.split("## Dermoscopic images of six centres")
     rows = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))

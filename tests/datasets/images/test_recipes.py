@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.datasets.images.manifests import read_declaration
+from fedsilo.datasets.images.manifests import Declaration
 from fedsilo.datasets.images.recipes import RECIPES, write_manifest
+from fedsilo.datasets.silo.declared_silos import read_declared
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.server_app.cli.main import main
 
@@ -107,7 +108,7 @@ def test_a_folder_becomes_a_manifest_and_a_declaration_that_is_read(
     start = next(place for place, line in enumerate(said) if line.startswith("for "))
     declared = tmp_path / "declared.yaml"
     declared.write_text("\n".join(said[start + 1 :]))
-    declaration = read_declaration(declared)
+    declaration = read_declared(declared, Declaration)
     assert declaration.sites == {name: "source/manifest.csv"}
     labels = {line.split(",")[1] for line in manifest.splitlines()[1:]}
     assert labels <= {label for known in declaration.classes.values() for label in known}

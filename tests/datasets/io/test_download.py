@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.datasets.io.download import fetch
-from fedsilo.datasets.io.public_files import RemoteFile
-from fedsilo.datasets.shifted.pools import Source
-from fedsilo.datasets.shifted.sources import SOURCES
+from fedsilo.datasets.io.public_files import PublicFiles, RemoteFile, public_data
 from fedsilo.models.contract.errors import DataError
 from tests.support.archives import write_zip
 
@@ -62,16 +60,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 @pytest.fixture
-def source(server: Server) -> Source:
+def source(server: Server) -> PublicFiles:
     files = tuple(
         RemoteFile(name, hashlib.md5(body, usedforsecurity=False).hexdigest())
         for name, body in CONTENT.items()
     )
-    return dataclasses.replace(SOURCES["mnist"], files=files, url=server.url)
+    return dataclasses.replace(public_data()["mnist"], files=files, url=server.url)
 
 
 def test_files_come_into_the_folder_of_their_source_with_a_line_each(
-    server: Server, source: Source, tmp_path: Path
+    server: Server, source: PublicFiles, tmp_path: Path
 ) -> None:
     lines = list(fetch(source, tmp_path / "new"))
     found = {path.name: path.read_bytes() for path in (tmp_path / "new" / "mnist").iterdir()}
@@ -82,7 +80,7 @@ def test_files_come_into_the_folder_of_their_source_with_a_line_each(
 
 
 def test_files_that_are_there_already_are_not_asked_for_again(
-    server: Server, source: Source, tmp_path: Path
+    server: Server, source: PublicFiles, tmp_path: Path
 ) -> None:
     list(fetch(source, tmp_path))
     server.asked.clear()
@@ -92,7 +90,7 @@ def test_files_that_are_there_already_are_not_asked_for_again(
 
 
 def test_content_with_another_checksum_is_refused_and_never_written(
-    server: Server, source: Source, tmp_path: Path
+    server: Server, source: PublicFiles, tmp_path: Path
 ) -> None:
     server.content["images.gz"] = b"something else"
     (tmp_path / "mnist").mkdir()
@@ -105,7 +103,7 @@ def test_content_with_another_checksum_is_refused_and_never_written(
 
 
 def test_another_base_url_is_asked_in_place_of_the_public_one(
-    server: Server, source: Source, tmp_path: Path
+    server: Server, source: PublicFiles, tmp_path: Path
 ) -> None:
     elsewhere = dataclasses.replace(source, url="http://127.0.0.1:1/")
     list(fetch(elsewhere, tmp_path, base_url=server.url.rstrip("/")))
@@ -113,7 +111,7 @@ def test_another_base_url_is_asked_in_place_of_the_public_one(
 
 
 def test_a_file_that_the_server_lacks_is_refused_by_its_address(
-    server: Server, source: Source, tmp_path: Path
+    server: Server, source: PublicFiles, tmp_path: Path
 ) -> None:
     del server.content["labels.gz"]
     with pytest.raises(DataError, match=f"{server.url}labels.gz cannot be downloaded.*base-url"):
@@ -122,29 +120,29 @@ def test_a_file_that_the_server_lacks_is_refused_by_its_address(
 
 
 def test_a_download_that_breaks_off_is_refused(
-    server: Server, source: Source, tmp_path: Path
+    server: Server, source: PublicFiles, tmp_path: Path
 ) -> None:
     server.breaks_off = True
     with pytest.raises(DataError, match=r"images\.gz cannot be downloaded"):
         list(fetch(source, tmp_path))
 
 
-def test_an_address_without_a_scheme_is_refused(source: Source, tmp_path: Path) -> None:
+def test_an_address_without_a_scheme_is_refused(source: PublicFiles, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"example/images\.gz cannot be downloaded"):
         list(fetch(source, tmp_path, base_url="example/"))
 
 
 def test_a_source_without_files_brings_nothing_and_asks_nobody(tmp_path: Path) -> None:
-    assert list(fetch(SOURCES["digits"], tmp_path / "new")) == []
+    assert list(fetch(public_data()["digits"], tmp_path / "new")) == []
     assert not (tmp_path / "new").exists()
 
 
-def _packed(server: Server, name: str, content: bytes) -> Source:
+def _packed(server: Server, name: str, content: bytes) -> PublicFiles:
     """Return GTSRB's source with one archive, which the server holds."""
     server.content[name] = content
     md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
     file = RemoteFile(name, md5, len(content), unpacked="GTSRB/Final_Test")
-    return dataclasses.replace(SOURCES["gtsrb"], files=(file,), url=server.url)
+    return dataclasses.replace(public_data()["gtsrb"], files=(file,), url=server.url)
 
 
 def test_an_archive_is_unpacked_where_its_data_set_wants_it_and_once(

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from fedsilo.datasets.io.locations import Places, find_places, weight_paths
-from fedsilo.datasets.shifted.sources import SOURCES
+from fedsilo.datasets.io.public_files import public_data
 from fedsilo.models.contract.errors import DataError
 
-MNIST = SOURCES["mnist"]
+MNIST = public_data()["mnist"]
 TEST_LABELS = "t10k-labels-idx1-ubyte.gz"
 
 

@@ -210,10 +210,10 @@ class _Sites(DataSet):
 
     name = "sites"
 
-    def silo_names(self, settings: CommonSettings) -> list[str]:
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         return ["one", "two"]
 
-    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         site, count = (1, 40) if name == "one" else (2, 20)
         numbers = torch.tensor([[site, number] for number in range(count)], dtype=torch.int16)
         # The first site's labels are sorted, the second's take turns

@@ -17,8 +17,9 @@ from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, ge
 from fedsilo.datasets.images.decoding import BrokenImageError
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.radiographs.endovascular import ENDOVASCULAR, read_picture
-from fedsilo.datasets.radiographs.masks import MaskedSilo, load_masked_silo
+from fedsilo.datasets.radiographs.masks import load_masked_silo
 from fedsilo.datasets.registry import check_data_settings, load_silo, silo_names
+from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 
@@ -83,7 +84,7 @@ def rewrite(places: Places, change: Callable[[str], str], name: str = "human/lis
     path.write_text(change(path.read_text()))
 
 
-def load(places: Places, **changes: Any) -> MaskedSilo:
+def load(places: Places, **changes: Any) -> Silo:
     return load_masked_silo("human", dataclasses.replace(OWN, **changes), places)
 
 
@@ -117,8 +118,8 @@ def test_a_silo_has_all_images_and_its_masked_one_those_with_masks(places: Place
 
 def test_the_mask_is_cropped_as_its_image_and_has_two_values(places: Places) -> None:
     for part in load(places).splits().values():
-        assert part.masks.dtype == torch.uint8
-        for image, mask in zip(part.inputs, part.masks, strict=True):
+        assert part.labels.dtype == torch.uint8
+        for image, mask in zip(part.inputs, part.labels, strict=True):
             number = round(int(image[0, 0, 8]) / 10)
             assert (image == 10 * number).all()  # the outer columns are gone
             assert (mask[number] == 1).all()
@@ -133,7 +134,7 @@ def test_a_mask_is_resized_to_the_nearest_pixel(places: Places, write: Callable[
     for size in (16, 32, 64):
         half = np.kron(np.eye(4), np.ones((size // 4, size // 4)))
         for part in load(places, image_size=size).splits().values():
-            assert (part.masks.numpy() == half).all()
+            assert (part.labels.numpy() == half).all()
 
 
 @pytest.mark.parametrize(
@@ -154,8 +155,8 @@ def test_whatever_is_not_0_is_catheter(places: Places, mask: Image.Image) -> Non
     rewrite(places, lambda text: re.sub(r"mask-doe-\d+", "one", text))
     mask.save(places.data / "human" / "frames" / "one.png")
     for part in load(places).splits().values():
-        assert (part.masks[:, 3] == 1).all()
-        assert part.masks.sum() == 16 * len(part)
+        assert (part.labels[:, 3] == 1).all()
+        assert part.labels.sum() == 16 * len(part)
 
 
 def test_masks_need_no_column_for_training_but_for_segmentation(places: Places) -> None:
@@ -232,21 +233,21 @@ def test_a_given_split_holds_for_masks_too(places: Places) -> None:
 def test_a_changed_mask_is_read_again_and_an_equal_one_is_not(
     places: Places, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = load(places).train.masks.clone()
+    first = load(places).train.labels.clone()
     write("frames/mask-doe-0.png", np.full_like(marked(0), 255))
     second = load(places)
-    total = sum(int(part.masks.sum()) for part in second.splits().values())
+    total = sum(int(part.labels.sum()) for part in second.splits().values())
     assert total == 8 * 16 + 16 * 16
     assert len(second.train) == len(first)
     monkeypatch.setattr("fedsilo.datasets.radiographs.endovascular.read_picture", None)
-    assert torch.equal(load(places).train.masks, second.train.masks)
+    assert torch.equal(load(places).train.labels, second.train.labels)
 
 
 def test_sample_share_leaves_masks_with_their_images(places: Places) -> None:
     some = load(places, sample_share=0.7)
     assert 2 <= sum(map(len, some.splits().values())) < 9
     for part in some.splits().values():
-        for image, mask in zip(part.inputs, part.masks, strict=True):
+        for image, mask in zip(part.inputs, part.labels, strict=True):
             assert mask[round(int(image[0, 0, 0]) / 10)].all()
 
 

@@ -14,10 +14,11 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
-from fedsilo.datasets.images.manifests import read_declaration
+from fedsilo.datasets.images.manifests import IMAGES
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.radiographs.mammography import MAMMOGRAPHY
 from fedsilo.datasets.registry import check_data_settings, load_silo, silo_names
+from fedsilo.datasets.silo.declared_silos import read_declared
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
@@ -128,14 +129,15 @@ def test_monochrome1_and_2_of_one_picture_are_equal(places: Places) -> None:
 
 def test_the_declared_size_share_and_bits_have_defaults(places: Places) -> None:
     assert silo_names(dataclasses.replace(OWN, data_dir=str(places.data))) == ["north", "south"]
-    form = MAMMOGRAPHY.form
     assert places.data is not None
-    path = places.data / form.file
-    rewrite(places, form.file, lambda text: text.replace("image-size: 16\n", ""))
-    found = read_declaration(path, form)
+    path = places.data / MAMMOGRAPHY.file
+    rewrite(places, MAMMOGRAPHY.file, lambda text: text.replace("image-size: 16\n", ""))
+    found = read_declared(path, MAMMOGRAPHY.model)
     assert (found.image_size, found.test_share, found.bits) == (2048, 0.2, 16)
-    rewrite(places, form.file, lambda text: text + "image-size: 4096\ntest-share: 0\nbits: 12\n")
-    found = read_declaration(path, form)
+    rewrite(
+        places, MAMMOGRAPHY.file, lambda text: text + "image-size: 4096\ntest-share: 0\nbits: 12\n"
+    )
+    found = read_declared(path, MAMMOGRAPHY.model)
     assert (found.image_size, found.test_share, found.bits) == (4096, 0, 12)
 
 
@@ -162,7 +164,7 @@ def test_bits_mean_nothing_to_images_of_8(places: Places) -> None:
     assert places.data is not None
     (places.data / "images.yaml").write_text(DECLARATION + "bits: 8\n")
     with pytest.raises(DataError, match="unknown key 'bits'"):
-        read_declaration(places.data / "images.yaml")
+        IMAGES.declaration(places.data)
 
 
 def test_declaring_other_bits_makes_another_silo(places: Places) -> None:
@@ -243,10 +245,8 @@ def test_the_documentations_example_and_keys_are_those_that_are_read(tmp_path: P
     text = (Path(__file__).resolve().parents[3] / "docs" / "mammograms.md").read_text()
     path = tmp_path / "mammography.yaml"
     path.write_text(text.split("```yaml\n")[1].split("```")[0])
-    found = read_declaration(path, MAMMOGRAPHY.form)
-    assert found == dataclasses.replace(
-        read_declaration(path, MAMMOGRAPHY.form), image_size=2048, test_share=0.2, bits=16
-    )
+    found = read_declared(path, MAMMOGRAPHY.model)
+    assert (found.image_size, found.test_share, found.bits) == (2048, 0.2, 16)
     assert list(found.classes) == ["not-malignant", "malignant"]
     assert all(
         f"`{key}`" in text for key in ("sites", "classes", "image-size", "test-share", "bits")

@@ -10,7 +10,6 @@ import torch
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.radiographs.masks import (
     MASK_CLASSES,
-    MaskedSplit,
     load_masked_silo,
     masked_data_sets,
     masked_silo,
@@ -40,14 +39,9 @@ def test_the_last_channel_becomes_the_mask_and_the_others_stay_the_image() -> No
     }
     assert masked.train.inputs.shape == (3, 1, 3, 3)
     assert (masked.train.inputs == 7).all()
-    assert masked.train.masks.dtype == torch.uint8
-    assert masked.train.masks[:, 1, 1].tolist() == [0, 1, 0]
-    assert (masked.val.inputs.shape, masked.val.masks.shape) == ((0, 1, 3, 3), (0, 3, 3))
-
-
-def test_a_masked_split_is_as_long_as_it_has_images() -> None:
-    found = MaskedSplit(torch.zeros(4, 1, 2, 2), torch.zeros(4, 2, 2, dtype=torch.uint8))
-    assert len(found) == 4
+    assert masked.train.labels.dtype == torch.uint8
+    assert masked.train.labels[:, 1, 1].tolist() == [0, 1, 0]
+    assert (masked.val.inputs.shape, masked.val.labels.shape) == ((0, 1, 3, 3), (0, 3, 3))
 
 
 def test_a_data_set_without_masks_is_answered_with_those_that_have_some(tmp_path: Path) -> None:
@@ -71,4 +65,4 @@ def test_masked_silos_lie_where_the_settings_say_unless_places_are_given(tmp_pat
     again = load_masked_silo("human", settings, Places(None, tmp_path / "other"))
     for part, other in zip(first.splits().values(), again.splits().values(), strict=True):
         assert np.array_equal(part.inputs, other.inputs)
-        assert np.array_equal(part.masks, other.masks)
+        assert np.array_equal(part.labels, other.labels)

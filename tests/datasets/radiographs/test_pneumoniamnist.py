@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from fedsilo.datasets.registry import check_data_settings, load_silo, silo_names
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
+from tests.fuzz.reply_mutations import npy
 
 OWN = CommonSettings(dataset="pneumoniamnist", intensity_profiles=False)
 SITES = ["vendor-a", "vendor-b", "vendor-c"]
@@ -126,6 +129,7 @@ def test_a_missing_file_is_told_with_where_it_comes_from(places: Places) -> None
     with pytest.raises(DataError, match=r"pneumoniamnist\.npz is missing in .*'fedsilo fetch"):
         load(places)
     files = PNEUMONIAMNIST.files
+    assert files is not None
     assert files.url + files.files[0].name == (
         "https://zenodo.org/records/10519652/files/pneumoniamnist.npz"
     )
@@ -156,7 +160,7 @@ def test_pickled_arrays_are_never_opened(places: Places) -> None:
         ("val_images", np.zeros((15, 28, 28)), "val_images is float64"),
         ("val_images", np.zeros((15, 64, 64), np.uint8), "must be uint8"),
         ("test_images", np.zeros((17, 28, 28), np.uint8), "test_labels is int64"),
-        ("val_labels", np.zeros((15, 2), int), "a whole number for each image"),
+        ("val_labels", np.zeros((15, 2), int), "a whole number for each of 15 images"),
         ("val_labels", np.zeros(15), "val_labels is float64"),
         ("val_labels", np.arange(15) % 3, "must be 0 or 1, each at least 3 times"),
         ("val_labels", np.zeros(15, int), r"there are \[15, 0\] of 15"),
@@ -168,6 +172,51 @@ def test_arrays_of_another_kind_are_refused(
     np.savez(the_file(places), **(arrays() | {name: array}))
     with pytest.raises(DataError, match=said):
         load(places)
+
+
+def archive(places: Places, name: str, content: bytes) -> Path:
+    """Write the file with other bytes in place of an array."""
+    path = the_file(places)
+    with zipfile.ZipFile(path) as whole:
+        members = {member: whole.read(member) for member in whole.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        for member, own in (members | {f"{name}.npy": content}).items():
+            made.writestr(member, own)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (npy("<i8", "(2000000000000,)", b""), "is damaged or no npz file"),
+        (npy("|O", "(1,)", b"\x80\x04N."), "cannot be loaded when allow_pickle=False"),
+        (npy("<i8", "(2,)", bytes(8)), "expected 16 bytes got 8"),
+        (b"no array", "val_labels is no array, and must be a whole number"),
+        (b"", "val_labels is no array"),
+        (bytes(10**8), "val_labels.npy is larger than 47040000 bytes"),
+    ],
+    ids=["too long", "pickle", "cut short", "no array", "empty", "large"],
+)
+def test_a_member_of_another_kind_is_refused(content: bytes, told: str, places: Places) -> None:
+    with pytest.raises(DataError, match=told):
+        read_parts(archive(places, "val_labels", content))
+
+
+@pytest.mark.filterwarnings("ignore:Reading `.npy`")
+def test_any_header_that_is_damaged_is_read_or_refused(places: Places) -> None:
+    """Of some, numpy's own reader lets errors of Python's tokenizer through."""
+    file = io.BytesIO()
+    np.save(file, arrays()["val_labels"])
+    whole, refused = file.getvalue(), list[str]()
+    for at in range(128):
+        for damage in (b"\0", b"{", b"'", b"\n ", b'"""'):
+            path = archive(places, "val_labels", whole[:at] + damage + whole[at + len(damage) :])
+            try:
+                assert read_parts(path)["val"][1].dtype == np.int64
+            except DataError as error:  # nothing else
+                refused.append(str(error))
+    assert len(refused) > 128
+    assert all("pneumoniamnist.npz" in told and told.isprintable() for told in refused)
 
 
 def test_an_array_that_is_not_there_is_named(places: Places) -> None:

@@ -20,7 +20,9 @@ TEST_LABELS = "t10k-labels-idx1-ubyte.gz"
 def test_without_a_data_directory_the_message_says_how_to_name_one(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         open_pool(MNIST, Places(None, tmp_path))
-    assert all(part in str(caught.value) for part in ("'data-dir'", "$FEDSILO_DATA", MNIST.url))
+    assert all(
+        part in str(caught.value) for part in ("'data-dir'", "$FEDSILO_DATA", MNIST.public.url)
+    )
 
 
 def test_files_are_decoded_once_and_mapped_from_the_cache_after(small_places: Places) -> None:

@@ -176,7 +176,7 @@ def test_masked_silo_has_the_same_frames_in_the_same_parts(places: Places) -> No
     made = {image.tobytes(): mask.tobytes() for image, mask in frames}
     for part, own in silo.splits().items():
         assert torch.equal(masked.splits()[part].inputs, own.inputs)
-        for image, mask in zip(own.inputs, masked.splits()[part].masks, strict=True):
+        for image, mask in zip(own.inputs, masked.splits()[part].labels, strict=True):
             assert made[image.numpy().tobytes()] == mask.numpy().tobytes()
 
 
@@ -218,7 +218,9 @@ def test_masked_frames_come_from_the_cache_the_second_time(
         raise AssertionError("it is made again")
 
     monkeypatch.setattr("fedsilo.datasets.synthetic.phantoms.phantom_frame", never)
-    assert torch.equal(load_masked_silo("animal", settings, places).train.masks, first.train.masks)
+    assert torch.equal(
+        load_masked_silo("animal", settings, places).train.labels, first.train.labels
+    )
 
 
 def test_an_unknown_site_is_answered_with_the_known_ones(places: Places) -> None:

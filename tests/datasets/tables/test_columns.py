@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -12,20 +10,23 @@ from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.datasets.tables.dataset import column_measures
-from fedsilo.datasets.tables.parsing import Column, TableSchema, left_out_rows, parse_table
+from fedsilo.datasets.tables.parsing import parse_table
+from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
 
-SCHEMA = TableSchema(
-    columns=(
-        Column("age", edges=(40.0,)),
-        Column("ward", "categorical", ("a", "b", "c")),
-        Column("dose", mean=10.0, std=2.0),
-        Column("weight"),
-        Column("note", "ignored"),
-    ),
-    label="ill",
-    classes={"no": ("0",), "yes": ("1",)},
+SCHEMA = TableSchema.model_validate(
+    {
+        "columns": [
+            {"name": "age", "edges": [40.0]},
+            {"name": "ward", "kind": "categorical", "levels": ["a", "b", "c"]},
+            {"name": "dose", "mean": 10.0, "std": 2.0},
+            {"name": "weight"},
+            {"name": "note", "kind": "ignored"},
+        ],
+        "label": {"column": "ill", "classes": {"no": [0], "yes": [1]}},
+        "sites": {"north": "north.csv"},
+    }
 )
 TEXT = (
     "age,ward,dose,weight,note,ill\n"
@@ -56,7 +57,7 @@ def test_columns_are_counted_as_declared() -> None:
 
 
 def test_imputed_rows_count_as_without_a_value() -> None:
-    schema = replace(SCHEMA, policy="impute")
+    schema = SCHEMA.model_copy(update={"policy": "impute"})
     measures = {measure.name: measure for measure in column_measures(schema, _silo(schema))}
     assert measures["age"].counts("train") == [1, 2, 1]
     assert measures["ward"].counts("train") == [1, 1, 1, 1]
@@ -72,13 +73,12 @@ def test_imputed_rows_count_as_without_a_value() -> None:
 def test_left_out_rows_are_those_that_are_dropped(
     policy: str, count: int, missing: dict[str, int]
 ) -> None:
-    schema = replace(SCHEMA, policy=policy)
-    assert left_out_rows(TEXT, schema, "here") == LeftOutRows(count, missing)
-    assert parse_table(TEXT, schema, "here").dropped == count
+    schema = SCHEMA.model_copy(update={"policy": policy})
+    assert parse_table(TEXT, schema, "here").left_out == LeftOutRows(count, missing)
 
 
 def test_edges_are_no_part_of_what_a_model_must_have_alike() -> None:
-    bare = replace(SCHEMA, columns=(Column("age"), *SCHEMA.columns[1:]))
+    bare = SCHEMA.model_copy(update={"columns": [Column(name="age"), *SCHEMA.columns[1:]]})
     assert bare.digest() == SCHEMA.digest()
 
 

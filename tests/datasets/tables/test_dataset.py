@@ -17,8 +17,7 @@ import yaml
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import SPLITS, Silo, fingerprint
-from fedsilo.datasets.tables.dataset import read_schema
-from fedsilo.datasets.tables.parsing import Column, TableSchema
+from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 
@@ -323,22 +322,23 @@ def changed(where: str, value: Any) -> dict[str, Any]:
 
 
 def test_a_schema_is_read_with_levels_and_labels_as_texts_of_one_form(tmp_path: Path) -> None:
-    assert read_schema(write(tmp_path, GOOD)) == TableSchema(
-        columns=(
-            Column("age", "numeric", (), 55.0, 10.5),
-            Column("pain", "categorical", ("1", "2", "x")),
-            Column("room", "ignored"),
-        ),
-        label="sick",
-        classes={"healthy": ("0",), "ill": ("1", "2")},
-        missing=("", "?"),
-        policy="drop",
-        header=True,
-        delimiter=",",
-        sites={"north": "north.csv", "south": "s.csv"},
-        test_share=0.34,
-        split_seed=43,
-    )
+    bare = {"kind": "numeric", "levels": [], "mean": None, "std": None, "edges": []}
+    assert read_schema(write(tmp_path, GOOD)).key() == {
+        "columns": [
+            {**bare, "name": "age", "mean": 55.0, "std": 10.5},
+            {**bare, "name": "pain", "kind": "categorical", "levels": ["1", "2", "x"]},
+            {**bare, "name": "room", "kind": "ignored"},
+        ],
+        "label": "sick",
+        "classes": {"healthy": ["0"], "ill": ["1", "2"]},
+        "missing": ["", "?"],
+        "policy": "drop",
+        "header": True,
+        "delimiter": ",",
+        "sites": {"north": "north.csv", "south": "s.csv"},
+        "test_share": 0.34,
+        "split_seed": 43,
+    }
 
 
 def test_every_key_that_is_given_is_taken(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_every_key_that_is_given_is_taken(tmp_path: Path) -> None:
         "split-seed": 7,
     }
     schema = read_schema(write(tmp_path, GOOD | own))
-    assert schema.missing == ("NA", "-9")
+    assert schema.missing == ["NA", "-9"]
     assert (schema.policy, schema.header, schema.delimiter) == ("impute", False, "\t")
     assert (schema.test_share, schema.split_seed) == (0.0, 7)
 

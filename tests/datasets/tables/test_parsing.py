@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -11,30 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsilo.datasets.io.text_files import read_text
-from fedsilo.datasets.tables.parsing import (
-    Column,
-    NewRows,
-    Table,
-    TableSchema,
-    parse_new_rows,
-    parse_table,
-)
+from fedsilo.datasets.tables.parsing import NewRows, Table, parse_new_rows, parse_table
+from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.maths.standardisation import standardised
 
-SCHEMA = TableSchema(
-    columns=(
-        Column("sex", "categorical", ("f", "m")),
-        Column("age"),
-        Column("note", "ignored"),
-        Column("stage", "categorical", ("1", "2", "3")),
-        Column("pulse"),
-    ),
-    label="sick",
-    classes={"healthy": ("0",), "ill": ("1", "2")},
+SCHEMA = TableSchema.model_validate(
+    {
+        "columns": [
+            {"name": "sex", "kind": "categorical", "levels": ["f", "m"]},
+            {"name": "age"},
+            {"name": "note", "kind": "ignored"},
+            {"name": "stage", "kind": "categorical", "levels": [1, 2, 3]},
+            {"name": "pulse"},
+        ],
+        "label": {"column": "sick", "classes": {"healthy": [0], "ill": [1, 2]}},
+        "sites": {"north": "north.csv"},
+    }
 )
 HEADER = "sex,age,note,stage,pulse,sick\n"
-BARE = dataclasses.replace(SCHEMA, header=False)
+BARE = SCHEMA.model_copy(update={"header": False})
 
 
 def parse(text: str, schema: TableSchema = SCHEMA) -> Table:
@@ -54,7 +49,7 @@ def test_rows_are_features_and_classes_in_that_order() -> None:
     ]
     assert table.labels.tolist() == [1, 0, 1]
     assert (table.rows.dtype, table.labels.dtype) == (np.float32, np.int64)
-    assert table.dropped == 0
+    assert table.left_out.count == 0
 
 
 def test_without_a_header_the_columns_stand_as_declared_and_the_label_last() -> None:
@@ -86,41 +81,41 @@ def test_rows_that_lack_a_value_are_dropped_and_counted() -> None:
     table = parse(MISSING)
     assert table.rows.tolist() == [[40.0, 60.0, 0.0, 0.0, 0.0]]
     assert table.labels.tolist() == [0]
-    assert table.dropped == 3
+    assert table.left_out.count == 3
 
 
 def test_to_impute_them_the_rows_stay_with_gaps_for_every_feature_of_the_column() -> None:
-    table = parse(MISSING, dataclasses.replace(SCHEMA, policy="impute"))
+    table = parse(MISSING, SCHEMA.model_copy(update={"policy": "impute"}))
     assert table.labels.tolist() == [1, 0, 1, 1]
-    assert table.dropped == 0
+    assert table.left_out.count == 0
     gaps = [np.flatnonzero(row).tolist() for row in np.isnan(table.rows)]
     assert gaps == [[0], [], [3, 4], [2]]
     assert table.rows[0, 1:].tolist() == [70.0, 1.0, 0.0, 1.0]
 
 
 def test_a_gap_in_an_ignored_column_costs_no_row() -> None:
-    assert parse(HEADER + "m,50,,3,70,2\nm,50,?,3,70,2\n").dropped == 0
+    assert parse(HEADER + "m,50,,3,70,2\nm,50,?,3,70,2\n").left_out.count == 0
 
 
 @pytest.mark.parametrize("policy", ["drop", "impute"])
 def test_a_row_without_a_label_is_left_out_and_counted_whatever_the_policy(policy: str) -> None:
-    schema = dataclasses.replace(SCHEMA, policy=policy)
+    schema = SCHEMA.model_copy(update={"policy": policy})
     table = parse(HEADER + "m,50,x,3,70,?\nf,40,x,1,60,0\nf,?,x,1,60,\n", schema)
     assert table.rows[:, 0].tolist() == [40.0]
-    assert table.dropped == 2
+    assert table.left_out.count == 2
 
 
 def test_a_mark_of_a_missing_value_is_what_the_schema_says_and_nothing_else() -> None:
-    schema = dataclasses.replace(SCHEMA, missing=("NA", "-9"))
+    schema = SCHEMA.model_copy(update={"missing": ("NA", "-9")})
     table = parse(HEADER + "m,NA,x,3,70,2\nm,50,x,3,-9,2\nm,50,x,-9,70,2\n", schema)
-    assert (len(table.rows), table.dropped) == (0, 3)
+    assert (len(table.rows), table.left_out.count) == (0, 3)
     with pytest.raises(DataError, match=r"this is no n.*missing value \('NA', '-9'\)") as caught:
         parse(HEADER + "m,?,x,3,70,2\n", schema)
     assert "?" not in str(caught.value)
 
 
 def test_a_mark_that_is_a_number_is_one_however_it_is_written() -> None:
-    schema = dataclasses.replace(SCHEMA, missing=("-9",), policy="impute")
+    schema = SCHEMA.model_copy(update={"missing": ("-9",), "policy": "impute"})
     table = parse(HEADER + "m,-9.0,x,3,70,2\n", schema)
     assert math.isnan(table.rows[0, 0]), "-9 would be taken for an age"
 
@@ -138,7 +133,7 @@ def test_empty_lines_are_no_rows_and_the_lines_after_them_keep_their_numbers() -
 
 
 def test_another_delimiter_blanks_and_quotes_are_read() -> None:
-    schema = dataclasses.replace(SCHEMA, delimiter=";")
+    schema = SCHEMA.model_copy(update={"delimiter": ";"})
     text = HEADER.replace(",", " ; ") + 'm; 50 ;"a;b, c";3;"70";2\r\n'
     assert parse(text, schema).rows.tolist() == [[50.0, 70.0, 1.0, 0.0, 1.0]]
 
@@ -227,7 +222,7 @@ def test_a_separator_of_another_kind_in_a_cell_is_no_new_line() -> None:
 
 def test_declared_figures_shift_one_hot_features_by_an_equal_share_of_each_level() -> None:
     columns = tuple(
-        dataclasses.replace(column, mean=mean, std=std)
+        column.model_copy(update={"mean": mean, "std": std})
         for column, mean, std in zip(
             SCHEMA.columns,
             (None, 50.0, None, None, 70.0),
@@ -235,7 +230,7 @@ def test_declared_figures_shift_one_hot_features_by_an_equal_share_of_each_level
             strict=True,
         )
     )
-    figures = dataclasses.replace(SCHEMA, columns=columns).declared()
+    figures = SCHEMA.model_copy(update={"columns": columns}).declared()
     assert figures is not None
     assert figures.mean.tolist() == [50, 70, 1 / 2, 1 / 3, 1 / 3]
     assert figures.std.tolist() == [10, 5, 1, 1, 1]
@@ -247,8 +242,8 @@ def test_declared_figures_shift_one_hot_features_by_an_equal_share_of_each_level
 
 
 def test_figures_of_some_numeric_columns_only_are_none() -> None:
-    columns = (Column("a", mean=1.0, std=2.0), Column("b"))
-    assert dataclasses.replace(SCHEMA, columns=columns).declared() is None
+    columns = [Column(name="a", mean=1.0, std=2.0), Column(name="b")]
+    assert SCHEMA.model_copy(update={"columns": columns}).declared() is None
 
 
 @settings(max_examples=25, deadline=None)
@@ -305,7 +300,7 @@ def test_a_new_row_that_lacks_a_value_is_told_or_imputed_as_the_policy_says() ->
     text = HEADER + "m,?,x,,70,0\nf,40,?,1,80,0\n"
     assert parse_new(text).lacking == {2: ("age", "stage")}
     assert parse_new(text).lines == (3,)
-    imputed = parse_new(text, dataclasses.replace(SCHEMA, policy="impute"))
+    imputed = parse_new(text, SCHEMA.model_copy(update={"policy": "impute"}))
     assert np.isnan(imputed.rows[0]).tolist() == [True, False, False, True, True]
     assert imputed.lines == (2, 3)
 

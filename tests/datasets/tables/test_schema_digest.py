@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
-from fedsilo.datasets.tables.parsing import Column, TableSchema
+from fedsilo.datasets.tables.schema import Column, Label, TableSchema
 
-SCHEMA = TableSchema(
-    columns=(
-        Column("age", mean=50.0, std=10.0),
-        Column("stage", "categorical", ("1", "2", "3")),
-        Column("note", "ignored"),
-    ),
-    label="sick",
-    classes={"healthy": ("0",), "ill": ("1", "2")},
-    sites={"north": "north.csv"},
+CLASSES = {"healthy": ["0"], "ill": ["1", "2"]}
+SCHEMA = TableSchema.model_validate(
+    {
+        "columns": [
+            {"name": "age", "mean": 50.0, "std": 10.0},
+            {"name": "stage", "kind": "categorical", "levels": [1, 2, 3]},
+            {"name": "note", "kind": "ignored"},
+        ],
+        "label": {"column": "sick", "classes": CLASSES},
+        "sites": {"north": "north.csv"},
+    }
 )
 AGE, STAGE, NOTE = SCHEMA.columns
 
 
 def columns(*chosen: Column) -> dict[str, Any]:
-    return {"columns": chosen}
+    return {"columns": list(chosen)}
+
+
+def classes(**listed: list[str]) -> dict[str, Any]:
+    return {"label": Label(column="sick", classes=listed)}
 
 
 def test_the_digest_is_a_sha256_and_the_same_for_an_equal_schema() -> None:
     digest = SCHEMA.digest()
     assert len(digest) == 64
     assert set(digest) <= set("0123456789abcdef")
-    twin = TableSchema(
-        columns=tuple(dataclasses.replace(column) for column in SCHEMA.columns),
-        label="sick",
-        classes=dict(SCHEMA.classes),
-        missing=tuple(SCHEMA.missing),
-    )
+    twin = SCHEMA.model_copy(deep=True)
     assert twin.digest() == digest
 
 
@@ -52,35 +52,35 @@ def test_the_digest_is_a_sha256_and_the_same_for_an_equal_schema() -> None:
     ids=str,
 )
 def test_what_is_a_sites_own_leaves_the_digest_as_it_is(change: dict[str, Any]) -> None:
-    assert dataclasses.replace(SCHEMA, **change).digest() == SCHEMA.digest()
+    assert SCHEMA.model_copy(update=change).digest() == SCHEMA.digest()
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"label": "ill"},
-        {"classes": {"ill": ("1", "2"), "healthy": ("0",)}},
-        {"classes": {"well": ("0",), "ill": ("1", "2")}},
-        {"classes": {"healthy": ("0", "1"), "ill": ("2",)}},
+        {"label": Label(column="ill", classes=CLASSES)},
+        classes(ill=["1", "2"], healthy=["0"]),
+        classes(well=["0"], ill=["1", "2"]),
+        classes(healthy=["0", "1"], ill=["2"]),
         {"missing": ("", "?", "-9")},
         {"missing": ("",)},
         {"policy": "impute"},
         columns(STAGE, AGE, NOTE),
         columns(AGE, STAGE),
-        columns(dataclasses.replace(AGE, name="Age"), STAGE, NOTE),
-        columns(AGE, dataclasses.replace(STAGE, levels=("2", "1", "3")), NOTE),
-        columns(AGE, dataclasses.replace(STAGE, levels=("1", "2")), NOTE),
-        columns(AGE, STAGE, dataclasses.replace(NOTE, kind="numeric")),
-        columns(dataclasses.replace(AGE, mean=51.0), STAGE, NOTE),
-        columns(dataclasses.replace(AGE, std=11.0), STAGE, NOTE),
-        columns(dataclasses.replace(AGE, mean=None, std=None), STAGE, NOTE),
+        columns(AGE.model_copy(update={"name": "Age"}), STAGE, NOTE),
+        columns(AGE, STAGE.model_copy(update={"levels": ("2", "1", "3")}), NOTE),
+        columns(AGE, STAGE.model_copy(update={"levels": ("1", "2")}), NOTE),
+        columns(AGE, STAGE, NOTE.model_copy(update={"kind": "numeric"})),
+        columns(AGE.model_copy(update={"mean": 51.0}), STAGE, NOTE),
+        columns(AGE.model_copy(update={"std": 11.0}), STAGE, NOTE),
+        columns(AGE.model_copy(update={"mean": None, "std": None}), STAGE, NOTE),
     ],
     ids=str,
 )
 def test_what_the_sites_must_share_changes_the_digest(change: dict[str, Any]) -> None:
-    assert dataclasses.replace(SCHEMA, **change).digest() != SCHEMA.digest()
+    assert SCHEMA.model_copy(update=change).digest() != SCHEMA.digest()
 
 
 def test_marks_of_missing_values_count_in_one_form() -> None:
-    first, second = (dataclasses.replace(SCHEMA, missing=(mark,)) for mark in ("-9", "-9.0"))
+    first, second = (SCHEMA.model_copy(update={"missing": [mark]}) for mark in ("-9", "-9.0"))
     assert first.digest() == second.digest()

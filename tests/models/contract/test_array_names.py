@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.array_names import arrays_below, by_site, site_and_array, with_prefix
+from fedsilo.models.contract.array_names import arrays_below, by_site, with_prefix
 
 NAMES = st.dictionaries(st.text("ab/.", max_size=4), st.integers(), max_size=5)
 
@@ -31,8 +31,8 @@ def test_a_prefix_that_is_put_before_names_is_taken_off_again(arrays: dict[str, 
 
 
 def test_the_first_slash_below_a_kind_ends_the_site_and_others_belong_to_the_array() -> None:
-    assert site_and_array("st.mary/head.1/bias") == ("st.mary", "head.1/bias")
-    assert site_and_array("st.mary") == ("st.mary", "")
+    assert by_site({"st.mary/head.1/bias": 1}) == {"st.mary": {"head.1/bias": 1}}
+    assert by_site({"st.mary": 1}) == {"st.mary": {"": 1}}
 
 
 def test_arrays_are_told_apart_by_site_and_sites_come_sorted() -> None:

@@ -52,7 +52,7 @@ class _Scripted:
 def test_probabilities_are_averaged_over_the_passes_and_not_logits() -> None:
     even, sure = [[0.0, 0.0]], [[math.log(9.0), 0.0]]  # softmax: (.5, .5) and (.9, .1)
     network = _Scripted(even, sure)
-    mean = mc_dropout_probabilities(network, torch.zeros(1, 1), passes=2)
+    mean = mc_dropout_probabilities(network.classify, torch.zeros(1, 1), passes=2)
     assert mean[0].tolist() == pytest.approx([0.7, 0.3])
     assert mean.dtype == torch.float64
     assert network.passes == 2

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsilo.datasets.radiographs.masks import MaskedSilo, MaskedSplit
+from fedsilo.datasets.radiographs.masks import MASK_CLASSES
 from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.studies.finetune import data as finetune_data
 from fedsilo.server_app.studies.finetune.data import pooled_labels, pooled_masks
 
@@ -26,10 +28,10 @@ def test_validation_folds_of_one_s_own_leave_the_run_s_test_images_as_they_are()
     assert together == sum(len(one.train) for one in silos)
 
 
-def silo(name: str, masks: Tensor, size: int = 4) -> MaskedSilo:
+def silo(name: str, masks: Tensor, size: int = 4) -> Silo:
     images = torch.zeros(len(masks), 1, size, size, dtype=torch.uint8)
-    part = MaskedSplit(images, masks)
-    return MaskedSilo(name, part, part, part)
+    part = Split(images, masks)
+    return Silo(name, name, Task((1, size, size), 2), part, part, part, {}, classes=MASK_CLASSES)
 
 
 def masks_of(size: int, value: int) -> Tensor:
@@ -48,7 +50,7 @@ def masks_of(size: int, value: int) -> Tensor:
     ],
 )
 def test_masks_that_cannot_be_learnt_from_are_refused(
-    silos: list[MaskedSilo], told: str, monkeypatch: pytest.MonkeyPatch
+    silos: list[Silo], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_name = {one.name: one for one in silos}
     monkeypatch.setattr(finetune_data, "load_masked_silo", lambda name, settings: by_name[name])

@@ -1,0 +1,180 @@
+"""The schema of a table, as its YAML file has it: typed columns, a label, marks of missing values.
+
+A categorical column becomes one feature per level but the first (one-hot, first level dropped);
+levels are declared, not found, so that all hospitals have the same features without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from fedsilo.datasets.io.declarations import FileModel, Text, fault, misfit, number, whole
+from fedsilo.datasets.io.sealed_folders import json_digest
+from fedsilo.datasets.io.text_files import same_text
+from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
+from fedsilo.models.contract.feature_statistics import FeatureStatistics
+
+_MOST_EDGES = 64
+
+
+def _in_one_form(levels: list[str]) -> list[str]:
+    return [same_text(level) for level in levels]
+
+
+def _one_character(text: str) -> str:
+    if len(text) != 1:
+        raise misfit("must be one character")
+    return text
+
+
+class Column(FileModel):
+    """A column: ``kind`` numeric, categorical or ignored; ``levels`` of a categorical one.
+
+    ``mean`` and ``std`` standardise a numeric column, if they are declared. ``edges`` are those of
+    its histogram in a survey; without them they follow from mean and standard deviation.
+    """
+
+    model_config = ConfigDict(title="a column")
+
+    name: Text
+    kind: Literal["numeric", "categorical", "ignored"] = "numeric"
+    levels: Annotated[list[Text], AfterValidator(_in_one_form)] = Field(default_factory=list)
+    mean: Annotated[float, number(-1e300, 1e300)] | None = None
+    std: Annotated[float, number(1e-12, 1e300)] | None = None
+    edges: list[Annotated[float, number(-1e300, 1e300)]] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Column:
+        levels = self.levels
+        if (self.kind == "categorical") != bool(levels) or len(set(levels)) != len(levels):
+            raise fault(
+                f"column '{self.name}' is {self.kind} with {len(levels)} levels, of which "
+                f"{len(set(levels))} differ; a categorical column, and no other, lists its "
+                "levels, each once"
+            )
+        if len(levels) == 1:
+            raise fault(f"column '{self.name}' has one level only: declare it as 'ignored'")
+        if (self.mean is None) != (self.std is None):
+            raise fault(f"column '{self.name}' declares one of 'mean' and 'std'; give both or none")
+        rising = all(low < high for low, high in pairwise(self.edges))
+        if self.edges and (self.kind != "numeric" or not rising or len(self.edges) > _MOST_EDGES):
+            raise fault(
+                f"column '{self.name}' has 'edges', which must be up to {_MOST_EDGES} rising "
+                "numbers of a numeric column"
+            )
+        return self
+
+    def survey_edges(self) -> tuple[float, ...]:
+        """Return the edges of its histogram, or none if nothing declares them."""
+        if self.edges or self.mean is None or self.std is None:
+            return tuple(self.edges)
+        return tuple(self.mean + step * self.std for step in range(-3, 4))
+
+
+class Label(FileModel):
+    """The label's column, without a header the last, and the values that mean each class."""
+
+    model_config = ConfigDict(title="'label'")
+
+    column: Text
+    classes: ClassLists
+
+
+class TableSchema(FileModel):
+    """What every hospital's table looks like.
+
+    Attributes:
+        columns: in file order where there is no header; without the label.
+        label: the label's column and classes, in class order.
+        missing: texts that mark a missing value.
+        policy: ``drop`` rows with a missing value, or ``impute`` it by the pooled mean.
+        header: whether the first line names the columns.
+        delimiter: separates values.
+        sites: site -> CSV file.
+        test_share, split_seed: of the split where no folds are set.
+    """
+
+    model_config = ConfigDict(title="the schema")
+
+    columns: list[Column]
+    label: Label
+    missing: list[Text] = Field(default_factory=lambda: ["", "?"])
+    policy: Literal["drop", "impute"] = "drop"
+    header: bool = True
+    delimiter: Annotated[Text, AfterValidator(_one_character)] = ","
+    sites: Sites
+    test_share: Annotated[float, number(0.0, 0.9)] = 0.34
+    split_seed: Annotated[int, whole(0, 2**32 - 1, "2^32 - 1")] = 43
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TableSchema:
+        names = [column.name for column in self.columns]
+        if len({*names, self.label.column}) != len(names) + 1:
+            raise fault("two columns have one name, or the label stands among 'columns'")
+        if all(column.kind == "ignored" for column in self.columns):
+            raise fault("no column is 'numeric' or 'categorical'")
+        return self
+
+    @property
+    def classes(self) -> Mapping[str, list[str]]:
+        """Class name -> the label's values that mean it, in class order."""
+        return self.label.classes
+
+    def features(self) -> tuple[str, ...]:
+        """Return the features' names: numeric columns, then ``column=level`` of the others."""
+        numbers = [column.name for column in self.columns if column.kind == "numeric"]
+        levels = [f"{one.name}={level}" for one in self.columns for level in one.levels[1:]]
+        return (*numbers, *levels)
+
+    def used(self) -> list[str]:
+        """Return the columns that features are made of."""
+        return [column.name for column in self.columns if column.kind != "ignored"]
+
+    def digest(self) -> str:
+        """Return a SHA-256 of all that must be the same at every site for one model to fit all."""
+        facts = [
+            [[c.name, c.kind, c.levels, c.mean, c.std] for c in self.columns],
+            [self.label.column, [[name, sorted(values)] for name, values in self.classes.items()]],
+            [sorted(same_text(mark) for mark in self.missing), self.policy],
+        ]
+        return json_digest(facts)
+
+    def lacks(self, token: str) -> bool:
+        """Return whether ``token`` marks a missing value; '-9.0' is the mark '-9'."""
+        return same_text(token) in {same_text(mark) for mark in self.missing}
+
+    def declared(self) -> FeatureStatistics | None:
+        """Return declared mean and standard deviation, or None if a numeric column has none.
+
+        One-hot features are shifted by an equal share of each level, which a missing one gets.
+        """
+        numeric = [column for column in self.columns if column.kind == "numeric"]
+        pairs = [(c.mean, c.std) for c in numeric if c.mean is not None and c.std is not None]
+        if len(pairs) < len(numeric):
+            return None
+        for column in self.columns:  # a first level has no feature: all of the others are 0 there
+            pairs += [(1 / len(column.levels), 1.0) for _ in column.levels[1:]]
+        return FeatureStatistics(
+            np.array([mean for mean, _ in pairs]), np.array([std for _, std in pairs])
+        )
+
+    def key(self) -> dict[str, Any]:
+        """Return all that it says, which decides a cached silo's content."""
+        said = self.model_dump()
+        columns, label = said.pop("columns"), said.pop("label")
+        return {"columns": columns, "label": label["column"], "classes": label["classes"], **said}
+
+
+def read_schema(path: Path) -> TableSchema:
+    """Return the schema in a YAML file; docs/tables.md shows one.
+
+    Raises:
+        DataError: the file is missing, no YAML, or a key is unknown, missing or of a wrong kind.
+    """
+    return read_declared(path, TableSchema)
