@@ -4,7 +4,8 @@ A method is a class with a function per phase, named as the phase with dashes as
 author meets eight names: of the class ``open`` and ``train``; of the ``Lab``, which each phase is
 given, ``arrays`` (what came), ``state`` (what this site has kept), ``classifier`` (the run's
 network), ``measure``, ``fit`` and ``reply``. Two more have defaults: ``measured`` (which networks
-are measured, and what else of them) and ``admit`` (whether this site can take part).
+are measured, and what else of them) and ``admit`` (whether this site can take part). ``__all__``
+are the names that a method's file takes from here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,19 @@ from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evidence_probe import EvidenceProbe, vacuity_of
 from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.maths.dirichlet import evidences
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+
+__all__ = [
+    "Answer",
+    "Lab",
+    "Measured",
+    "SiteMethod",
+    "SiteNetwork",
+    "TokenClassifier",
+    "exchanged_arrays",
+    "load_exchanged",
+]
 
 Answer = RecordDict  # what ``Lab.reply`` returns
 

@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from flwr.app import ArrayRecord
 from torch import Tensor, from_numpy
 
-from fedsilo.client_app.lab import Lab, Measured
-from fedsilo.client_app.methods.base import Answer
+from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteNetwork
 from fedsilo.client_app.methods.local import LocalSite, from_others
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE
 from fedsilo.models.methods.cross import CROSSED, metric_from
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.mixture import EXPERT
-from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.strategies.wire.records import unpack
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer
+from fedsilo.client_app.methods.base import Answer, Lab, SiteNetwork, exchanged_arrays
 from fedsilo.client_app.methods.local import LocalSite, from_others
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.mixture import Mixture, open_experts
-from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class EnsembleSite(LocalSite):

@@ -11,8 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.client_app.training.initial_network import initial_classifier

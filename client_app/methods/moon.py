@@ -13,8 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, TokenClassifier
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.models.contract.array_names import with_prefix
@@ -26,7 +25,6 @@ from fedsilo.models.methods.moon import (
     contrastive_loss,
 )
 from fedsilo.models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 _PREVIOUS, _HEAD = "previous/", "projection."  # as the network's own arrays name the head
 

@@ -13,8 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab, Measured
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteMethod, SiteNetwork
 from fedsilo.client_app.privacy.noise_source import noise_source
 from fedsilo.client_app.session import SiteSession
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
@@ -38,7 +37,6 @@ from fedsilo.models.methods.picsr import (
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.mixture import open_experts
-from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.models.privacy.gaussian_noise import normals
 
 

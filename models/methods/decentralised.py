@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
 MODEL = "model/"  # the consensus model Theta, for evaluation
@@ -24,7 +25,7 @@ NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>
 
 
 @dataclass(frozen=True)
-class LinkSettings:
+class LinkSettings(OwnSettings):
     """The links between silos that 'silo-set' does not describe, for a topology's cycle time."""
 
     group: ClassVar[str] = "links"

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
 
 @dataclass(frozen=True)
-class AdaptiveSettings:
+class AdaptiveSettings(OwnSettings):
     """What the three have in common, with the paper's values but for the learning rate."""
 
     beta1: float = setting(0.9, "decay of the mean of the deltas", minimum=0.0, below=1.0)

@@ -40,9 +40,7 @@ class Hooks:
 
 def terms_of(settings: RunSettings) -> Terms:
     """Return the terms on which sites take part: the operator's and the method's."""
-    cls = strategy_class(settings.common.method)
-    unfit = partial(cls.why_unfit, settings.common, settings.own)
-    return dataclasses.replace(operator_terms(settings.common), unfit=unfit)
+    return dataclasses.replace(operator_terms(settings.common), unfit=settings.own.why_unfit)
 
 
 def assemble(

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsilo.models.methods.cross import CROSSED, metric_from
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.loop.method import Capabilities, Disclosures, State
 from fedsilo.strategies.methods.ensemble import Ensemble
 
 _DOCUMENT = "cross.json"

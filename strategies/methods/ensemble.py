@@ -10,10 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures, Method, State
+from fedsilo.strategies.loop.method import Ask, Capabilities, Disclosures, Method, State
 from fedsilo.strategies.methods.experts import collected_experts, expert_specs
 from fedsilo.strategies.wire.reply import Specs
 
@@ -24,10 +21,6 @@ class Ensemble(Method):
     title = "Ensemble"
     # Mixed probabilities are no alpha
     capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
-
-    def initial_state(self, task: Task) -> State:
-        """Return an empty state: the server holds no weights until the end."""
-        return State()
 
     def round(self, state: State, ask: Ask) -> State:
         """Have each site train alone; collect the models in the last round."""
@@ -55,4 +48,4 @@ class Ensemble(Method):
     @cached_property
     def _specs(self) -> Specs:
         """The arrays of a site's model; building a network to learn them is slow for a ViT."""
-        return expert_specs(self.common, self.participants.task())
+        return expert_specs(self.blueprint)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.mixture import expert_array
-from fedsilo.strategies.loop.initial_arrays import initial_weights
+from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.strategies.loop.method import ArraySpec, Reply
 from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import ArraySpec, Reply, Specs
+from fedsilo.strategies.wire.reply import Specs
 
 
-def expert_specs(common: CommonSettings, task: Task, prefix: str = "") -> dict[str, ArraySpec]:
-    """Return what an expert's arrays must be."""
-    network = build_classifier(common, task)
+def expert_specs(network: TokenClassifier, prefix: str = "") -> dict[str, ArraySpec]:
+    """Return what an expert's arrays must be, by the run's ``network``."""
     return {
-        f"{prefix}{name}": ArraySpec(array.shape)
-        for name, array in initial_weights(network).items()
+        f"{prefix}{name}": ArraySpec(tuple(array.shape))
+        for name, array in exchanged_arrays(network).items()
     }
 
 

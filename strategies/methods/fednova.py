@@ -7,10 +7,8 @@ from dataclasses import replace
 
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.methods.fednova import STEPS
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.loop.method import Ask, Disclosures, Reply, State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.wire.reply import Reply
 
 
 class FedNova(FedAvg):

@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.strategies.loop.method import State
-from fedsilo.strategies.wire.reply import Reply
+from fedsilo.strategies.loop.method import Reply, State
 
 
 @dataclass(frozen=True)

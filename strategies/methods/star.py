@@ -14,11 +14,8 @@ from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS
 from fedsilo.models.methods.decentralised import MODEL, LinkSettings
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures
+from fedsilo.strategies.loop.method import Ask, Capabilities, Disclosures
 from fedsilo.strategies.methods.decentralised import Decentralised, DecentralisedState
-from fedsilo.strategies.wire.reply import shapes
 
 
 class Star(Decentralised):
@@ -38,7 +35,6 @@ class Star(Decentralised):
         trained = ask(
             TRAIN,
             dict.fromkeys(ask.sites, with_prefix(MODEL, theta)),
-            expect=dict.fromkeys(ask.sites, shapes(theta)),
             reference=dict.fromkeys(ask.sites, theta),
         )
         self.time(trained)

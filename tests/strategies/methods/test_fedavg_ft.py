@@ -100,8 +100,8 @@ def test_a_run_that_would_only_fine_tune_is_refused(rounds: int) -> None:
     with pytest.raises(
         SettingError, match=rf"'fedavg-ft.finetune-rounds' is 5 and 'rounds' is {rounds}: no"
     ):
-        FedAvgFT.check_settings(CommonSettings(rounds=rounds), own)
-    FedAvgFT.check_settings(CommonSettings(rounds=6), own)
+        own.check(CommonSettings(rounds=rounds), is_table=False)
+    own.check(CommonSettings(rounds=6), is_table=False)
 
 
 def test_it_says_in_how_many_rounds_weights_leave(finetuning: Build) -> None:
