@@ -2,6 +2,12 @@
 
 Equations (AAAI 2024, vol. 38 no. 21, pages 23482-23483):
   (objective) each site's own last rounds -> client_app.methods.fedavg_ft.FedAvgFTSite
+
+FedBABU (Oh, Kim and Yun 2022): the head stays as it began until the silos fine-tune at the end.
+
+Equations (arXiv:2106.06042):
+  (algorithm 1, body update) head's rate 0 -> client_app.methods.fedbabu.FedBABUSite.train
+  (section 5, fine-tuning) at the end -> strategies.methods.fedavg_ft.FedAvgFT.round
 """
 
 from __future__ import annotations

@@ -101,7 +101,6 @@ class Method(ABC):
     """A method's server side.
 
     Attributes:
-        title: the method's name for people.
         capabilities: which of the common settings it takes.
         state_class: the class of its states.
         beside: the kinds of arrays of its states that are no part of the model.
@@ -110,7 +109,6 @@ class Method(ABC):
         participants: the sites that take part; another one where a site joins late.
     """
 
-    title: ClassVar[str] = ""
     capabilities: ClassVar[Capabilities] = Capabilities()
     beside: ClassVar[tuple[str, ...]] = ()
     state_class: ClassVar[type[State]] = State

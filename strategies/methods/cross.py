@@ -22,7 +22,6 @@ _DOCUMENT = "cross.json"
 class Cross(Ensemble):
     """Collects the sites' own models once and sends all of them to all sites, to be measured."""
 
-    title = "Cross"
     # A site has the frozen backbone; only what was trained is sent
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 

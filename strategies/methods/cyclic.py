@@ -16,7 +16,6 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 class Cyclic(FedAvg):
     """Hands the model from silo to silo."""
 
-    title = "Cyclic"
     capabilities = Capabilities(paced_epochs=True, initial_weights=True, some_sites=True)
 
     def round(self, state: State, ask: Ask) -> State:

@@ -38,7 +38,6 @@ class DisTrans(FedAvg):
     """Averages what all sites trained, and aggregates their offsets."""
 
     settings: DisTransSettings
-    title = "DisTrans"
     beside = (_EMBEDDING,)  # the server's alone
     capabilities = replace(
         FedAvg.capabilities, vit=False, tables=False, some_sites=False, secure=False

@@ -9,7 +9,6 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 class Ditto(FedAvg):
     """Averages what sites trained of the global model."""
 
-    title = "Ditto"
     capabilities = replace(FedAvg.capabilities, paced_epochs=False)
 
     def disclosures(self) -> Disclosures:

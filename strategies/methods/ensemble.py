@@ -18,7 +18,6 @@ from fedsilo.strategies.wire.reply import Specs
 class Ensemble(Method):
     """Collects the sites' own models once."""
 
-    title = "Ensemble"
     # Mixed probabilities are no alpha
     capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
 

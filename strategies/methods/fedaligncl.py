@@ -49,7 +49,6 @@ class FedAlignCL(FedAvg):
     """Averages noisy weights and hands the sites' noisy embeddings round."""
 
     settings: FedAlignCLSettings
-    title = "Fed-Align-CL"
     beside = (_BUFFER, DISCRIMINATORS)
     capabilities = replace(
         FedAvg.capabilities, vit=False, tables=False, some_sites=False, secure=False

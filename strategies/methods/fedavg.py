@@ -21,7 +21,6 @@ from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosure
 class FedAvg(Method):
     """Averages what all sites trained."""
 
-    title = "FedAvg"
     capabilities = Capabilities(
         paced_epochs=True,
         initial_weights=True,

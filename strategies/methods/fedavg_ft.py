@@ -18,7 +18,6 @@ class FedAvgFT(FedAvg):
     """Averages, then lets each site fine-tune the average."""
 
     settings: FedAvgFTSettings
-    title = "FedAvg+FT"
     # No paced epochs: by what a site keeps the server knows that it fine-tunes
     capabilities = Capabilities(initial_weights=True, aggregations=AGGREGATIONS)
     state_class = PersonalState

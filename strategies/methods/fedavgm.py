@@ -17,7 +17,6 @@ _MOMENTS = "moments/"  # moments/<array>: kept in the state, so in the checkpoin
 class FedAvgM(FedAvg):
     """Steps towards the mean; batch norm's running statistics become the mean itself."""
 
-    title = "FedAvgM"
     beside = (_MOMENTS,)
 
     def round(self, state: State, ask: Ask) -> State:

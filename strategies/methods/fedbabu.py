@@ -9,8 +9,6 @@ from fedsilo.strategies.methods.personal_models import PersonalState
 class FedBABU(FedAvgFT):
     """Averages bodies, then lets each site fine-tune."""
 
-    title = "FedBABU"
-
     def initial_state(self) -> PersonalState:
         """Return the network's initial weights; SettingError if it is a head alone."""
         head = set(last_layers(self.blueprint, 1))

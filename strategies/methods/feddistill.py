@@ -25,7 +25,6 @@ class FedDistill(ClassMeans):
     """Keeps each site's mean logits, ``logits/<site>/<class>``, and sends each the others' mean."""
 
     settings: FedDistillSettings
-    title = "FedDistill"
     kind = LOGITS
 
     def disclosures(self) -> Disclosures:

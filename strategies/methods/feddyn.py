@@ -17,7 +17,6 @@ class FedDyn(FedAvg):
     """Averages, and goes beyond the mean by what sites were held back."""
 
     settings: FedDynSettings
-    title = "FedDyn"
     beside = (_H,)
 
     def round(self, state: State, ask: Ask) -> State:

@@ -60,7 +60,6 @@ class FedEFM(Decentralised):
     """Relays models to neighbours and back, and takes the mean of what silos distil."""
 
     settings: FedEFMSettings
-    title = "FedEFM"
     state_class = FedEFMState
 
     def initial_state(self) -> FedEFMState:

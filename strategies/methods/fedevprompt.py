@@ -47,7 +47,6 @@ class FedEvPrompt(Method):
     """Keeps the attention buffer; averages prompts only where the settings say so."""
 
     settings: FedEvPromptSettings
-    title = "FedEvPrompt"
     capabilities = Capabilities(
         tables=False, late_join=True, initial_weights=True, aggregations=AGGREGATIONS
     )

@@ -14,8 +14,6 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 class FedNova(FedAvg):
     """Steps as far as the sites did on average, in the mean direction of a step."""
 
-    title = "FedNova"
-
     def round(self, state: State, ask: Ask) -> State:
         """Average the updates of a step, and take as many steps as sites took on average."""
         model = state.arrays

@@ -14,7 +14,6 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 class FedPer(FedAvg):
     """Averages the shared arrays; which are not is the settings' ``personal``."""
 
-    title = "FedPer"
     capabilities = replace(FedAvg.capabilities, some_sites=False)
 
     def initial_state(self) -> State:

@@ -29,7 +29,6 @@ class FedProto(ClassMeans):
     """Keeps the global prototypes."""
 
     settings: FedProtoSettings
-    title = "FedProto"
     kind = PROTOTYPE
 
     def disclosures(self) -> Disclosures:

@@ -8,5 +8,4 @@ from fedsilo.strategies.methods.fedper import FedPer
 class FedRep(FedPer):
     """Averages the representation."""
 
-    title = "FedRep"
     capabilities = replace(FedPer.capabilities, paced_epochs=False)

@@ -16,7 +16,6 @@ class FedSWA(FedAvg):
     """Averages sites, and in the last rounds its own models."""
 
     settings: FedSWASettings
-    title = "FedSWA"
     beside = (_MEAN,)
 
     def round(self, state: State, ask: Ask) -> State:

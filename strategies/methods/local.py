@@ -14,7 +14,6 @@ from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Method, St
 class Local(Method):
     """Asks each site to train alone and collects metrics."""
 
-    title = "Local"
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def round(self, state: State, ask: Ask) -> State:

@@ -18,7 +18,6 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 class Mix(FedAvg):
     """Lets the first site train on everything."""
 
-    title = "Mix (oracle)"
     capabilities = Capabilities(
         # One vector of all patients: no site's part of it is bounded
         no_privacy="pools the data of all sites, whose parts clipping does not bound",

@@ -18,7 +18,6 @@ class Moon(FedAvg):
     """Averages what all sites trained, the projection head with it."""
 
     settings: MoonSettings
-    title = "MOON"
     beside = (PROJECTION,)  # so it is loaded as FedAvg's is
 
     def initial_state(self) -> State:

@@ -60,7 +60,6 @@ class PICSR(Method):
     """Collects experts and prototypes, then averages the router."""
 
     settings: PICSRSettings
-    title = "PICSR"
     # Mixed probabilities are no alpha
     capabilities = Capabilities(
         vit=False, evidence=False, initial_weights=True, aggregations=AGGREGATIONS

@@ -15,7 +15,6 @@ class SCAFFOLD(FedAvg):
     """Averages weights and control variates."""
 
     settings: SCAFFOLDSettings
-    title = "SCAFFOLD"
     beside = (CONTROL,)
 
     def initial_state(self) -> State:

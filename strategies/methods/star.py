@@ -22,7 +22,6 @@ class Star(Decentralised):
     """Averages what all silos trained, and sends the mean to all."""
 
     settings: LinkSettings
-    title = "Star"
     capabilities = Capabilities(initial_weights=True, aggregations=AGGREGATIONS)
 
     def kind(self) -> str:

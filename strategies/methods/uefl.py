@@ -82,7 +82,6 @@ class UEFL(Method):
     """Extends the codebook of uncertain sites after each iteration."""
 
     settings: UEFLSettings
-    title = "UEFL"
     # A book's users may be too few to drop some of them
     capabilities = Capabilities(
         vit=False, initial_weights=True, aggregations=("mean", "norm-clip", "median")

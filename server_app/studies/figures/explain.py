@@ -14,7 +14,7 @@ from fedsilo.server_app.records.finished_site import finished_site
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
 if TYPE_CHECKING:
-    from fedsilo.client_app.explain.explanation import Explanation
+    from fedsilo.client_app.explain.sample import Explanation
 
 
 def explain(

