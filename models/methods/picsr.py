@@ -78,6 +78,10 @@ class PICSRSettings(OwnSettings):
         """Rounds of FedAvg, which local experts have none of."""
         return self.warmup_rounds if self.experts == "finetuned" else 0
 
+    def collects(self, finished: int) -> bool:
+        """Tell whether the round after ``finished`` ones brings experts and prototypes."""
+        return finished + 1 == self.warmup + self.expert_rounds
+
     def stage(self, finished: int) -> str:
         """Return the stage of the round after ``finished`` ones."""
         if finished < self.warmup:

@@ -20,6 +20,7 @@ from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.messages import EVALUATE, START
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.strategies.loop.ask import Ask, Replies
@@ -27,7 +28,7 @@ from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply
+from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs
 
 __all__ = [
     "ArraySpec",
@@ -128,6 +129,11 @@ class Method(ABC):
         """The run's network without numbers: its sizes and the names and shapes of its arrays."""
         with torch.device("meta"):
             return build_classifier(self.common, self.task)
+
+    def weight_specs(self) -> Specs:
+        """Return what the arrays of the run's network must be."""
+        arrays = exchanged_arrays(self.blueprint)
+        return {name: ArraySpec(tuple(array.shape)) for name, array in arrays.items()}
 
     def starting_weights(self) -> dict[str, NDArray]:
         """Return the arrays of the network that a run starts from, keyed on the seed.

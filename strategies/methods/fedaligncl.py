@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedsilo.models.contract.array_names import arrays_below, site_and_array, with_prefix
+from fedsilo.models.contract.array_names import arrays_below, of_others, with_prefix
 from fedsilo.models.contract.messages import INCOMING, TRAIN, measurement
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.methods.fedaligncl import (
@@ -27,7 +27,7 @@ from fedsilo.models.methods.fedaligncl import (
     FedAlignCLSettings,
 )
 from fedsilo.strategies.loop.ask import Replies
-from fedsilo.strategies.loop.method import Arrays, ArraySpec, Ask, Disclosures, State
+from fedsilo.strategies.loop.method import ArraySpec, Ask, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 
 _BUFFER = f"{EMBEDDINGS}/"
@@ -106,7 +106,10 @@ class FedAlignCL(FedAvg):
         asked = {site: self._embeddings_of(site, state) for site in ask.sites}
         replies = ask(
             TRAIN,
-            {site: {**weights, **_of_others(site, state.arrays)} for site in ask.sites},
+            {
+                site: {**weights, **of_others(site, state.arrays, *self.beside)}
+                for site in ask.sites
+            },
             expect={s: {**weights, **self._embedding_specs(asked[s])} for s in ask.sites},
             reference=dict.fromkeys(ask.sites, weights),
             notes={site: EmbeddingNotes(count) for site, count in asked.items()},
@@ -154,13 +157,3 @@ class FedAlignCL(FedAvg):
                 own = Discriminator(channels).state_dict()
             specs |= {f"{DISCRIMINATOR}{n}": ArraySpec(tuple(a.shape)) for n, a in own.items()}
         return specs
-
-
-def _of_others(site: str, arrays: Arrays) -> Arrays:
-    """Return the embeddings and discriminators of all sites but ``site``."""
-    return {
-        name: array
-        for name, array in arrays.items()
-        if name.startswith((_BUFFER, DISCRIMINATORS))
-        and site_and_array(name.partition("/")[2])[0] != site
-    }

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from fedsilo.models.contract.array_names import arrays_below, by_site, of_others, with_prefix
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS
 from fedsilo.models.methods.fedevprompt import (
@@ -84,8 +85,7 @@ class FedEvPrompt(Method):
         )
         arrays = self.average(replies, shared) if shared else {}
         for site, reply in replies.items():
-            for name in maps[site]:
-                arrays[f"{BUFFER}{site}/{name.removeprefix(MAPS)}"] = reply.arrays[name]
+            arrays |= with_prefix(f"{BUFFER}{site}/", arrays_below(MAPS, reply.arrays))
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
@@ -110,13 +110,13 @@ class FedEvPrompt(Method):
 
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the buffer, for its picture."""
-        maps = {n: a for n, a in state.arrays.items() if n.startswith(BUFFER)}
+        maps = by_site(arrays_below(BUFFER, state.arrays))
         if not maps:
             return {}
-        sites: dict[str, dict[str, Any]] = {}
-        for name, array in maps.items():
-            label = name.rpartition("/")[2]
-            sites.setdefault(_site_of(name), {})[label] = np.round(array, 7).tolist()
+        sites = {
+            site: {label: np.round(array, 7).tolist() for label, array in own.items()}
+            for site, own in maps.items()
+        }
         first = self.participants.facts[self.participants.sites()[0]]
         document = {"grid": list(self._grid), "classes": list(first.class_names), "sites": sites}
         return {"buffer.json": document}
@@ -130,17 +130,9 @@ def _shared(state: State) -> dict[str, Any]:
     return {name: array for name, array in state.arrays.items() if not name.startswith(BUFFER)}
 
 
-def _site_of(name: str) -> str:
-    return name.removeprefix(BUFFER).rpartition("/")[0]
-
-
 def _maps_of_others(site: str, state: State) -> Arrays:
     """Return the buffer's maps of all sites but ``site``, as they are sent."""
-    return {
-        f"{MAPS}{name.removeprefix(BUFFER)}": maps
-        for name, maps in state.arrays.items()
-        if name.startswith(BUFFER) and _site_of(name) != site
-    }
+    return with_prefix(MAPS, arrays_below(BUFFER, of_others(site, state.arrays, BUFFER)))
 
 
 def _fault_of_maps(reply: Reply) -> str | None:

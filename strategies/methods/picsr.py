@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsilo.models.contract.array_names import arrays_below
+from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS
 from fedsilo.models.methods.picsr import (
@@ -39,7 +39,7 @@ from fedsilo.models.methods.picsr import (
 )
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import load_exchanged
-from fedsilo.models.networks.mixture import EXPERT
+from fedsilo.models.networks.mixture import EXPERT, expert_array
 from fedsilo.strategies.loop.initial_arrays import initial_weights
 from fedsilo.strategies.loop.method import (
     Arrays,
@@ -50,10 +50,8 @@ from fedsilo.strategies.loop.method import (
     Method,
     Reply,
 )
-from fedsilo.strategies.methods.experts import collected_experts, expert_specs
 from fedsilo.strategies.methods.personal_models import PersonalState, keepers, with_keepers
 from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Specs
 
 
 class PICSR(Method):
@@ -109,8 +107,9 @@ class PICSR(Method):
 
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
         """Have each site train its expert alone; in the last such round collect them."""
-        collects = self._collects(state)
-        specs = self._expert_specs() if collects else {}
+        collects = self.settings.collects(state.round)
+        prototype = {OWN_PROTOTYPE: ArraySpec(self.task.input_shape)}
+        specs = with_prefix(OWN_EXPERT, self.weight_specs()) | prototype if collects else {}
         replies = ask(
             TRAIN,
             {site: self._expert_start(site, state, ask) for site in ask.sites},
@@ -131,18 +130,15 @@ class PICSR(Method):
 
     def releases(self, site: str, state: PersonalState) -> int:
         """Return 0 while experts are trained and not yet collected."""
-        return int(self.settings.stage(state.round) != EXPERTS or self._collects(state))
+        return int(
+            self.settings.stage(state.round) != EXPERTS or self.settings.collects(state.round)
+        )
 
     def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
         """Return what a site's expert starts from, nothing where it has one."""
         if self.settings.experts == "local":
             return self.start(site, ask)
         return {} if site in keepers(state, self.common) else state.arrays
-
-    def _expert_specs(self) -> Specs:
-        """Return what a reply with an expert and a prototype holds."""
-        experts = expert_specs(self.blueprint, OWN_EXPERT)
-        return {**experts, OWN_PROTOTYPE: ArraySpec(self.task.input_shape)}
 
     def _fault_of_expert(self, reply: Reply) -> str | None:
         """Refuse an expert that has no finite answer to its own silo's mean sample."""
@@ -165,16 +161,14 @@ class PICSR(Method):
         distances = prototype_distances(router, prototypes)
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 
-    def _collects(self, state: PersonalState) -> bool:
-        """Tell whether the next round is the one that brings experts and prototypes."""
-        return state.round + 1 == self.settings.warmup + self.settings.expert_rounds
-
     def _collected(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
-        arrays = collected_experts(replies, expert_specs(self.blueprint, OWN_EXPERT), OWN_EXPERT)
-        for site, reply in replies.items():
-            arrays[f"{PROTOTYPE}{site}"] = reply.arrays[OWN_PROTOTYPE]
+        """Return the experts and prototypes of those that replied, and a new router."""
         router = build_router(self.settings, self.task.input_shape, len(replies), self.common.seed)
-        arrays |= {f"{ROUTER}{name}": array for name, array in initial_weights(router).items()}
+        arrays = with_prefix(ROUTER, initial_weights(router))
+        for site, reply in replies.items():
+            expert = arrays_below(OWN_EXPERT, reply.arrays)
+            arrays |= with_prefix(expert_array(site, ""), expert)
+            arrays[f"{PROTOTYPE}{site}"] = reply.arrays[OWN_PROTOTYPE]
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
     def _trained(self, state: PersonalState) -> Arrays:
