@@ -3,7 +3,7 @@
 The method ``fedavg-ft``, here ``"fedavg-ft": "FedAvgFT"``, is in three files of one name:
 ``models/methods/fedavg_ft.py`` with ``FedAvgFTSettings``, ``strategies/methods/fedavg_ft.py`` with
 ``FedAvgFT`` and ``client_app/methods/fedavg_ft.py`` with ``FedAvgFTSite``. Each is imported when it
-is first used.
+is first used. A method whose part in a room is another's has no file there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ METHODS = {
 # By room the methods whose part in it is another's: its file and class
 _PARTS = {
     "models": {
+        "fedadagrad": ("fedadam", "FedAdagrad"),
         "fedbabu": ("fedavg_ft", "FedAvgFT"),
+        "fedyogi": ("fedadam", "FedYogi"),
         "matcha": ("decentralised", "Matcha"),
         "ring": ("decentralised", "Link"),
         "star": ("decentralised", "Link"),

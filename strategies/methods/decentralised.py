@@ -11,8 +11,8 @@ same weight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -38,23 +38,15 @@ SILO = "silo/"
 _DOCUMENT = "topology.json"
 
 
-@dataclass(frozen=True)
-class DecentralisedState(State):
-    """Theta as ``model/<array>`` and the newest model of each silo as ``silo/<site>/<array>``.
-
-    Attributes:
-        finished: the silos that finished the last round.
-    """
-
-    finished: Sequence[str] = ()
-
-
 class Decentralised(Method):
-    """Asks each silo to mix with its neighbours and to train; a method names the topology."""
+    """Asks each silo to mix with its neighbours and to train; a method names the topology.
+
+    A state has Theta as ``model/<array>`` and the newest model of each silo as
+    ``silo/<site>/<array>``.
+    """
 
     settings: LinkSettings
     capabilities = Capabilities(initial_weights=True)
-    state_class = DecentralisedState
 
     def kind(self) -> str:
         """Return the topology's kind; among silos alone a star has one of them in the middle."""
@@ -119,7 +111,7 @@ class Decentralised(Method):
         for site, reply in trained.items():
             arrays |= with_prefix(f"{SILO}{site}/", {name: reply.arrays[name] for name in theta})
         self.time(trained)
-        return replace(state, arrays=arrays | with_prefix(MODEL, theta), finished=list(trained))
+        return replace(state, arrays=arrays | with_prefix(MODEL, theta))
 
     def time(self, replies: Mapping[str, Reply]) -> None:
         """Take note of how long each silo trained."""

@@ -33,11 +33,7 @@ from fedsilo.models.methods.fedefm import (
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.strategies.loop.ask import Replies
 from fedsilo.strategies.loop.method import Ask, Disclosures, Reply, State
-from fedsilo.strategies.methods.decentralised import (
-    Decentralised,
-    DecentralisedState,
-    silo_model,
-)
+from fedsilo.strategies.methods.decentralised import Decentralised, silo_model
 from fedsilo.strategies.wire.records import NDArray
 
 _DOCUMENT = "closeness.json"
@@ -46,7 +42,7 @@ Edges = Mapping[str, float]  # "owner<-host" -> mean closeness
 
 
 @dataclass(frozen=True)
-class FedEFMState(DecentralisedState):
+class FedEFMState(State):
     """The silos' models and Theta.
 
     Attributes:
