@@ -30,7 +30,6 @@ from fedsilo.models.contract.seeding import generator
 from fedsilo.models.maths.pacing import batch_of, ends_epoch, epoch_of
 from fedsilo.models.methods.fedaligncl import (
     DISCRIMINATOR,
-    DISCRIMINATORS,
     EMBEDDINGS,
     EmbeddingNotes,
     FedAlignCLSettings,
@@ -58,12 +57,6 @@ class FedAlignCLSite(SiteMethod):
                 "the run sends embeddings, each of one training image, to all other sites; "
                 "'fedaligncl.align' false goes without",
             )
-
-    def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network and load the global weights."""
-        foreign = (f"{EMBEDDINGS}/", DISCRIMINATORS)
-        arrays = lab.arrays()
-        return lab.classifier({n: a for n, a in arrays.items() if not n.startswith(foreign)})
 
     def train(self, lab: Lab) -> Answer:
         """Train in the curriculum's order, and align after each step where others sent any."""

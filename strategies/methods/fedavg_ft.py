@@ -11,7 +11,7 @@ from fedsilo.models.contract.settings import AGGREGATIONS
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.methods.personal_models import PersonalState, keepers, with_keepers
+from fedsilo.strategies.methods.personal_models import PersonalState
 
 
 class FedAvgFT(FedAvg):
@@ -27,13 +27,13 @@ class FedAvgFT(FedAvg):
         if self._finetunes(state):
             send = {site: self.model_for(site, state) for site in ask.sites}
             alone = ask(TRAIN, send, expect={})
-            return with_keepers(state, self.common, alone)
+            return state.with_keepers(alone)
         after: State = super().round(state, ask)
         return after
 
     def model_for(self, site: str, state: PersonalState) -> Arrays:
         """Return the global weights for a site that has no personal model yet."""
-        return {} if site in keepers(state, self.common) else state.arrays
+        return {} if site in state.personal else state.arrays
 
     def releases(self, site: str, state: PersonalState) -> int:
         """Return 1 while there is averaging."""

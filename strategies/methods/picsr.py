@@ -50,7 +50,7 @@ from fedsilo.strategies.loop.method import (
     Method,
     Reply,
 )
-from fedsilo.strategies.methods.personal_models import PersonalState, keepers, with_keepers
+from fedsilo.strategies.methods.personal_models import PersonalState
 from fedsilo.strategies.wire.records import NDArray
 
 
@@ -118,13 +118,13 @@ class PICSR(Method):
             fault=self._fault_of_expert if collects else None,
         )
         if not collects:
-            return with_keepers(state, self.common, replies)
+            return state.with_keepers(replies)
         return replace(state, arrays=self._collected(replies))
 
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
         """Have the routed experts measured; in a run that was stopped before, each site's own."""
-        stage, personal = self.settings.stage(state.round), keepers(state, self.common)
-        alone = personal if stage == EXPERTS else ()
+        stage = self.settings.stage(state.round)
+        alone = state.personal if stage == EXPERTS else ()
         send = {site: {} if site in alone else state.arrays for site in ask.sites}
         ask(EVALUATE, send, expect={}, notes=StageNotes(stage))
 
@@ -138,7 +138,7 @@ class PICSR(Method):
         """Return what a site's expert starts from, nothing where it has one."""
         if self.settings.experts == "local":
             return self.start(site, ask)
-        return {} if site in keepers(state, self.common) else state.arrays
+        return {} if site in state.personal else state.arrays
 
     def _fault_of_expert(self, reply: Reply) -> str | None:
         """Refuse an expert that has no finite answer to its own silo's mean sample."""

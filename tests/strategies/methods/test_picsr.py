@@ -18,8 +18,8 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.initial_arrays import initial_weights
-from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.methods.personal_models import PersonalState as State
 from fedsilo.strategies.methods.picsr import PICSR
 from fedsilo.strategies.wire.reply import ArraySpec, Reply
 from tests.support.asking import (
@@ -56,7 +56,7 @@ def routed(round_: int = 5, **extras: Any) -> State:
         "prototype/s3a": np.ones((1, 16, 16), np.float32),
         "router/v": np.float32([0]),
     }
-    return State(arrays, round_, ("s1a", "s3a"), **extras)
+    return State(arrays, round_, ("s1a", "s3a"), ("s1a", "s3a"), **extras)
 
 
 def given(value: float) -> dict[str, Any]:
@@ -189,8 +189,8 @@ def test_the_warm_up_averages_by_samples_even_if_the_router_does_not(
 
 def test_global_weights_go_only_to_sites_without_an_expert_of_their_own(picsr: Build) -> None:
     strategy, arrays = picsr(**FINETUNED), {"w": np.float32([1])}
-    warm = State(arrays, 1, ("s2a",))
-    experts = State(arrays, 3, ("s2a",))
+    warm = State(arrays, 1, ("s2a",), ("s2a",))
+    experts = State(arrays, 3, ("s2a",), ("s2a",))
     assert all(arrays_sent(strategy, warm)[site] == arrays for site in ALL)
     assert {site: dict(arrays_sent(strategy, experts)[site]) for site in ALL} == {
         "s1a": arrays,
@@ -199,13 +199,13 @@ def test_global_weights_go_only_to_sites_without_an_expert_of_their_own(picsr: B
     }
 
 
-def test_while_experts_train_nothing_is_expected_and_nothing_changes(
+def test_while_experts_train_nothing_is_expected_and_who_has_one_is_remembered(
     picsr: Build, site_reply: Replies
 ) -> None:
     strategy, before = picsr(**FINETUNED), State({"w": np.float32([1])}, 3)
     assert arrays_expected(strategy, before)["s1a"] == {}
-    after = state_after(strategy, before, {"s1a": site_reply("s1a")})
-    assert after == before
+    after = state_after(strategy, before, {"s1a": site_reply("s1a", kept_state=1)})
+    assert (after.arrays, after.personal) == (before.arrays, ["s1a"])
 
 
 @pytest.mark.parametrize(("own", "round_"), [({}, 2), (FINETUNED, 4)])
