@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedsilo.models.contract.messages import EVALUATE, INCOMING, TRAINED
-from fedsilo.models.contract.methods import settings_class
+from fedsilo.models.contract.methods import METHODS, settings_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, build
 from fedsilo.strategies.loop.asking import Session
@@ -135,5 +135,5 @@ def flower_strategy(name: str) -> type[FlowerStrategy]:
     Raises:
         SettingError: no method has that name.
     """
-    cls = strategy_class(name)
-    return type(cls.__name__, (FlowerStrategy,), {"method": name, "__doc__": cls.__doc__})
+    doc = strategy_class(name).__doc__
+    return type(METHODS[name], (FlowerStrategy,), {"method": name, "__doc__": doc})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from fedsilo.client_app.explain.explanation import Explanation
 from fedsilo.client_app.lab import Lab
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, SettingError
@@ -12,7 +11,11 @@ from fedsilo.models.methods.picsr import PICSRNetwork
 from fedsilo.models.networks.encoders import float_inputs
 
 if TYPE_CHECKING:
+    from fedsilo.client_app.explain.image_explanation import ImageExplanation
+    from fedsilo.client_app.explain.routing import PatientExplanation
     from fedsilo.models.networks.prompted_vit import PromptedViT
+
+    Explanation = ImageExplanation | PatientExplanation
 
 
 def explain_sample(lab: Lab, split: str, row: int) -> Explanation:

@@ -1,25 +1,43 @@
-"""Adversarial alignment within a site's training step (Fed-Align-CL, algorithm 1)."""
+"""Adversarial alignment within a site's training step (Fed-Align-CL, algorithm 1, eq. 2 and 3).
+
+The site keeps its discriminator and that one's optimiser: ``discriminator/`` and
+``discriminator-moments/``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fedsilo.client_app.methods.base import Lab, TokenClassifier
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.loop import micro_batches
+from fedsilo.client_app.training.loop import eager, micro_batches
+from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
+from fedsilo.models.contract.array_names import with_prefix
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.seeding import generator, seeded
+from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.methods.fedaligncl import (
+    DISCRIMINATOR,
+    DISCRIMINATORS,
+    EMBEDDINGS,
     Discriminator,
+    FedAlignCLSettings,
     alignment_loss,
     discriminator_loss,
+    noised,
     paired_alignment_loss,
+    received_discriminator,
 )
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.resnet22 import still_statistics
-from fedsilo.models.networks.site_network import TokenClassifier
+
+_MOMENTS = "discriminator-moments/"
 
 
 def embedded(network: TokenClassifier, inputs: Tensor) -> Tensor:
@@ -81,6 +99,12 @@ class Aligner:
                     self._confuse(self._embed(inputs[part]), share)
         optimiser.step()
 
+    def kept(self) -> dict[str, Tensor]:
+        """Return what the site keeps: the discriminator and its optimiser's moments."""
+        moments = moments_of(self.discriminator_optimiser, self.discriminator)
+        weights = with_prefix(DISCRIMINATOR, self.discriminator.state_dict())
+        return weights | with_prefix(_MOMENTS, moments)
+
     def _embed(self, inputs: Tensor) -> Tensor:
         with self.compute.autocast():
             return embedded(self.network, float_inputs(inputs))
@@ -105,3 +129,75 @@ class Aligner:
             loss = alignment_loss(self.discriminator, own)
         loss = self.weight * share * loss
         loss.backward()  # type: ignore[no-untyped-call]
+
+
+def open_aligner(
+    lab: Lab, network: TokenClassifier, settings: FedAlignCLSettings
+) -> Aligner | None:
+    """Return the alignment of a batch, where alignment is on and others have sent any.
+
+    Raises:
+        SiteError: what they sent is not of this network, or the site's own came back.
+    """
+    round_, width = lab.instruction.round, network.channels
+    others = _others(lab, width) if settings.aligns(epoch_of(round_, lab.common)) else {}
+    if not others:
+        return None
+    discriminator = open_discriminator(lab, width)
+    rng = generator(lab.sampling.seed, "alignment-noise", round_, lab.site)
+    return Aligner(
+        network=network,
+        discriminator=discriminator,
+        discriminator_optimiser=open_optimiser(lab, discriminator, settings),
+        others={site: lab.compute.bring(array) for site, array in others.items()},
+        weight=settings.alignment_weight,
+        micro_batch=lab.common.micro_batch,
+        compute=lab.compute,
+        rng=generator(lab.sampling.seed, "others", round_, lab.site),
+        rivals=[
+            received_discriminator(lab.arrays(f"{DISCRIMINATORS}{site}/"), width, site).to(
+                lab.compute.device
+            )
+            for site in (others if settings.align_target == "others" else ())
+        ],
+        noised=partial(noised, settings=settings, rng=rng) if settings.noise_variance else None,
+    )
+
+
+def open_discriminator(lab: Lab, width: int) -> Discriminator:
+    """Return the site's discriminator as it was left; at first the seed's."""
+    with seeded(lab.common.seed, "discriminator", lab.site):
+        discriminator = Discriminator(width)
+    if weights := lab.state(DISCRIMINATOR):
+        discriminator.load_state_dict(weights)
+    return discriminator.to(lab.compute.device)
+
+
+def open_optimiser(
+    lab: Lab, discriminator: Discriminator, settings: FedAlignCLSettings
+) -> Optimizer:
+    """Return Adam over the discriminator, as it was left."""
+    rate = settings.discriminator_learning_rate or lab.common.learning_rate
+    optimiser = eager(torch.optim.Adam)(discriminator.parameters(), lr=rate)
+    restore_moments(optimiser, discriminator, lab.state(_MOMENTS))
+    return optimiser
+
+
+def kept_discriminator(lab: Lab) -> dict[str, Tensor]:
+    """Return what the site has kept of a discriminator, in a round that does not align."""
+    kept = (DISCRIMINATOR, _MOMENTS)
+    return {name: array for name, array in lab.state().items() if name.startswith(kept)}
+
+
+def _others(lab: Lab, width: int) -> dict[str, Tensor]:
+    """Return the others' noisy embeddings (m, width) by site, sorted."""
+    others = dict(sorted(lab.arrays(f"{EMBEDDINGS}/").items()))
+    for site, array in others.items():
+        if site == lab.site:
+            raise SiteError("its own embeddings came back: server and site differ in version")
+        if array.ndim != 2 or array.shape[1] != width or not array.isfinite().all():
+            raise SiteError(
+                f"the embeddings of site {site} are {tuple(array.shape)}; they must be "
+                f"(any, {width}) and finite: all sites need the same 'network' and 'width'"
+            )
+    return others

@@ -7,13 +7,11 @@ from typing import cast
 from torch import Tensor
 from torch.func import functional_call
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, TokenClassifier
 from fedsilo.client_app.methods.moon import twin
 from fedsilo.client_app.training.loop import Objective, open_optimiser
 from fedsilo.models.methods.apfl import APFLSettings, mixture
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 
 class APFLSite(SiteMethod):

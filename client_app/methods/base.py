@@ -5,7 +5,8 @@ author meets eight names: of the class ``open`` and ``train``; of the ``Lab``, w
 given, ``arrays`` (what came), ``state`` (what this site has kept), ``classifier`` (the run's
 network), ``measure``, ``fit`` and ``reply``. Two more have defaults: ``measured`` (which networks
 are measured, and what else of them) and ``admit`` (whether this site can take part). A class whose
-model stays at the site says so for private runs: ``measures_what_stays``.
+model stays at the site says so for private runs: ``measures_what_stays``. ``__all__`` are the names
+that a method's file takes from here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,19 @@ from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evidence_probe import EvidenceProbe, vacuity_of
 from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.maths.dirichlet import evidences
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+
+__all__ = [
+    "Answer",
+    "Lab",
+    "Measured",
+    "SiteMethod",
+    "SiteNetwork",
+    "TokenClassifier",
+    "exchanged_arrays",
+    "load_exchanged",
+]
 
 Answer = RecordDict  # what ``Lab.reply`` returns
 

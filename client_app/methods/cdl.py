@@ -12,15 +12,13 @@ from typing import cast
 
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer
+from fedsilo.client_app.methods.base import Answer, Lab, TokenClassifier
 from fedsilo.client_app.methods.decentralised import DecentralisedSite, reply
 from fedsilo.client_app.methods.moon import twin
 from fedsilo.client_app.training.loop import Objective, open_optimiser
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.methods.cdl import CDLSettings, contrastive_divergence
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import TokenClassifier
 
 _SUPPORT = "support/"
 

@@ -7,26 +7,19 @@ from collections.abc import Iterator
 from flwr.app import ArrayRecord
 from torch import Tensor, from_numpy
 
-from fedsilo.client_app.lab import Lab, Measured
-from fedsilo.client_app.methods.base import Answer
+from fedsilo.client_app.methods.base import Lab, Measured, SiteNetwork, load_exchanged
+from fedsilo.client_app.methods.ensemble import EnsembleSite
 from fedsilo.client_app.methods.local import LocalSite
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE
 from fedsilo.models.methods.cross import CROSSED, metric_from
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.mixture import EXPERT
-from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.strategies.wire.records import unpack
 
 
-class CrossSite(LocalSite):
+class CrossSite(EnsembleSite):
     """Trains alone as ``local`` does; at the end measures all sites' models on its own samples."""
 
-    def train(self, lab: Lab) -> Answer:
-        """Train the site's own model, keep it, and send it when it is asked for."""
-        network = lab.open()
-        lab.measure(network)
-        lab.fit(network)
-        return lab.reply(network, keep=exchanged_arrays(network))
+    open = LocalSite.open  # each model that came is measured apart
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
         """Yield the model that the site keeps, then, at the end, every model that came.

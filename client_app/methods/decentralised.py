@@ -11,14 +11,12 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab, Measured
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteMethod, SiteNetwork
 from fedsilo.models.contract.array_names import by_site, with_prefix
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, MixingNotes, mixed
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import SiteNetwork
 
 OWN = "own/"
 _OWN_METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")

@@ -11,8 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.client_app.training.loop import eager
 from fedsilo.models.methods.distrans import (
@@ -23,7 +22,6 @@ from fedsilo.models.methods.distrans import (
     double_channels,
 )
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class DisTransSite(SiteMethod):

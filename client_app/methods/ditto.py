@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, exchanged_arrays
 from fedsilo.client_app.methods.fedprox import proximal
 from fedsilo.models.methods.ditto import DittoSettings
-from fedsilo.models.networks.exchanged import exchanged_arrays
-from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class DittoSite(SiteMethod):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer
+from fedsilo.client_app.methods.base import Answer, Lab, SiteNetwork, exchanged_arrays
 from fedsilo.client_app.methods.local import LocalSite, from_others
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.mixture import Mixture, open_experts
-from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class EnsembleSite(LocalSite):
     """Trains alone as ``local`` does; once all experts are known, measures their mean."""
+
+    measures_what_stays = False  # what it keeps is what it sends
 
     def open(self, lab: Lab) -> SiteNetwork:
         """Return the mean of the experts that came, else this site's own model."""

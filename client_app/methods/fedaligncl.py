@@ -1,39 +1,36 @@
 """Fed-Align-CL at a site: local steps, alignment to the others' embeddings, curriculum, noise.
 
-The site keeps its discriminator and that one's optimiser (``discriminator/``,
-``discriminator-moments/``), which of its samples the local model got right at the end of an epoch
-(``right``, ``right-epoch``), and pacing's state.
+The site keeps its discriminator (``adversarial_alignment``), which of its samples the local model
+got right at the end of an epoch (``right``, ``right-epoch``), and pacing's state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.adversarial_alignment import Aligner, embedded
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.adversarial_alignment import (
+    Aligner,
+    embedded,
+    kept_discriminator,
+    open_aligner,
+    open_discriminator,
+)
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, TokenClassifier
 from fedsilo.client_app.privacy.noise_source import noise_source
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import over_batches
-from fedsilo.client_app.training.loop import eager, micro_batches
-from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
+from fedsilo.client_app.training.loop import micro_batches
 from fedsilo.client_app.training.pacing import Pacing, refuse_other_data
-from fedsilo.models.contract.array_names import with_prefix
-from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import INCOMING, measurement
-from fedsilo.models.contract.seeding import generator, seeded
+from fedsilo.models.contract.seeding import generator
 from fedsilo.models.maths.pacing import batch_of, ends_epoch, epoch_of
 from fedsilo.models.methods.fedaligncl import (
     DISCRIMINATOR,
-    DISCRIMINATORS,
     EMBEDDINGS,
-    Discriminator,
     EmbeddingNotes,
     FedAlignCLSettings,
     curriculum_order,
@@ -43,9 +40,7 @@ from fedsilo.models.methods.fedaligncl import (
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.resnet22 import still_statistics
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
-_WEIGHTS, _MOMENTS = DISCRIMINATOR, "discriminator-moments/"
 _RIGHT, _RIGHT_EPOCH = "right", "right-epoch"
 
 
@@ -63,20 +58,14 @@ class FedAlignCLSite(SiteMethod):
                 "'fedaligncl.align' false goes without",
             )
 
-    def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network and load the global weights."""
-        foreign = (f"{EMBEDDINGS}/", DISCRIMINATORS)
-        arrays = lab.arrays()
-        return lab.classifier({n: a for n, a in arrays.items() if not n.startswith(foreign)})
-
     def train(self, lab: Lab) -> Answer:
         """Train in the curriculum's order, and align after each step where others sent any."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         if lab.instruction.round == 1 and self.settings.pretraining_epochs:
             self._pretrain(lab, network)
-        aligner = self._open_aligner(lab, network)
-        order = partial(self._curriculum, lab, network)
+        aligner = open_aligner(lab, network, self.settings)  # eq. 2 and 3
+        order = partial(self._curriculum, lab, network)  # eq. 4
         lab.fit(network, order=order, after_step=aligner)
         keep = self._kept(lab, network, aligner)
         return lab.reply(network, keep=keep, send=self._outgoing(lab, network, aligner))
@@ -107,44 +96,11 @@ class FedAlignCLSite(SiteMethod):
         refuse_other_data(len(local_right), len(global_right))
         forgotten = (local_right & ~global_right).double().mean().item()
         lab.metrics[measurement(INCOMING, "train", "forgotten")] = forgotten
-        if not self.settings.curriculum or epoch < self.settings.warmup_epochs:
+        if not self.settings.orders(epoch):
             return None
         scores = curriculum_scores(local_right, global_right, self.settings.forgotten_weight)
         rng = generator(lab.sampling.seed, "curriculum", epoch, lab.site)
         return curriculum_order(scores, rng, self.settings.curriculum_sampling == "replacement")
-
-    def _open_aligner(self, lab: Lab, network: TokenClassifier) -> Aligner | None:
-        """Return the alignment of a batch, where alignment is on and others have sent any."""
-        epoch = epoch_of(lab.instruction.round, lab.common)
-        if not self.settings.align or epoch < self.settings.warmup_epochs:
-            return None
-        others = _others(lab, network.channels)
-        if not others:
-            return None
-        discriminator = _open_discriminator(lab, network.channels)
-        rivals = sorted(others) if self.settings.align_target == "others" else []
-        return Aligner(
-            network=network,
-            discriminator=discriminator,
-            discriminator_optimiser=self._open_optimiser(lab, discriminator),
-            others={site: lab.compute.bring(array) for site, array in others.items()},
-            weight=self.settings.alignment_weight,
-            micro_batch=lab.common.micro_batch,
-            compute=lab.compute,
-            rng=generator(lab.sampling.seed, "others", lab.instruction.round, lab.site),
-            rivals=[_rival(lab, network.channels, site) for site in rivals],
-            noised=self._target_noise(lab) if self.settings.noise_variance else None,
-        )
-
-    def _target_noise(self, lab: Lab) -> Callable[[Tensor], Tensor]:
-        """Return Z of eq. 3: what embeddings (n, c) would leave with, their gradient as it is."""
-        rng = generator(lab.sampling.seed, "alignment-noise", lab.instruction.round, lab.site)
-
-        def noised(own: Tensor) -> Tensor:
-            noisy = perturbed({EMBEDDINGS: own}, {EMBEDDINGS}, self.settings, rng)[EMBEDDINGS]
-            return own + (noisy.to(own.device) - own.detach())
-
-        return noised
 
     def _outgoing(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
@@ -157,7 +113,7 @@ class FedAlignCLSite(SiteMethod):
             noisy.add(EMBEDDINGS)
             if self.settings.align_target == "others":  # what they align to, at first the seed's
                 newest = aligner.discriminator if aligner else None
-                newest = newest or _open_discriminator(lab, network.channels)
+                newest = newest or open_discriminator(lab, network.channels)
                 own = {f"{DISCRIMINATOR}{n}": a.cpu() for n, a in newest.state_dict().items()}
                 arrays |= own
                 noisy |= own.keys()
@@ -169,18 +125,11 @@ class FedAlignCLSite(SiteMethod):
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
     ) -> dict[str, Tensor]:
         """Return the discriminator, and at an epoch's end what the local model gets right."""
-        if aligner is None:
-            stored = lab.state()
-            kept = {n: a for n, a in stored.items() if n.startswith((_WEIGHTS, _MOMENTS))}
-        else:
-            discriminator = aligner.discriminator
-            moments = moments_of(aligner.discriminator_optimiser, discriminator)
-            kept = with_prefix(_WEIGHTS, discriminator.state_dict())
-            kept |= with_prefix(_MOMENTS, moments)
+        kept = kept_discriminator(lab) if aligner is None else aligner.kept()
         round_ = lab.instruction.round
         epoch = epoch_of(round_, lab.common)
-        ordered = self.settings.curriculum and epoch + 1 >= self.settings.warmup_epochs
-        if ends_epoch(round_, lab.common) and (ordered or self.settings.count_forgotten):
+        judged = self.settings.orders(epoch + 1) or self.settings.count_forgotten
+        if ends_epoch(round_, lab.common) and judged:
             kept[_RIGHT] = _right(lab, network).to(torch.uint8)
             kept[_RIGHT_EPOCH] = torch.tensor(epoch)
         return kept
@@ -189,9 +138,8 @@ class FedAlignCLSite(SiteMethod):
         """Return how many embeddings leave: what is asked for, if the run's settings have it so."""
         asked = EmbeddingNotes.from_values(lab.instruction.notes).embeddings
         used = epoch_of(lab.instruction.round + 1, lab.common)
-        if not self.settings.align or used < self.settings.warmup_epochs:
-            return 0
-        return max(0, min(asked, self.settings.shared_embeddings))
+        wanted = min(asked, self.settings.shared_embeddings)
+        return max(0, wanted) if self.settings.aligns(used) else 0
 
     def _embeddings(self, lab: Lab, network: TokenClassifier, count: int) -> Tensor:
         """Return the embeddings (count, c) of any training samples, made as in training.
@@ -213,63 +161,9 @@ class FedAlignCLSite(SiteMethod):
                 embeddings.append(embedded(network, float_inputs(batch)).cpu())
         return torch.cat(embeddings)
 
-    def _open_optimiser(self, lab: Lab, discriminator: Discriminator) -> Optimizer:
-        """Return Adam over the discriminator, as it was left."""
-        rate = self.settings.discriminator_learning_rate or lab.common.learning_rate
-        optimiser = eager(torch.optim.Adam)(discriminator.parameters(), lr=rate)
-        restore_moments(optimiser, discriminator, lab.state(_MOMENTS))
-        return optimiser
-
 
 def _right(lab: Lab, network: SiteNetwork) -> Tensor:
     """Return (n,) bool: which training samples the network gets right, in eval mode."""
     train = lab.silo.train
     logits = over_batches(network, train.inputs, lab.compute, network)
     return logits.argmax(dim=1) == train.labels
-
-
-def _others(lab: Lab, width: int) -> dict[str, Tensor]:
-    """Return the others' noisy embeddings (m, width) by site.
-
-    Raises:
-        SiteError: they are not embeddings of this network, or the site's own came back.
-    """
-    others = dict(sorted(lab.arrays(f"{EMBEDDINGS}/").items()))
-    for site, array in others.items():
-        if site == lab.site:
-            raise SiteError("its own embeddings came back: server and site differ in version")
-        if array.ndim != 2 or array.shape[1] != width or not array.isfinite().all():
-            raise SiteError(
-                f"the embeddings of site {site} are {tuple(array.shape)}; they must be "
-                f"(any, {width}) and finite: all sites need the same 'network' and "
-                "'width'"
-            )
-    return others
-
-
-def _rival(lab: Lab, width: int, site: str) -> Discriminator:
-    """Return the discriminator of another site, which this one aligns to.
-
-    Raises:
-        SiteError: it is missing or is none for embeddings of this ``width``.
-    """
-    arrays = lab.arrays(f"{DISCRIMINATORS}{site}/")
-    discriminator = Discriminator(width)
-    wanted = {name: array.shape for name, array in discriminator.state_dict().items()}
-    finite = all(array.isfinite().all() for array in arrays.values())
-    if {name: array.shape for name, array in arrays.items()} != wanted or not finite:
-        raise SiteError(
-            f"the discriminator of site {site} is none of embeddings of {width} numbers: all "
-            "sites need the same 'network' and 'width'"
-        )
-    discriminator.load_state_dict(arrays)
-    return discriminator.to(lab.compute.device)
-
-
-def _open_discriminator(lab: Lab, width: int) -> Discriminator:
-    """Return the site's discriminator as it was left; at first the seed's."""
-    with seeded(lab.common.seed, "discriminator", lab.site):
-        discriminator = Discriminator(width)
-    if weights := lab.state(_WEIGHTS):
-        discriminator.load_state_dict(weights)
-    return discriminator.to(lab.compute.device)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
 
 
 class FedAvgSite(SiteMethod):

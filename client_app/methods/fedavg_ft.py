@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, exchanged_arrays
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
-from fedsilo.models.networks.exchanged import exchanged_arrays
-from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class FedAvgFTSite(SiteMethod):

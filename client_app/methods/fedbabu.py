@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Lab, SiteNetwork
 from fedsilo.client_app.methods.fedavg_ft import FedAvgFTSite
 from fedsilo.models.networks.exchanged import last_layers
-from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class FedBABUSite(FedAvgFTSite):

@@ -10,22 +10,20 @@ from typing import cast
 
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer
+from fedsilo.client_app.methods.base import Answer, Lab, TokenClassifier, exchanged_arrays
 from fedsilo.client_app.methods.local import LocalSite, from_others
 from fedsilo.client_app.training.class_means import class_means
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.maths.class_means import class_targets, matching_loss
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
-from fedsilo.models.networks.exchanged import exchanged_arrays
-from fedsilo.models.networks.site_network import TokenClassifier
 
 
 class FedDistillSite(LocalSite):
     """Keeps its network, as ``local`` does; only the mean logits of each class leave it."""
 
     settings: FedDistillSettings
+    measures_what_stays = False  # what it keeps is trained as what it sends is
 
     def train(self, lab: Lab) -> Answer:
         """Train near the others' logits, and send the mean logits of each class."""

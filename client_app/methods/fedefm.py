@@ -9,8 +9,7 @@ from typing import cast
 
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer
+from fedsilo.client_app.methods.base import Answer, Lab, TokenClassifier
 from fedsilo.client_app.methods.decentralised import DecentralisedSite, own_model, reply
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.models.contract.array_names import by_site
@@ -27,7 +26,6 @@ from fedsilo.models.methods.fedefm import (
     multishot_loss,
 )
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import TokenClassifier
 
 
 class FedEFMSite(DecentralisedSite):

@@ -10,8 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.client_app.training.initial_network import initial_classifier
@@ -29,7 +28,6 @@ from fedsilo.models.maths.attention_rollout import (
 )
 from fedsilo.models.maths.dirichlet import vacuity
 from fedsilo.models.methods.fedevprompt import (
-    BUFFER,
     MAPS,
     FedEvPromptSettings,
     any_of_class,
@@ -60,9 +58,8 @@ class FedEvPromptSite(SiteMethod):
     def open(self, lab: Lab) -> PromptedViT:
         """Build the network from what the run starts from, the site's own state and what came."""
         network = cast(PromptedViT, initial_classifier(lab.common, lab.silo))
-        # A finished run's model is read with the buffer in it
-        foreign = (MAPS, BUFFER, START)
-        shared = {n: a for n, a in lab.arrays().items() if not n.startswith(foreign)}
+        # Maps are no part of it, nor the buffer, with which a finished run's model is read
+        shared = {n: a for n, a in lab.arrays().items() if "/" not in n}
         arrays = exchanged_arrays(network) | lab.arrays(START) | lab.state(_NETWORK) | shared
         load_exchanged(network, arrays)
         return lab.compute.place(network)

@@ -1,10 +1,8 @@
 """FedNova at a site: FedAvg, and what is sent moved by the mean of the steps, not by all."""
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, exchanged_arrays
 from fedsilo.models.contract.array_names import is_statistic
 from fedsilo.models.methods.fednova import STEPS
-from fedsilo.models.networks.exchanged import exchanged_arrays
 
 
 class FedNovaSite(SiteMethod):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork
 from fedsilo.models.contract.messages import START
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class FedPerSite(SiteMethod):

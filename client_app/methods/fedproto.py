@@ -7,8 +7,7 @@ from typing import cast
 
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab, Measured
-from fedsilo.client_app.methods.base import Answer
+from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteNetwork, TokenClassifier
 from fedsilo.client_app.methods.local import LocalSite, from_others
 from fedsilo.client_app.training.class_means import class_means
 from fedsilo.client_app.training.loop import Objective
@@ -16,7 +15,6 @@ from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.maths.class_means import ClassTargets, class_targets, matching_loss
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings, NearestPrototype
 from fedsilo.models.networks.exchanged import exchanged_arrays
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 
 class FedProtoSite(LocalSite):
@@ -27,6 +25,7 @@ class FedProtoSite(LocalSite):
     """
 
     settings: FedProtoSettings
+    measures_what_stays = False  # what it keeps is trained as what it sends is
 
     def train(self, lab: Lab) -> Answer:
         """Train near the global prototypes, and send the prototype (l * c,) of each class."""

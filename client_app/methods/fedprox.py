@@ -6,11 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork
 from fedsilo.client_app.training.loop import Penalty
 from fedsilo.models.methods.fedprox import FedProxSettings, proximal_term
-from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class FedProxSite(SiteMethod):

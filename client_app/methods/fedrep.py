@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Lab, SiteNetwork
 from fedsilo.client_app.methods.fedper import FedPerSite
 from fedsilo.client_app.training.loop import steps_of
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.methods.fedrep import FedRepSettings
-from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class FedRepSite(FedPerSite):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, exchanged_arrays
 from fedsilo.models.contract.messages import START
-from fedsilo.models.networks.exchanged import exchanged_arrays
-from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class LocalSite(SiteMethod):

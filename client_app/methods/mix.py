@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
 from fedsilo.client_app.training.evaluation import measure
 from fedsilo.client_app.training.initial_network import set_prior
 from fedsilo.client_app.training.standardised import ready_silo

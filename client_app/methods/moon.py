@@ -13,11 +13,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, TokenClassifier
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.client_app.training.loop import Objective
-from fedsilo.models.contract.array_names import with_prefix
+from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.methods.moon import (
     PROJECTION,
@@ -26,7 +25,6 @@ from fedsilo.models.methods.moon import (
     contrastive_loss,
 )
 from fedsilo.models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 _PREVIOUS, _HEAD = "previous/", "projection."  # as the network's own arrays name the head
 
@@ -42,7 +40,7 @@ class MoonSite(SiteMethod):
         if lab.instruction.phase != EVALUATE:
             head = build_projection(lab.common.seed, network.channels, self.settings)
             network.add_module("projection", head)
-        load_exchanged(network, _from_wire(lab.arrays()))
+        load_exchanged(network, _renamed(lab.arrays(), PROJECTION, _HEAD))
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Answer:
@@ -51,7 +49,9 @@ class MoonSite(SiteMethod):
         lab.measure(network)
         lab.fit(network, objective=self._contrast(network, lab.state(_PREVIOUS)))
         arrays = exchanged_arrays(network)
-        return lab.reply(network, send=_to_wire(arrays), keep=with_prefix(_PREVIOUS, arrays))
+        return lab.reply(
+            network, send=_renamed(arrays, _HEAD, PROJECTION), keep=with_prefix(_PREVIOUS, arrays)
+        )
 
     def _contrast(self, network: TokenClassifier, stored: dict[str, Tensor]) -> Objective | None:
         """Return the network's loss plus mu times the model-contrastive loss (eq. 4).
@@ -89,13 +89,6 @@ def _represented(network: TokenClassifier, tokens: Tensor) -> Tensor:
     return representations
 
 
-def _to_wire(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {_renamed(name, _HEAD, PROJECTION): array for name, array in arrays.items()}
-
-
-def _from_wire(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {_renamed(name, PROJECTION, _HEAD): array for name, array in arrays.items()}
-
-
-def _renamed(name: str, before: str, after: str) -> str:
-    return f"{after}{name.removeprefix(before)}" if name.startswith(before) else name
+def _renamed(arrays: dict[str, Tensor], before: str, after: str) -> dict[str, Tensor]:
+    head = with_prefix(after, arrays_below(before, arrays))
+    return {name: a for name, a in arrays.items() if not name.startswith(before)} | head

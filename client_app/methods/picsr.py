@@ -13,14 +13,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab, Measured
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteMethod, SiteNetwork
 from fedsilo.client_app.privacy.noise_source import noise_source
 from fedsilo.client_app.session import SiteSession
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import START
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.picsr import (
     OWN_EXPERT,
     OWN_PROTOTYPE,
@@ -38,7 +36,6 @@ from fedsilo.models.methods.picsr import (
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.mixture import open_experts
-from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.models.privacy.gaussian_noise import normals
 
 
@@ -71,7 +68,9 @@ class PICSRSite(SiteMethod):
         network, stage = lab.open(), _stage(lab)
         lab.measure(network)
         if stage == ROUTING_STAGE:
-            lab.fit(network, settings=self._router_settings(lab))
+            rate, decay = self.settings.router_learning_rate, self.settings.router_weight_decay
+            own = replace(lab.sampling, learning_rate=rate, weight_decay=decay)
+            lab.fit(network, settings=own)
             return lab.reply(network, send=cast(PICSRNetwork, network).trained_arrays())
         lab.fit(network)
         if stage == WARMUP:
@@ -94,12 +93,6 @@ class PICSRSite(SiteMethod):
             return {f"weight.{site}": weight for site, weight in zip(sites, columns, strict=True)}
 
         return [Measured(network, None, lambda split: RoutingProbe(sites, least), weights_of)]
-
-    def _router_settings(self, lab: Lab) -> CommonSettings:
-        """Return the run's settings with the router's own step size."""
-        own = self.settings
-        rate, decay = own.router_learning_rate, own.router_weight_decay
-        return replace(lab.sampling, learning_rate=rate, weight_decay=decay)
 
     def _router_network(self, lab: Lab) -> PICSRNetwork:
         arrays = lab.arrays()

@@ -2,12 +2,10 @@
 
 import torch
 
-from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.base import Answer, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, exchanged_arrays
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.methods.fedprox import linear_term
 from fedsilo.models.methods.scaffold import CONTROL
-from fedsilo.models.networks.exchanged import exchanged_arrays
 
 
 class SCAFFOLDSite(SiteMethod):

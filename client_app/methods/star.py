@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods.base import Lab
 from fedsilo.client_app.methods.decentralised import DecentralisedSite, own_model
 from fedsilo.models.methods.decentralised import MODEL
 

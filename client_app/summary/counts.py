@@ -8,14 +8,13 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from fedsilo.client_app.site.limits import Limits
+from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.summary.suppression import at_least, suppressed
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.partition.cuts import is_cut
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.survey import About, Count, LeftOut, Measured, Spread, Survey
 
 _FEW_VALUES = 10  # of as many a mean is a count in other words
@@ -24,20 +23,9 @@ _TAIL = 0.05  # samples beyond each percentile
 
 @dataclass(frozen=True)
 class Answering:
-    """What an answer is made of.
+    """What an answer is made of: the ``site``, and the ``secret`` seed of its own."""
 
-    Attributes:
-        silo: the site's.
-        settings: the run's, under the site's own words.
-        simulated: whether the site is.
-        limits: the site's floors.
-        secret: the site's own seed.
-    """
-
-    silo: Silo
-    settings: CommonSettings
-    simulated: bool
-    limits: Limits
+    site: SiteSession
     secret: int
 
     def answer(self) -> Survey:
@@ -46,11 +34,12 @@ class Answering:
         Raises:
             DataError: a file cannot be read again.
         """
-        chosen, silo = data_set(self.settings.dataset), self.silo
-        places = find_places(self.settings.data_dir, self.settings.cache_dir)
-        measures = chosen.measures(silo, self.settings, places)
-        own = not is_cut(self.settings)  # else a silo is of many sites' files
-        files = chosen.file_measures(silo.name, self.settings, places) if own else []
+        silo, settings = self.site.silo, self.site.settings
+        chosen = data_set(settings.dataset)
+        places = find_places(settings.data_dir, settings.cache_dir)
+        measures = chosen.measures(silo, settings, places)
+        own = not is_cut(settings)  # else a silo is of many sites' files
+        files = chosen.file_measures(silo.name, settings, places) if own else []
         sizes = {name: len(split) for name, split in silo.splits().items() if len(split)}
         return Survey(
             about=self._about(measures, files),
@@ -58,7 +47,7 @@ class Answering:
             labels={
                 split: self._cells(silo.label_counts()[split], "labels", split) for split in sizes
             },
-            left_out=self._left_out(chosen.left_out(silo, self.settings, places)),
+            left_out=self._left_out(chosen.left_out(silo, settings, places)),
             histograms={
                 split: {
                     one.name: self._histogram(one, split, "histograms")
@@ -84,25 +73,29 @@ class Answering:
     @property
     def floor(self) -> int:
         """Samples behind a count, at least: of a hospital by its own word alone."""
-        return self.settings.sums_min_count if self.simulated else self.limits.sums_min_count
+        return (
+            self.site.settings.sums_min_count
+            if self.site.simulated
+            else self.site.limits.sums_min_count
+        )
 
     def _about(self, measures: list[Measure], files: list[Measure]) -> About:
         return About(
-            site=self.silo.name,
-            simulated=self.simulated,
-            dataset=self.settings.dataset,
+            site=self.site.silo.name,
+            simulated=self.site.simulated,
+            dataset=self.site.settings.dataset,
             on=datetime.now(UTC).date().isoformat(),
             floor=self.floor,
-            classes=list(self.silo.class_names()),
+            classes=list(self.site.silo.class_names()),
             features=[_declared(one) for one in measures],
             file_features=[_declared(one) for one in files],
         )
 
     def _cells(self, counts: list[int], *table: str) -> list[Count]:
-        return suppressed(counts, self.floor, self.secret, self.silo.name, *table)
+        return suppressed(counts, self.floor, self.secret, self.site.silo.name, *table)
 
     def _histogram(self, measure: Measure, split: str, part: str) -> list[Count]:
-        table, in_a_row = (self.silo.name, part, split, measure.name), not measure.levels
+        table, in_a_row = (self.site.silo.name, part, split, measure.name), not measure.levels
         counts = measure.counts(split)
         return suppressed(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
 
@@ -121,7 +114,7 @@ class Answering:
             values = self._told(one, split)
             if values is None or not one.edges or len(values) < self.floor:
                 continue
-            if not self.simulated:
+            if not self.site.simulated:
                 values = values.clip(one.edges[0], one.edges[-1])
             mean, sd = float(values.mean()), float(values.std())
             yield one.name, Spread(mean=mean, sd=sd)
@@ -147,7 +140,7 @@ class Answering:
         known = values[~np.isnan(values)]
         if measure.levels or len(known) == 0:
             return None
-        many = self.simulated or few_too or len(np.unique(known)) > _FEW_VALUES
+        many = self.site.simulated or few_too or len(np.unique(known)) > _FEW_VALUES
         return known if many else None
 
 

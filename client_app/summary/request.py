@@ -86,8 +86,7 @@ def _allowed_parts(context: Context) -> set[str]:
 def _made(context: Context, secret: int) -> Kept:
     """Return an answer, made now, with broken images left out and counted."""
     site, run = _opened(context)
-    answering = Answering(site.silo, site.settings, site.simulated, site.limits, secret)
-    answer = answering.answer()
+    answer = Answering(site, secret).answer()
     return Kept(answer.to_config(), run, dict(fingerprint(site.silo)))
 
 

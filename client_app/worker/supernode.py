@@ -1,25 +1,35 @@
 """Flower's SuperNode, which polls often while there are messages.
 
 Flower waits 3 s for a message and 0.5 s for a reply, and no setting changes that. The waits are
-replaced in the one version whose code was read; other versions keep their own, and say so once. The
-same place gives up messages that no process will answer (``unanswered``).
+replaced in the one version whose code was read; other versions keep their own, and say so once.
+
+The same place gives up messages that nobody will answer. Flower's SuperNode takes a message, waits
+for its reply, and only then takes the next. If the process of a task is killed, it makes an error
+reply a minute after the last sign of life. It does not if that process had not fetched the message
+yet, or had reported that it failed: then it would wait for ever, and the hospital would be lost to
+the server until it is restarted.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import time
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
+
+from flwr.common.constant import Status
+from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR
 
 from fedsilo.client_app.worker.polling import LONG, SHORT, PollInterval, end_with
-from fedsilo.client_app.worker.unanswered import watching
 
 READ = "1.39.0"  # the Flower version whose waits are known
 _WAITS = "flwr.supernode.start_client_internal"
 _IDLE = 3.0  # Flower's wait for a message, seconds
+UNFINISHED = (Status.PENDING, Status.STARTING, Status.RUNNING)
 _LOOK = 1.0  # seconds between looks for messages that nobody answers
 
 
@@ -67,6 +77,51 @@ def shorten_waits(version: str, module: ModuleType) -> str | None:
     module.time = waits  # type: ignore[attr-defined]  # the name that its functions look up
     module._push_messages = watching(module._push_messages, waits)  # type: ignore[attr-defined]
     return None
+
+
+def give_up_unanswered(state: Any) -> int:
+    """Reply with an error to messages that no task will answer, and return how many there were.
+
+    ``state`` is the SuperNode's ``InMemoryNodeState``, of Flower 1.39.0.
+    """
+    if state.get_tasks(statuses=UNFINISHED):
+        return 0
+    with state.lock_msg_store:
+        messages = [entry.message for entry in state.msg_store.values()]
+        replied = {message.metadata.reply_to_message_id for message in messages} - {""}
+        left = [
+            entry
+            for entry in state.msg_store.values()
+            if not entry.message.metadata.reply_to_message_id
+            and entry.message.metadata.message_id not in replied
+        ]
+        for entry in left:
+            entry.is_retrieved = True  # by nobody, but otherwise it cannot get a reply
+            state.record_message_processing_start(entry.message.metadata.message_id)
+        runs = {entry.message.metadata.run_id for entry in left}
+    if left:
+        state._store_error_replies(runs, CLIENT_APP_CRASHED_ERROR)
+        logging.getLogger("flwr").error(
+            "fedsilo: gave up %d message(s) that no process answers any more", len(left)
+        )
+    return len(left)
+
+
+def watching(push: Callable[..., None], waits: Any) -> Callable[..., None]:
+    """Return Flower's ``_push_messages``, which now and then gives up messages while it waits.
+
+    ``push`` is Flower's function, which sleeps with ``waits`` until there is a reply; each sleep
+    may call the attribute ``look`` of ``waits``.
+    """
+
+    def pushing(state: Any, *rest: Any, **named: Any) -> None:
+        waits.look = lambda: give_up_unanswered(state)
+        try:
+            push(state, *rest, **named)
+        finally:
+            waits.look = None
+
+    return pushing
 
 
 def main() -> None:

@@ -42,6 +42,15 @@ def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
     return dict(sorted(sites.items()))
 
 
+def of_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, A]:
+    """Return the arrays of ``kinds``, ``<kind>/<site>/<array>``, of all sites but ``site``."""
+    return {
+        name: array
+        for name, array in arrays.items()
+        if name.startswith(kinds) and name.split("/", 2)[1] != site
+    }
+
+
 def is_statistic(name: str) -> bool:
     """Tell whether the array is a running statistic of batch norm, which is not trained."""
     return name.endswith(_STATISTICS)

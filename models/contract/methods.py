@@ -3,7 +3,7 @@
 The method ``fedavg-ft``, here ``"fedavg-ft": "FedAvgFT"``, is in three files of one name:
 ``models/methods/fedavg_ft.py`` with ``FedAvgFTSettings``, ``strategies/methods/fedavg_ft.py`` with
 ``FedAvgFT`` and ``client_app/methods/fedavg_ft.py`` with ``FedAvgFTSite``. Each is imported when it
-is first used.
+is first used. A method whose part in a room is another's has no file there.
 """
 
 from __future__ import annotations
@@ -52,18 +52,51 @@ METHODS = {
     "uefl": "UEFL",
 }
 
-# Methods that differ at the server alone: file and class of their side at the site
-_SITES = {
-    "cyclic": ("fedavg", "FedAvg"),
-    "fedadagrad": ("fedavg", "FedAvg"),
-    "fedadam": ("fedavg", "FedAvg"),
-    "fedavgm": ("fedavg", "FedAvg"),
-    "fedbn": ("fedper", "FedPer"),
-    "fedswa": ("fedavg", "FedAvg"),
-    "fedyogi": ("fedavg", "FedAvg"),
-    "matcha": ("decentralised", "Decentralised"),
-    "ring": ("decentralised", "Decentralised"),
+# By room the methods whose part in it is another's: its file and class
+_PARTS = {
+    "models": {
+        "fedadagrad": ("fedadam", "FedAdagrad"),
+        "fedbabu": ("fedavg_ft", "FedAvgFT"),
+        "fedyogi": ("fedadam", "FedYogi"),
+        "matcha": ("decentralised", "Matcha"),
+        "ring": ("decentralised", "Link"),
+        "star": ("decentralised", "Link"),
+    },
+    "strategies": {
+        "apfl": ("ditto", "Ditto"),
+        "fedadagrad": ("fedavgm", "FedAvgM"),
+        "fedadam": ("fedavgm", "FedAvgM"),
+        "fedprox": ("fedavg", "FedAvg"),
+        "fedyogi": ("fedavgm", "FedAvgM"),
+        "matcha": ("decentralised", "Decentralised"),
+        "ring": ("decentralised", "Decentralised"),
+    },
+    "client_app": {
+        "cyclic": ("fedavg", "FedAvg"),
+        "fedadagrad": ("fedavg", "FedAvg"),
+        "fedadam": ("fedavg", "FedAvg"),
+        "fedavgm": ("fedavg", "FedAvg"),
+        "fedbn": ("fedper", "FedPer"),
+        "fedswa": ("fedavg", "FedAvg"),
+        "fedyogi": ("fedavg", "FedAvg"),
+        "matcha": ("decentralised", "Decentralised"),
+        "ring": ("decentralised", "Decentralised"),
+    },
 }
+# Names for people that are no class's
+_TITLES = {
+    "fedavg-ft": "FedAvg+FT",
+    "fedaligncl": "Fed-Align-CL",
+    "matcha": "MATCHA",
+    "mix": "Mix (oracle)",
+    "moon": "MOON",
+}
+
+
+def title_of(name: str) -> str:
+    """Return the name of method ``name`` for people."""
+    return _TITLES.get(name, METHODS[name])
+
 
 # Why what a method sends, or trains on, is not bounded per patient; the others are
 _NOT_PRIVATE = {
@@ -97,9 +130,8 @@ def method_part(room: str, name: str, suffix: str = "") -> Any:
     """
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
-    file, cls = name.replace("-", "_"), METHODS[name]
-    if room == "client_app":
-        file, cls = _SITES.get(name, (file, cls))
+    own = name.replace("-", "_"), METHODS[name]
+    file, cls = _PARTS[room].get(name, own)
     module = f"fedsilo.{room}.methods.{file}"
     try:
         part = getattr(import_module(module), f"{cls}{suffix}")

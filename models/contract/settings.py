@@ -361,8 +361,3 @@ class CommonSettings:
     def measures_in(self, round_: int) -> bool:
         """Tell whether ``round_`` measures the model that it begins with."""
         return self.evaluate_every > 0 and (round_ - 1) % self.evaluate_every == 0
-
-
-@dataclass(frozen=True)
-class NoSettings:
-    """The settings of a method that has none of its own."""

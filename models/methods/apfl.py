@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedsilo.models.contract.array_names import is_statistic
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
 
 @dataclass(frozen=True)
-class APFLSettings:
+class APFLSettings(OwnSettings):
     """Settings of APFL; alpha is the same for all silos and rounds."""
 
     mixing_alpha: float = setting(

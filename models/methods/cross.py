@@ -4,7 +4,7 @@ Equations (arXiv:2107.02504):
   (cross) each site's model at every other -> client_app.methods.cross.CrossSite
 """
 
-from fedsilo.models.contract.settings import NoSettings as CrossSettings
+from fedsilo.models.contract.own_settings import NoSettings as CrossSettings
 
 __all__ = ["CROSSED", "CrossSettings", "metric_from"]
 

@@ -6,6 +6,6 @@ Equations (doi:10.1093/jamia/ocy017):
 
 from __future__ import annotations
 
-from fedsilo.models.contract.settings import NoSettings as CyclicSettings
+from fedsilo.models.contract.own_settings import NoSettings as CyclicSettings
 
 __all__ = ["CyclicSettings"]

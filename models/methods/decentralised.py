@@ -4,7 +4,19 @@ Each silo continues from the weighted mean of its own and its in-neighbours' mod
 2017, "Can decentralized algorithms outperform centralized algorithms?").
 
 Equations (arXiv:1705.09056):
-  (mixing) weighted mean of neighbours -> models.methods.decentralised.mixed
+  (average) weighted mean of neighbours -> models.methods.decentralised.mixed
+
+Ring (Marfoq et al. 2020) averages on a directed ring of silos, MATCHA (Wang et al. 2019) in each
+round over some matchings of a graph; a star's silos continue from the mean of all.
+
+Equations (arXiv:2010.12229):
+  (topology) the ring and its weights -> strategies.topology.graphs.build_topology
+  (cycle time) the slowest circuit -> strategies.topology.cycle_time.topology_document
+
+Equations (arXiv:1905.09435):
+  (matchings) decomposition of the graph -> strategies.topology.matcha.decompose
+  (budget) activation probabilities -> strategies.topology.matcha.activation_probabilities
+  (mixing) step size alpha -> strategies.topology.matcha.step_size
 """
 
 from __future__ import annotations
@@ -17,6 +29,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
 MODEL = "model/"  # the consensus model Theta, for evaluation
@@ -24,7 +37,7 @@ NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>
 
 
 @dataclass(frozen=True)
-class LinkSettings:
+class LinkSettings(OwnSettings):
     """The links between silos that 'silo-set' does not describe, for a topology's cycle time."""
 
     group: ClassVar[str] = "links"

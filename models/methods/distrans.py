@@ -22,6 +22,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import generator, seeded
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import setting
@@ -33,7 +34,7 @@ _HIDDEN = 100  # of the embedding, as in the authors' code
 
 
 @dataclass(frozen=True)
-class DisTransSettings:
+class DisTransSettings(OwnSettings):
     """Settings of DisTrans; defaults are those of the authors' code, whose network takes SGD."""
 
     offset_alpha: float = setting(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
 
 @dataclass(frozen=True)
-class DittoSettings:
+class DittoSettings(OwnSettings):
     """Settings of Ditto; with lambda 0, which is ``local`` beside FedAvg, nothing is learned."""
 
     personal_lambda: float = setting(0.1, "lambda: pull towards the global model", above=0.0)

@@ -3,8 +3,8 @@
 Equations (arXiv:2003.00295):
   (algorithm 2, m_t and step) from v = tau^2 -> models.methods.fedadam.AdaptiveSettings.step
   (algorithm 2, FedAdam) v_t -> models.methods.fedadam.FedAdamSettings.second_moment
-  (algorithm 2, FedYogi) v_t -> models.methods.fedyogi.FedYogiSettings.second_moment
-  (algorithm 2, FedAdagrad) v_t -> models.methods.fedadagrad.FedAdagradSettings.second_moment
+  (algorithm 2, FedYogi) v_t -> models.methods.fedadam.FedYogiSettings.second_moment
+  (algorithm 2, FedAdagrad) v_t -> models.methods.fedadam.FedAdagradSettings.second_moment
 """
 
 from abc import abstractmethod
@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
 
 @dataclass(frozen=True)
-class AdaptiveSettings:
+class AdaptiveSettings(OwnSettings):
     """What the three have in common, with the paper's values but for the learning rate."""
 
     beta1: float = setting(0.9, "decay of the mean of the deltas", minimum=0.0, below=1.0)
@@ -47,3 +48,21 @@ class FedAdamSettings(AdaptiveSettings):
     def second_moment(self, v: Any, squared: Any) -> Any:
         """Return the decaying mean of squares."""
         return self.beta2 * v + (1 - self.beta2) * squared
+
+
+@dataclass(frozen=True)
+class FedYogiSettings(FedAdamSettings):
+    """Settings of FedYogi, whose second moment moves by no more than the square."""
+
+    def second_moment(self, v: Any, squared: Any) -> Any:
+        """Return v - (1 - beta2) squared sign(v - squared)."""
+        return v - (1 - self.beta2) * squared * np.sign(v - squared)
+
+
+@dataclass(frozen=True)
+class FedAdagradSettings(AdaptiveSettings):
+    """Settings of FedAdagrad, whose second moment is the sum of all squares."""
+
+    def second_moment(self, v: Any, squared: Any) -> Any:
+        """Return the sum of squares."""
+        return v + squared

@@ -25,8 +25,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.own_settings import OwnSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.privacy.gaussian_noise import normals
 
 EMBEDDINGS = "embeddings"  # the sender's; other sites' are ``embeddings/<site>``
@@ -36,7 +40,7 @@ _HIDDEN = 4  # of the discriminator
 
 
 @dataclass(frozen=True)
-class FedAlignCLSettings:
+class FedAlignCLSettings(OwnSettings):
     """The method's own settings; ``epoch-steps`` (Q) and ``pace`` (tau) are common ones."""
 
     align: bool = setting(True, "adversarial alignment (Fed-Align)")
@@ -90,6 +94,35 @@ class FedAlignCLSettings:
         "equal", "sites have equal weights, or by samples", choices=("equal", "samples")
     )
 
+    def aligns(self, epoch: int) -> bool:
+        """Tell whether ``epoch``, from 0, has alignment."""
+        return self.align and epoch >= self.warmup_epochs
+
+    def orders(self, epoch: int) -> bool:
+        """Tell whether ``epoch``, from 0, has the curriculum's order."""
+        return self.curriculum and epoch >= self.warmup_epochs
+
+    def check(self, common: CommonSettings, is_table: bool) -> None:
+        """Refuse a run without epochs across rounds."""
+        if not common.epoch_steps:
+            raise SettingError(
+                "method 'fedaligncl' counts its epochs in steps: set 'epoch-steps' (120 in the "
+                "paper) and 'pace', the steps of a round (40), which divides it"
+            )
+        begins = epoch_of(common.rounds, common) >= self.warmup_epochs
+        if (self.align or self.curriculum) and not begins:
+            raise SettingError(
+                f"setting 'fedaligncl.warmup-epochs' is {self.warmup_epochs}, and "
+                f"{common.rounds} rounds end in epoch {epoch_of(common.rounds, common)}, counted "
+                "from 0: alignment and curriculum would never begin; lower it, or raise 'rounds'"
+            )
+        if common.clip_norm and self.noise_variance:
+            raise SettingError(
+                "settings 'clip-norm' and 'fedaligncl.noise-variance' both add noise: set "
+                "'fedaligncl.noise-variance' "
+                "to 0 for differential privacy, or 'clip-norm' to 0 for the paper's perturbation"
+            )
+
 
 @dataclass(frozen=True)
 class EmbeddingNotes(Notes):
@@ -131,6 +164,24 @@ class Discriminator(nn.Module):
         """Map embeddings (n, c) to logits (n,) of being the site's own."""
         logits: Tensor = self.layers(embeddings)
         return logits.squeeze(1)
+
+
+def received_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -> Discriminator:
+    """Return the discriminator that ``site`` sent, for embeddings of ``channels`` numbers.
+
+    Raises:
+        SiteError: it is missing, of another size or not finite.
+    """
+    discriminator = Discriminator(channels)
+    wanted = {name: array.shape for name, array in discriminator.state_dict().items()}
+    finite = all(array.isfinite().all() for array in arrays.values())
+    if {name: array.shape for name, array in arrays.items()} != wanted or not finite:
+        raise SiteError(
+            f"the discriminator of site {site} is none of embeddings of {channels} numbers: all "
+            "sites need the same 'network' and 'width'"
+        )
+    discriminator.load_state_dict(arrays)
+    return discriminator
 
 
 def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> Tensor:
@@ -180,6 +231,12 @@ def _frozen(*modules: nn.Module) -> Iterator[None]:
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
+
+
+def noised(own: Tensor, settings: FedAlignCLSettings, rng: torch.Generator) -> Tensor:
+    """Return Z(F(x)) of eq. 3: embeddings (n, c) as they would leave, their gradient as it is."""
+    noisy = perturbed({EMBEDDINGS: own}, {EMBEDDINGS}, settings, rng)[EMBEDDINGS]
+    return own + (noisy.to(own.device) - own.detach())
 
 
 def perturbed(

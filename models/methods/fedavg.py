@@ -5,6 +5,6 @@ Equations (arXiv:1602.05629):
   (algorithm 1, client) local epochs -> client_app.training.loop.train_locally
 """
 
-from fedsilo.models.contract.settings import NoSettings as FedAvgSettings
+from fedsilo.models.contract.own_settings import NoSettings as FedAvgSettings
 
 __all__ = ["FedAvgSettings"]

@@ -2,18 +2,35 @@
 
 Equations (AAAI 2024, vol. 38 no. 21, pages 23482-23483):
   (objective) each site's own last rounds -> client_app.methods.fedavg_ft.FedAvgFTSite
+
+FedBABU (Oh, Kim and Yun 2022): the head stays as it began until the silos fine-tune at the end.
+
+Equations (arXiv:2106.06042):
+  (algorithm 1, body update) head's rate 0 -> client_app.methods.fedbabu.FedBABUSite.train
+  (section 5, fine-tuning) at the end -> strategies.methods.fedavg_ft.FedAvgFT.round
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.own_settings import OwnSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import setting
 
 
 @dataclass(frozen=True)
-class FedAvgFTSettings:
+class FedAvgFTSettings(OwnSettings):
     """How long and how fast each site trains the global model on its own data at the end."""
 
     finetune_rounds: int = setting(5, "last rounds, in which each site trains alone", minimum=1)
     finetune_learning_rate: float = setting(1e-3, "step size in those rounds", above=0.0)
+
+    def check(self, common: CommonSettings, is_table: bool) -> None:
+        """Refuse a run that would fine-tune nothing."""
+        if self.finetune_rounds >= common.rounds:
+            raise SettingError(
+                f"setting 'fedavg-ft.finetune-rounds' is {self.finetune_rounds} and 'rounds' "
+                f"is {common.rounds}: no round of FedAvg is left; raise 'rounds', or choose 'local'"
+            )

@@ -7,11 +7,12 @@ Equations (arXiv:1909.06335):
 from dataclasses import dataclass
 from typing import Any
 
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
 
 @dataclass(frozen=True)
-class FedAvgMSettings:
+class FedAvgMSettings(OwnSettings):
     """Settings of FedAvgM; with momentum 0 and learning rate 1 it is FedAvg up to rounding."""
 
     momentum: float = setting(0.9, "beta of the server's momentum", minimum=0.0, below=1.0)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.networks.exchanged import batch_norms
 
 
 @dataclass(frozen=True)
-class FedBNSettings:
+class FedBNSettings(OwnSettings):
     """FedBN has no settings."""
 
     def personal(self, network: nn.Module) -> Collection[str]:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
 LOGITS = "logits/"
 
 
 @dataclass(frozen=True)
-class FedDistillSettings:
+class FedDistillSettings(OwnSettings):
     """Settings of FedDistill; lambda 0, which is ``local``, is not allowed."""
 
     logit_weight: float = setting(

@@ -12,11 +12,12 @@ Equations (arXiv:2111.04263):
 
 from dataclasses import dataclass
 
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
 
 @dataclass(frozen=True)
-class FedDynSettings:
+class FedDynSettings(OwnSettings):
     """Settings of FedDyn."""
 
     regularisation_alpha: float = setting(0.01, "alpha of the proximal term", above=0.0)

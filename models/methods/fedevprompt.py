@@ -21,6 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.own_settings import OwnSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import setting
 
 MAPS = "maps/"  # maps/<class> from a site, maps/<site>/<class> to one
@@ -29,7 +32,7 @@ _SUM_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
-class FedEvPromptSettings:
+class FedEvPromptSettings(OwnSettings):
     """What is shared: maps, and in the paper's ablation (table 2) also prompts."""
 
     shared_prompts: str = setting(
@@ -53,6 +56,30 @@ class FedEvPromptSettings:
         "which training samples' maps: of the lowest vacuity, or any",
         choices=("uncertainty", "random"),
     )
+
+    def check(self, common: CommonSettings, is_table: bool) -> None:
+        """Refuse what has no prompts, no evidence, or nothing of what is to be averaged."""
+        if common.network != "vit" or common.prompt_sets == "none" or common.train_backbone:
+            raise SettingError(
+                "method 'fedevprompt' prompts a frozen ViT: set 'network' to 'vit', 'prompt-sets' "
+                "to 'b-t' or 'g', and 'train-backbone' to false"
+            )
+        if common.loss == "cross-entropy":
+            raise SettingError(
+                "setting 'loss' is 'cross-entropy': method 'fedevprompt' is evidential; leave it "
+                "at 'auto'"
+            )
+        if self.shared_prompts == "none" and common.aggregation != "mean":
+            raise SettingError(
+                f"setting 'aggregation' is '{common.aggregation}' and 'fedevprompt.shared-prompts' "
+                "'none', which averages nothing: leave it at 'mean'"
+            )
+        if self.shared_prompts == "b" and common.prompt_sets == "g":
+            raise SettingError(
+                "setting 'fedevprompt.shared-prompts' is 'b' and 'prompt-sets' is 'g', which has "
+                "no "
+                "b-prompts: set 'prompt-sets' to 'b-t', or 'fedevprompt.shared-prompts' to 'all'"
+            )
 
 
 def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ Equations (arXiv:2007.07481):
   (6, tau_eff) mean of the sites' steps -> strategies.methods.fednova.FedNova.round
 """
 
-from fedsilo.models.contract.settings import NoSettings as FedNovaSettings
+from fedsilo.models.contract.own_settings import NoSettings as FedNovaSettings
 
 STEPS = "steps"  # a site's optimiser steps of the round, among the metrics
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.networks.exchanged import last_layers
 
 
 @dataclass(frozen=True)
-class FedPerSettings:
+class FedPerSettings(OwnSettings):
     """Settings of FedPer, and what it has in common with others that keep a part."""
 
     personal_layers: int = setting(1, "last layers with weights that stay at the silo", minimum=1)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.maths.class_means import ClassTargets
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
@@ -26,7 +27,7 @@ PROTOTYPE = "prototype/"
 
 
 @dataclass(frozen=True)
-class FedProtoSettings:
+class FedProtoSettings(OwnSettings):
     """Settings of FedProto; lambda 0, which is ``local``, is not allowed."""
 
     prototype_weight: float = setting(

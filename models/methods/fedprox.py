@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
 
 @dataclass(frozen=True)
-class FedProxSettings:
+class FedProxSettings(OwnSettings):
     """Settings of FedProx; mu 0, which is ``fedavg``, is not allowed."""
 
     proximal_mu: float = setting(0.01, "weight mu of the proximal term", above=0.0)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.methods.fedper import FedPerSettings
 
@@ -24,3 +26,11 @@ class FedRepSettings(FedPerSettings):
     def head_steps(self, steps: int) -> int:
         """Return how many of ``steps``, at least two, train the head: one or more, and not all."""
         return min(max(round(self.head_share * steps), 1), steps - 1)
+
+    def check(self, common: CommonSettings, is_table: bool) -> None:
+        """Refuse a single step, which cannot train one after the other."""
+        if common.local_steps == 1:
+            raise SettingError(
+                "setting 'local-steps' is 1, and fedrep trains the head first, then the rest: set "
+                "it to 2 or more, or choose 'fedper'"
+            )

@@ -11,14 +11,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.own_settings import OwnSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import setting
 
 
 @dataclass(frozen=True)
-class FedSWASettings:
+class FedSWASettings(OwnSettings):
     """Settings of FedSWA."""
 
     averaged_rounds: int = setting(5, "last rounds whose models are averaged", minimum=1)
+
+    def check(self, common: CommonSettings, is_table: bool) -> None:
+        """Refuse more rounds than there are."""
+        if self.averaged_rounds > common.rounds:
+            raise SettingError(
+                f"setting 'fedswa.averaged-rounds' is {self.averaged_rounds}, more than "
+                f"'rounds' ({common.rounds}): lower it, or raise 'rounds'"
+            )
 
 
 def running_mean(mean: Any, model: Any, before: int) -> Any:

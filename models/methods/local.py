@@ -1,5 +1,5 @@
 """Each site alone: nothing of one site's model reaches another."""
 
-from fedsilo.models.contract.settings import NoSettings as LocalSettings
+from fedsilo.models.contract.own_settings import NoSettings as LocalSettings
 
 __all__ = ["LocalSettings"]

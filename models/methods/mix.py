@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsilo.models.contract.notes import Notes
-from fedsilo.models.contract.settings import NoSettings as MixSettings
+from fedsilo.models.contract.own_settings import NoSettings as MixSettings
 
 __all__ = ["MixSettings", "PoolNotes"]
 

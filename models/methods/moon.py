@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings_schema import setting
 
@@ -24,7 +25,7 @@ PROJECTION = "projection/"
 
 
 @dataclass(frozen=True)
-class MoonSettings:
+class MoonSettings(OwnSettings):
     """Settings of MOON; mu 0, which is ``fedavg``, is not allowed."""
 
     contrast_mu: float = setting(5.0, "weight mu of the model-contrastive loss", above=0.0)

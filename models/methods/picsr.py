@@ -24,8 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
+from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.mixture import Mixture, expert_array
@@ -40,7 +43,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
-class PICSRSettings:
+class PICSRSettings(OwnSettings):
     """Settings of PICSR, among them what the paper leaves open."""
 
     experts: str = setting(
@@ -69,6 +72,50 @@ class PICSRSettings:
     prototype_noise: float = setting(
         0.0, "standard deviation of Gaussian noise on each prototype feature", minimum=0.0
     )
+
+    @property
+    def warmup(self) -> int:
+        """Rounds of FedAvg, which local experts have none of."""
+        return self.warmup_rounds if self.experts == "finetuned" else 0
+
+    def collects(self, finished: int) -> bool:
+        """Tell whether the round after ``finished`` ones brings experts and prototypes."""
+        return finished + 1 == self.warmup + self.expert_rounds
+
+    def stage(self, finished: int) -> str:
+        """Return the stage of the round after ``finished`` ones."""
+        if finished < self.warmup:
+            return WARMUP
+        return EXPERTS if finished < self.warmup + self.expert_rounds else ROUTING_STAGE
+
+    def check(self, common: CommonSettings, is_table: bool) -> None:
+        """Refuse a blind router, a run without router rounds, and noise that hides nothing."""
+        if common.standardise == "site":
+            raise SettingError(
+                "setting 'standardise' is 'site': by its own figures every site's mean sample is "
+                "zero, all prototypes coincide and the router is blind; set it to 'pooled' or "
+                "'declared'"
+            )
+        sums_leave = common.standardise == "pooled" and is_table
+        if self.prototype_noise and sums_leave:
+            raise SettingError(
+                f"setting 'picsr.prototype-noise' is {self.prototype_noise:g} and "
+                "'standardise' is "
+                "'pooled': the sums that a site sends to be pooled give its exact mean away, so "
+                "noise on the prototype hides nothing; set 'standardise' to 'declared'"
+            )
+        if sums_leave and self.prototype_min_count > common.sums_min_count:
+            raise SettingError(
+                f"setting 'picsr.prototype-min-count' is {self.prototype_min_count} and "
+                f"'sums-min-count' is {common.sums_min_count}: a site that is too small for a "
+                "prototype would send its sums, which give the same mean; raise 'sums-min-count'"
+            )
+        before = self.expert_rounds + self.warmup
+        if before >= common.rounds:
+            raise SettingError(
+                f"setting 'rounds' is {common.rounds} and experts take {before} of them "
+                "('picsr.warmup-rounds', 'picsr.expert-rounds'): none is left for the router"
+            )
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ Equations (arXiv:1910.06378):
 
 from dataclasses import dataclass
 
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
 CONTROL = "control/"  # on the wire: control/<array>, eta c: of a step's size, as an update is
 
 
 @dataclass(frozen=True)
-class SCAFFOLDSettings:
+class SCAFFOLDSettings(OwnSettings):
     """Settings of SCAFFOLD."""
 
     server_learning_rate: float = setting(1.0, "eta_g of the server's step", above=0.0)

@@ -22,25 +22,31 @@ Equations (arXiv:2402.18888):
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import INCOMING, measurement
 from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.maths.federated_kmeans import Centroids, FloatArray, local_centroids
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
 NEW_CODEWORDS = "new-codewords"  # how many codewords a site started, in a centroids reply
+ENTROPY = measurement(INCOMING, "val", "entropy")  # in an uncertainty reply
 
 
 @dataclass(frozen=True)
-class UEFLSettings:
+class UEFLSettings(OwnSettings):
     """UEFL's own settings; defaults are the paper's for MNIST."""
 
     gamma: float = setting(
@@ -89,10 +95,56 @@ class UEFLSettings:
         found = self.codeword_start if uncertain else self.refresh
         return not self.personal and found == "kmeans"
 
+    @property
+    def senders(self) -> tuple[bool, bool]:
+        """Whether uncertain sites send codewords, and whether certain ones do."""
+        return self.sends_centroids(True), self.sends_centroids(False)
+
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
         """Tell whether ``round_`` is the last of an iteration, from 1, and another may follow."""
         end = self.iteration_rounds + (iteration - 1) * self.extension_rounds
         return round_ == end and iteration < self.max_iterations and round_ < rounds
+
+    def why_unfit(self, facts: SiteFacts) -> str | None:
+        """Refuse a site that withholds what its uncertainty would be judged by."""
+        if self.max_iterations == 1 or "val" in facts.measured:
+            return None
+        return (
+            f"site {facts.site} withholds its measurements on validation samples, on which UEFL "
+            "judges uncertainty: leave the site out, or set 'uefl.max-iterations' to 1 (DisFL)"
+        )
+
+    def refuse_small(self, site: str, sizes: Mapping[str, int], features: int) -> None:
+        """Refuse a site that is too small, by its samples by split and ``features`` to train on.
+
+        Raises:
+            SettingError: it has no validation samples, or fewer features than a book codewords.
+        """
+        if self.max_iterations > 1 and sizes.get("val") == 0:
+            raise SettingError(
+                f"site {site} has no validation samples, on which UEFL judges uncertainty: set "
+                "'val-folds', or set 'uefl.max-iterations' to 1 (DisFL)"
+            )
+        if self.max_iterations > 1 and self.refresh == "kmeans" and features < self.codes:
+            raise SettingError(
+                f"site {site} has {features} features for 'uefl.codes' {self.codes} "
+                "codewords: lower 'uefl.codes', or set 'uefl.refresh' to 'none'"
+            )
+
+    def check(self, common: CommonSettings, is_table: bool) -> None:
+        """Refuse a run without dropout, or one that ends before a codebook could be extended."""
+        self.refuse_exact_centroids(common)
+        if common.dropout == 0 or common.mc_passes == 0:
+            raise SettingError(
+                f"settings 'dropout' ({common.dropout:g}) and 'mc-passes' ({common.mc_passes}) "
+                "must be above 0: UEFL's uncertainty is that of Monte Carlo dropout"
+            )
+        if self.max_iterations > 1 and common.rounds <= self.iteration_rounds:
+            raise SettingError(
+                f"setting 'rounds' is {common.rounds}, not more than 'uefl.iteration-rounds' "
+                f"({self.iteration_rounds}): no codebook would ever be extended; raise "
+                "'rounds', lower 'uefl.iteration-rounds', or set 'uefl.max-iterations' to 1 (DisFL)"
+            )
 
 
 @dataclass(frozen=True)
@@ -163,6 +215,52 @@ def gaussian_codebook(codes: int, dimension: int, seed: int, book: int) -> Tenso
     return torch.randn(codes, dimension, generator=generator(seed, "codebook", book))
 
 
+def clustered(tokens: Tensor, settings: UEFLSettings, seed: int, min_samples: int) -> Centroids:
+    """Return the centroids of tokens (n, l, c), at which new codewords start (section 3.2).
+
+    Those of fewer features than 'uefl.centroid-min-count', or of fewer samples, are left out.
+    """
+    features = tokens.reshape(-1, tokens.shape[-1] // settings.segments)
+    return local_centroids(
+        features.numpy(),
+        settings.codes,
+        seed,
+        settings.centroid_min_count,
+        each=len(features) // len(tokens),
+        min_samples=min_samples,
+    )
+
+
+def centroid_fault(
+    centres: FloatArray, counts: FloatArray, told: float, codes: int, features: float
+) -> str | None:
+    """Return why centroids (k, c / s) with counts (k,) cannot be a site's, or None if they can.
+
+    They are as many as the site has ``told``, at most ``codes``, and together stand for no more
+    than its ``features``.
+    """
+    whole = (counts >= 1).all() and (counts == np.floor(counts)).all()
+    if not len(centres) == len(counts) == told or not whole:
+        return f"{len(centres)} centroids came with counts {counts.tolist()}"
+    if len(counts) > codes:
+        return f"{len(counts)} centroids came, more than 'uefl.codes' {codes}"
+    if (total := float(counts.sum(dtype=np.float64))) > features:
+        return f"its centroids stand for {total:g} features, more than it has"
+    return None
+
+
+def round_marks(extended: Mapping[str, Sequence[str]], refreshed: Sequence[int]) -> dict[int, str]:
+    """Return in words after which rounds books were ``extended`` for sites, or ``refreshed``."""
+    none = "no new codewords: no cluster was large enough ('uefl.centroid-min-count')"
+    marks = {
+        int(round_): [f"new codewords for {', '.join(sites)}" if sites else none]
+        for round_, sites in extended.items()
+    }
+    for round_ in refreshed:
+        marks.setdefault(round_, []).append("first codewords re-initialised")
+    return {round_: "; ".join(words) for round_, words in sorted(marks.items())}
+
+
 class UEFLNetwork(SiteNetwork):
     """A classifier whose head reads codewords; ``codebooks`` holds the books this site may use."""
 
@@ -179,6 +277,10 @@ class UEFLNetwork(SiteNetwork):
     def codebook(self) -> Tensor:
         """Return all books, concatenated in order, (n, c / s)."""
         return torch.cat([self.codebooks[name] for name in sorted(self.codebooks, key=int)])
+
+    def books(self) -> dict[str, Tensor]:
+        """Return the books by the names of their arrays."""
+        return {f"{CODEBOOK}{name}": book.detach() for name, book in self.codebooks.items()}
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map images (batch, channels, height, width) to tokens z (batch, l, c)."""

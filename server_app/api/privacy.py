@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.api.arguments import Changes, run_sources
+from fedsilo.server_app.run.arguments import Changes, run_sources
 
 if TYPE_CHECKING:
     from fedsilo.models.contract.settings import CommonSettings

@@ -129,7 +129,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         )
     if silos is not None:
         refuse_site_count(common, silos)
-    cls.check_settings(common, own)
+    own.check(common, is_table)
     return RunSettings(common, own)
 
 

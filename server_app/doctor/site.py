@@ -235,7 +235,7 @@ def _requests(setup: SiteSetup) -> Passed:
         limits_of(context).refuse_settings(common)
         setup.site.admit()
         facts = site_facts(setup.site)
-        if unfit := strategy_class(common.method).why_unfit(common, settings.own, facts):
+        if unfit := settings.own.why_unfit(facts):
             raise Refused(unfit)
         names, sentences = _leaving(settings, facts)
         setup.rules.refuse_names(names)
@@ -252,7 +252,7 @@ def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[s
 
     alone = Participants({facts.site: facts}, {facts.site: 1})
     method = strategy_class(settings.common.method)(settings.common, settings.own, alone)
-    state = method.initial_state(alone.task())
+    state = method.initial_state()
     asked = first_question(lambda ask: method.round(state, ask), [facts.site])
     arrays = [f"{ARRAYS}/{name}" for name in asked.expect.get(facts.site, {})]
     config = [f"{CONFIG}/{key}" for key in facts.to_config()]

@@ -12,6 +12,7 @@ from rich.console import Console
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import cut_of
 from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.models.contract.methods import title_of
 from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import RunSettings, differences, read_run_config, resolve
 from fedsilo.server_app.records import run_directory
@@ -39,9 +40,7 @@ class Hooks:
 
 def terms_of(settings: RunSettings) -> Terms:
     """Return the terms on which sites take part: the operator's and the method's."""
-    cls = strategy_class(settings.common.method)
-    unfit = partial(cls.why_unfit, settings.common, settings.own)
-    return dataclasses.replace(operator_terms(settings.common), unfit=unfit)
+    return dataclasses.replace(operator_terms(settings.common), unfit=settings.own.why_unfit)
 
 
 def assemble(
@@ -57,7 +56,7 @@ def assemble(
         directory.checkpoints, settings.decisive(), recording, cls.state_class
     )
     say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
-    title = f"{cls.title} on {common.dataset}, seed {common.seed}"
+    title = f"{title_of(common.method)} on {common.dataset}, seed {common.seed}"
     progress = ProgressHook(directory, common, title, cls.marks, recorder, privacy, say)
     hooks = [*recording, checkpoint, progress]
     if common.track != "none":

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedsilo.datasets.io.state_files import save_state
 from fedsilo.datasets.registry import data_set
+from fedsilo.models.contract.methods import title_of
 from fedsilo.models.maths.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.server_app.records import summary as summaries
 from fedsilo.server_app.records.recorder import Recorder
@@ -97,7 +98,7 @@ def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
     val = recorder.values(state.round, "val")
     return {
         "method": common.method,
-        "title": method.title,
+        "title": title_of(common.method),
         "dataset": common.dataset,
         "seed": common.seed,
         "rounds": state.round,

@@ -66,7 +66,7 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
     heard = replace(heard, notices=(*who_is_missing(met, common), *what_is_odd(met)))
     try:
         method = strategy_class(common.method)(common, settings.own, met)
-        method.initial_state(met.task())
+        method.initial_state()
     except FedsiloError as error:
         return replace(heard, fault=str(error))
     disclosures = method.disclosures()

@@ -14,7 +14,7 @@ from fedsilo.models.contract.notes import Notes
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.strategies.loop.robust import robust_mean
 from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Arrays, Check, Reply, Specs, shapes
+from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs, shapes
 
 
 @dataclass
@@ -66,6 +66,8 @@ class Replies(dict[str, Reply]):
         """
         if self.sums is not None:
             mean = {name: self.sums[name] for name in sorted(before)}
+        elif not self:
+            return dict(before)  # nobody has moved them
         elif common.aggregation == "mean":
             mean = weighted_mean(self, before, equal)
         else:
@@ -136,7 +138,7 @@ class Ask(ABC):
         phase: str,
         send: Mapping[str, Arrays],
         *,
-        expect: Mapping[str, Specs] | None = None,
+        expect: Mapping[str, Mapping[str, NDArray | ArraySpec]] | None = None,
         reference: Mapping[str, Arrays] | None = None,
         notes: Mapping[str, Notes] | Notes | None = None,
         metrics: Sequence[str] = (),
@@ -147,9 +149,10 @@ class Ask(ABC):
         Args:
             phase: a site's method answers it by the function of that name.
             send: the arrays for each site that is asked.
-            expect: the arrays of each site's reply; None for those that it was sent, trained.
+            expect: the arrays of each site's reply, or others of their shapes; None for those of
+                ``reference``.
             reference: what each site's reply is an update of, by which it is measured; None for
-                what it was sent, where ``expect`` is None, else nothing.
+                what it was sent, or for nothing where ``expect`` says what comes.
             notes: what else all sites, or each, are told.
             metrics: metrics without which a reply is of no use.
             fault: says why a reply of the right form cannot be used, if it cannot.
@@ -157,11 +160,12 @@ class Ask(ABC):
         Raises:
             SiteError: too few sites answered with something usable, or one takes no part.
         """
-        if expect is None:
-            reference = send if reference is None else reference
-            expect = {site: shapes(arrays) for site, arrays in send.items()}
+        if reference is None:
+            reference = send if expect is None else {}
+        wanted = reference if expect is None else expect
+        specs = {site: shapes(arrays) for site, arrays in wanted.items()}
         each = dict.fromkeys(send, notes) if isinstance(notes, Notes) else notes or {}
-        return self.put(Question(phase, send, expect, reference or {}, each, metrics, fault))
+        return self.put(Question(phase, send, specs, reference, each, metrics, fault))
 
     @abstractmethod
     def put(self, question: Question) -> Replies:

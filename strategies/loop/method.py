@@ -1,7 +1,8 @@
 """A method's side at the server: a state, and a round that reads as the paper's algorithm.
 
-An author writes ``initial_state`` and ``round``, and overrides of the rest what differs. The loop
-around them, checks, failures, checkpoints and differential privacy are the same for all methods.
+An author writes ``round``, and overrides of the rest what differs. The loop around it, checks,
+failures, checkpoints and differential privacy are the same for all methods. ``__all__`` are the
+names that a method's file takes from ``strategies``.
 """
 
 from __future__ import annotations
@@ -12,17 +13,33 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
+import torch
+
+from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.messages import EVALUATE, START
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.strategies.loop.ask import Ask, Replies
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Arrays
+from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs
+
+__all__ = [
+    "ArraySpec",
+    "Arrays",
+    "Ask",
+    "Capabilities",
+    "Disclosures",
+    "Method",
+    "Reply",
+    "State",
+]
 
 
 @dataclass(frozen=True)
@@ -85,7 +102,6 @@ class Method(ABC):
     """A method's server side.
 
     Attributes:
-        title: the method's name for people.
         capabilities: which of the common settings it takes.
         state_class: the class of its states.
         beside: the kinds of arrays of its states that are no part of the model.
@@ -94,7 +110,6 @@ class Method(ABC):
         participants: the sites that take part; another one where a site joins late.
     """
 
-    title: ClassVar[str] = ""
     capabilities: ClassVar[Capabilities] = Capabilities()
     beside: ClassVar[tuple[str, ...]] = ()
     state_class: ClassVar[type[State]] = State
@@ -104,9 +119,33 @@ class Method(ABC):
         self.settings = settings
         self.participants = participants
 
-    @abstractmethod
-    def initial_state(self, task: Task) -> Any:
-        """Return the state before round 1."""
+    @property
+    def task(self) -> Task:
+        """What the sites' data ask of a network."""
+        return self.participants.task()
+
+    @cached_property
+    def blueprint(self) -> TokenClassifier:
+        """The run's network without numbers: its sizes and the names and shapes of its arrays."""
+        with torch.device("meta"):
+            return build_classifier(self.common, self.task)
+
+    def weight_specs(self) -> Specs:
+        """Return what the arrays of the run's network must be."""
+        arrays = exchanged_arrays(self.blueprint)
+        return {name: ArraySpec(tuple(array.shape)) for name, array in arrays.items()}
+
+    def starting_weights(self) -> dict[str, NDArray]:
+        """Return the arrays of the network that a run starts from, keyed on the seed.
+
+        Raises:
+            SettingError: its weights are missing or of another network.
+        """
+        return initial_weights(starting_network(self.common, self.task))
+
+    def initial_state(self) -> Any:
+        """Return the state before round 1: empty, where the server has no arrays then."""
+        return self.state_class()
 
     @abstractmethod
     def round(self, state: Any, ask: Ask) -> Any:
@@ -117,7 +156,11 @@ class Method(ABC):
 
     def evaluate(self, state: Any, ask: Ask) -> None:
         """Have all sites measure the final model; nothing but metrics comes back."""
-        ask(EVALUATE, dict.fromkeys(ask.sites, self.model(state)), expect={})
+        ask(EVALUATE, {site: self.model_for(site, state) for site in ask.sites}, expect={})
+
+    def model_for(self, site: str, state: Any) -> Arrays:
+        """Return what ``site`` needs to measure the final model: here all of it."""
+        return self.model(state)
 
     def model(self, state: Any) -> Arrays:
         """Return the arrays that are the finished run's model."""
@@ -126,18 +169,6 @@ class Method(ABC):
 
     def why_finished(self, state: Any) -> str | None:
         """Say why no further round is wanted before the last one, if none is."""
-        return None
-
-    @classmethod  # noqa: B027  # most methods take all settings
-    def check_settings(cls, common: CommonSettings, settings: Any) -> None:
-        """Refuse settings that contradict each other, by a ``SettingError``."""
-
-    @classmethod
-    def why_unfit(cls, common: CommonSettings, settings: Any, facts: SiteFacts) -> str | None:
-        """Say in one line why a site of these facts is of no use to the method, if it is not.
-
-        It is left out before anything is trained; 'min-sites' says whether the run goes on.
-        """
         return None
 
     def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
@@ -162,8 +193,7 @@ class Method(ABC):
 
     @cached_property
     def _start(self) -> dict[str, NDArray]:
-        arrays = initial_weights(starting_network(self.common, self.participants.task()))
-        return {f"{START}{name}": array for name, array in arrays.items()}
+        return with_prefix(START, self.starting_weights())
 
     def disclosures(self) -> Disclosures:
         """Return what this method makes leave each site."""

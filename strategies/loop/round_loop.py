@@ -110,7 +110,7 @@ class RoundLoop:
     def current(self) -> State:
         """Return the newest round's state; before round 1 the method's initial one."""
         if self.state is None:
-            self.state = self.method.initial_state(self.method.participants.task())
+            self.state = self.method.initial_state()
         return self.state
 
     def _is_over(self, state: State, num_rounds: int) -> bool:

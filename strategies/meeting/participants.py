@@ -1,9 +1,8 @@
 """The participants: which site is behind which node. Node ids are random, site names are not.
 
 Whatever a node says of itself, it costs the run that node alone: it is named and left out, and the
-run goes on if 'min-sites' allows. What a hello may hold is in ``strategies.loop.hello``, what sites
-must have alike in ``fedsilo.strategies.meeting.alike``, whom the operator lets in in
-``fedsilo.strategies.meeting.admission``.
+run goes on if 'min-sites' allows. What a hello may hold is in ``hello``, what sites must have alike
+in ``alike``, whom the operator lets in in ``admission``.
 """
 
 from __future__ import annotations
@@ -85,32 +84,13 @@ class Participants:
         ]
 
     def task(self) -> Task:
-        """Return the task that all sites share.
-
-        Raises:
-            SiteError: two sites hold data of different shape, classes or features.
-        """
-        first, *others = self.sites()
-        for site in others:
-            if difference := unlike(site, self.facts[site], first, self.facts[first]):
-                raise SiteError(difference)
-        return task_of(self.facts[first])
+        """Return the task that all sites share: who has another was left out."""
+        return task_of(self.facts[self.sites()[0]])
 
     def figures(self) -> FeatureStatistics | None:
-        """Return the figures pooled from the sites' sums, None where none were sent.
-
-        Raises:
-            SiteError: only some sites sent sums.
-        """
-        sums = {site: self.facts[site].sums for site in self.sites()}
-        if not any(sums.values()):
-            return None
-        if silent := [site for site, sent in sums.items() if sent is None]:
-            raise SiteError(
-                f"{', '.join(silent)} sent no sums to pool: all sites of a run need the same "
-                "'standardise'"
-            )
-        return pooled_statistics([sent for sent in sums.values() if sent is not None])
+        """Return the figures pooled from the sites' sums, None where none were sent."""
+        sums = [sent for site in self.sites() if (sent := self.facts[site].sums) is not None]
+        return pooled_statistics(sums) if sums else None
 
 
 def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:

@@ -14,7 +14,6 @@ class CDL(Decentralised):
     """Mixes main models on a ring, or on another topology."""
 
     settings: CDLSettings
-    title = "CDL"
 
     def kind(self) -> str:
         """Return the topology's kind."""

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsilo.models.methods.cross import CROSSED, metric_from
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.loop.method import Capabilities, Disclosures, State
 from fedsilo.strategies.methods.ensemble import Ensemble
 
 _DOCUMENT = "cross.json"
@@ -23,7 +22,6 @@ _DOCUMENT = "cross.json"
 class Cross(Ensemble):
     """Collects the sites' own models once and sends all of them to all sites, to be measured."""
 
-    title = "Cross"
     # A site has the frozen backbone; only what was trained is sent
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 

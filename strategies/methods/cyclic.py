@@ -9,16 +9,13 @@ import numpy as np
 
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.seeding import derive_seed
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.loop.method import Ask, Capabilities, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 
 
 class Cyclic(FedAvg):
     """Hands the model from silo to silo."""
 
-    title = "Cyclic"
     capabilities = Capabilities(paced_epochs=True, initial_weights=True, some_sites=True)
 
     def round(self, state: State, ask: Ask) -> State:

@@ -11,46 +11,42 @@ same weight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from fedsilo.datasets.partition.silo_sets import open_silo_set
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
-from fedsilo.models.contract.messages import EVALUATE, SECONDS, TRAIN
+from fedsilo.models.contract.messages import SECONDS, TRAIN
 from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, LinkSettings, MixingNotes
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask, Replies
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Disclosures, Method, State
+from fedsilo.strategies.loop.ask import Replies
+from fedsilo.strategies.loop.method import (
+    Arrays,
+    Ask,
+    Capabilities,
+    Disclosures,
+    Method,
+    Reply,
+    State,
+)
 from fedsilo.strategies.topology.cycle_time import topology_document
 from fedsilo.strategies.topology.graphs import Topology, build_topology
 from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Arrays, Reply, shapes
 
 SILO = "silo/"
 _DOCUMENT = "topology.json"
 
 
-@dataclass(frozen=True)
-class DecentralisedState(State):
-    """Theta as ``model/<array>`` and the newest model of each silo as ``silo/<site>/<array>``.
-
-    Attributes:
-        finished: the silos that finished the last round.
-    """
-
-    finished: Sequence[str] = ()
-
-
 class Decentralised(Method):
-    """Asks each silo to mix with its neighbours and to train; a method names the topology."""
+    """Asks each silo to mix with its neighbours and to train; a method names the topology.
+
+    A state has Theta as ``model/<array>`` and the newest model of each silo as
+    ``silo/<site>/<array>``.
+    """
 
     settings: LinkSettings
     capabilities = Capabilities(initial_weights=True)
-    state_class = DecentralisedState
 
     def kind(self) -> str:
         """Return the topology's kind; among silos alone a star has one of them in the middle."""
@@ -65,15 +61,14 @@ class Decentralised(Method):
             self.kind(), self.participants.sites(), silo_set, self.common.seed, budget
         )
 
-    def initial_state(self, task: Task) -> Any:
+    def initial_state(self) -> Any:
         """Return the weights that every silo starts from, once the topology is found to be one.
 
         Raises:
             SettingError: the topology is not connected, or has other silos than take part.
         """
         self.topology  # noqa: B018  # built now, so that a run that cannot be does not begin
-        weights = initial_weights(starting_network(self.common, task))
-        return self.state_class(with_prefix(MODEL, weights))
+        return self.state_class(with_prefix(MODEL, self.starting_weights()))
 
     def round(self, state: Any, ask: Ask) -> Any:
         """Have each silo mix its neighbours' models with its own and train the mixture."""
@@ -83,15 +78,14 @@ class Decentralised(Method):
                 s: self.theta_for(s, state, ask) | self.neighbours_models(s, state)
                 for s in ask.sites
             },
-            expect=dict.fromkeys(ask.sites, shapes(self.model(state))),
+            expect=dict.fromkeys(ask.sites, self.model(state)),
             notes={s: MixingNotes(self.topology.mixing(s, state.round + 1)) for s in ask.sites},
         )
         return self.with_models(state, trained)
 
-    def evaluate(self, state: Any, ask: Ask) -> None:
-        """Have Theta measured; the state of a finished run is Theta alone, by plain names."""
-        theta = with_prefix(MODEL, self.model(state) or state.arrays)
-        ask(EVALUATE, dict.fromkeys(ask.sites, theta), expect={})
+    def model_for(self, site: str, state: State) -> Arrays:
+        """Return Theta; the state of a finished run is Theta alone, by plain names."""
+        return with_prefix(MODEL, self.model(state) or state.arrays)
 
     def model(self, state: State) -> dict[str, NDArray]:
         """Return Theta."""
@@ -117,7 +111,7 @@ class Decentralised(Method):
         for site, reply in trained.items():
             arrays |= with_prefix(f"{SILO}{site}/", {name: reply.arrays[name] for name in theta})
         self.time(trained)
-        return replace(state, arrays=arrays | with_prefix(MODEL, theta), finished=list(trained))
+        return replace(state, arrays=arrays | with_prefix(MODEL, theta))
 
     def time(self, replies: Mapping[str, Reply]) -> None:
         """Take note of how long each silo trained."""

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsilo.models.contract.messages import EVALUATE, TRAIN
-from fedsilo.models.contract.settings import AGGREGATIONS
+from fedsilo.models.contract.array_names import arrays_below, with_prefix
+from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.methods.distrans import (
     OFFSET,
     OFFSETS,
@@ -26,14 +26,10 @@ from fedsilo.models.methods.distrans import (
     from_pixels,
     to_pixels,
 )
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.loop.method import Arrays, Ask, Disclosures, Reply, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Arrays, Reply
 
 _EMBEDDING = "embedding/"
 
@@ -42,14 +38,9 @@ class DisTrans(FedAvg):
     """Averages what all sites trained, and aggregates their offsets."""
 
     settings: DisTransSettings
-    title = "DisTrans"
     beside = (_EMBEDDING,)  # the server's alone
-    capabilities = Capabilities(
-        vit=False,
-        tables=False,
-        paced_epochs=True,
-        initial_weights=True,
-        aggregations=AGGREGATIONS,
+    capabilities = replace(
+        FedAvg.capabilities, vit=False, tables=False, some_sites=False, secure=False
     )
 
     def disclosures(self) -> Disclosures:
@@ -62,9 +53,9 @@ class DisTrans(FedAvg):
             "the site was sent by a sum of gradients at the pixels of its training images",
         )
 
-    def initial_state(self, task: Task) -> State:
+    def initial_state(self) -> State:
         """Return the network that starts as FedAvg's, and the first offset or offsets."""
-        single = starting_network(self.common, task)
+        single, task = starting_network(self.common, self.task), self.task
         network = double_channels(single, self.common, self.settings, task.input_shape)
         arrays = initial_weights(network)
         if self.settings.offset_aggregation == "none":
@@ -77,17 +68,13 @@ class DisTrans(FedAvg):
 
     def round(self, state: State, ask: Ask) -> State:
         """Average networks and offsets; an embedding takes a step towards each site's offset."""
-        trained = ask(TRAIN, {site: self._arrays_for(site, state) for site in ask.sites})
+        trained = ask(TRAIN, {site: self.model_for(site, state) for site in ask.sites})
         arrays = self.average(trained, _network(state.arrays))
         if self.settings.offset_aggregation == "embedding":
             arrays |= self._embedded(self._fitted(state, trained))
         return replace(state, arrays=arrays)
 
-    def evaluate(self, state: State, ask: Ask) -> None:
-        """Have the network measured with each site's offset."""
-        ask(EVALUATE, {site: self._arrays_for(site, state) for site in ask.sites}, expect={})
-
-    def _arrays_for(self, site: str, state: State) -> Arrays:
+    def model_for(self, site: str, state: State) -> Arrays:
         """Return the network and the offset that ``site`` goes on from."""
         network = _network(state.arrays)
         own = state.arrays.get(f"{OFFSETS}{site}")
@@ -96,14 +83,11 @@ class DisTrans(FedAvg):
     def _fitted(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
         """Return the embedding after a step towards each site's offset, in the sites' order."""
         some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
-        classes = self.participants.task().classes
+        classes = self.task.classes
         embedding = build_embedding(self.common.seed, classes, len(some_offset))
+        weights = arrays_below(_EMBEDDING, state.arrays)
         embedding.load_state_dict(
-            {
-                name.removeprefix(_EMBEDDING): torch.from_numpy(np.array(array, np.float64))
-                for name, array in state.arrays.items()
-                if name.startswith(_EMBEDDING)
-            }
+            {name: torch.from_numpy(np.array(array, np.float64)) for name, array in weights.items()}
         )
         for site, reply in sorted(replies.items()):
             offset = torch.from_numpy(reply.arrays[OFFSET].astype(np.float64))
@@ -113,7 +97,7 @@ class DisTrans(FedAvg):
 
     def _embedded(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
         """Return the embedding's weights and the offset that it makes for each site, float32."""
-        weights = {f"{_EMBEDDING}{n}": tensor for n, tensor in embedding.state_dict().items()}
+        weights = with_prefix(_EMBEDDING, embedding.state_dict())
         with torch.no_grad():
             offsets = {
                 f"{OFFSETS}{site}": to_pixels(embedding(self._shares(site)), self.common)

@@ -1,7 +1,7 @@
 """Ditto at the server: FedAvg; each silo's own model stays there and is what is measured."""
 
-from fedsilo.models.contract.settings import AGGREGATIONS
-from fedsilo.strategies.loop.capabilities import Capabilities
+from dataclasses import replace
+
 from fedsilo.strategies.loop.method import Disclosures
 from fedsilo.strategies.methods.fedavg import FedAvg
 
@@ -9,10 +9,7 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 class Ditto(FedAvg):
     """Averages what sites trained of the global model."""
 
-    title = "Ditto"
-    capabilities = Capabilities(
-        initial_weights=True, some_sites=True, aggregations=AGGREGATIONS, secure=True
-    )
+    capabilities = replace(FedAvg.capabilities, paced_epochs=False)
 
     def disclosures(self) -> Disclosures:
         """Name the global model's weights."""

@@ -7,27 +7,19 @@ state-dict name; the final evaluation carries all of them, ``expert/<site>/<arra
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
+from typing import Any
 
+from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures, Method, State
-from fedsilo.strategies.methods.experts import collected_experts, expert_specs
-from fedsilo.strategies.wire.reply import Specs
+from fedsilo.models.networks.mixture import expert_array
+from fedsilo.strategies.loop.method import Ask, Capabilities, Disclosures, Method, State
 
 
 class Ensemble(Method):
     """Collects the sites' own models once."""
 
-    title = "Ensemble"
     # Mixed probabilities are no alpha
     capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
-
-    def initial_state(self, task: Task) -> State:
-        """Return an empty state: the server holds no weights until the end."""
-        return State()
 
     def round(self, state: State, ask: Ask) -> State:
         """Have each site train alone; collect the models in the last round."""
@@ -35,8 +27,11 @@ class Ensemble(Method):
         if not self._collects(state):
             ask(TRAIN, send, expect={})
             return state
-        trained = ask(TRAIN, send, expect=dict.fromkeys(ask.sites, self._specs))
-        return replace(state, arrays=collected_experts(trained, self._specs))
+        trained = ask(TRAIN, send, expect=dict.fromkeys(ask.sites, self.weight_specs()))
+        experts: dict[str, Any] = {}
+        for site, reply in trained.items():
+            experts |= with_prefix(expert_array(site, ""), reply.arrays)
+        return replace(state, arrays=experts)
 
     def disclosures(self) -> Disclosures:
         """Name the weights."""
@@ -47,8 +42,3 @@ class Ensemble(Method):
 
     def _collects(self, state: State) -> bool:
         return state.round + 1 == self.common.rounds
-
-    @cached_property
-    def _specs(self) -> Specs:
-        """The arrays of a site's model; building a network to learn them is slow for a ViT."""
-        return expert_specs(self.common, self.participants.task())

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import EVALUATE, INCOMING, TRAIN, measurement
-from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
+import torch
+
+from fedsilo.models.contract.array_names import arrays_below, of_others, with_prefix
+from fedsilo.models.contract.messages import INCOMING, TRAIN, measurement
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.methods.fedaligncl import (
     DISCRIMINATOR,
@@ -26,14 +26,9 @@ from fedsilo.models.methods.fedaligncl import (
     EmbeddingNotes,
     FedAlignCLSettings,
 )
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask, Replies
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.initial_arrays import starting_network
-from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.loop.ask import Replies
+from fedsilo.strategies.loop.method import ArraySpec, Ask, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Arrays, ArraySpec, shapes
 
 _BUFFER = f"{EMBEDDINGS}/"
 _FORGOTTEN = measurement(INCOMING, "train", "forgotten")
@@ -54,31 +49,11 @@ class FedAlignCL(FedAvg):
     """Averages noisy weights and hands the sites' noisy embeddings round."""
 
     settings: FedAlignCLSettings
-    title = "Fed-Align-CL"
-    capabilities = Capabilities(
-        vit=False,
-        tables=False,
-        paced_epochs=True,
-        initial_weights=True,
-        aggregations=AGGREGATIONS,
+    beside = (_BUFFER, DISCRIMINATORS)
+    capabilities = replace(
+        FedAvg.capabilities, vit=False, tables=False, some_sites=False, secure=False
     )
     state_class = FedAlignCLState
-
-    @classmethod
-    def check_settings(cls, common: CommonSettings, settings: FedAlignCLSettings) -> None:
-        """Refuse a run without epochs across rounds."""
-        if not common.epoch_steps:
-            raise SettingError(
-                "method 'fedaligncl' counts its epochs in steps: set 'epoch-steps' (120 in the "
-                "paper) and 'pace', the steps of a round (40), which divides it"
-            )
-        begins = epoch_of(common.rounds, common) >= settings.warmup_epochs
-        if (settings.align or settings.curriculum) and not begins:
-            raise SettingError(
-                f"setting 'fedaligncl.warmup-epochs' is {settings.warmup_epochs}, and "
-                f"{common.rounds} rounds end in epoch {epoch_of(common.rounds, common)}, counted "
-                "from 0: alignment and curriculum would never begin; lower it, or raise 'rounds'"
-            )
 
     def variant(self) -> str:
         """Return the paper's name of what the two switches choose."""
@@ -119,21 +94,20 @@ class FedAlignCL(FedAvg):
             size = f"of {own.noise_variance:g} times each array's own spread"
         return f"Gaussian perturbation {size}, without clipping: no bound on epsilon"
 
-    def initial_state(self, task: Task) -> FedAlignCLState:
-        """Return the network's initial weights, keyed on the seed."""
-        return FedAlignCLState(super().initial_state(task).arrays)
-
     def round(self, state: FedAlignCLState, ask: Ask) -> FedAlignCLState:
         """Average noisy weights, and keep the embeddings that the next round sends to the others.
 
         A round that is followed by one that aligns asks for embeddings.
         """
-        weights = _weights(state)
+        weights = self.model(state)
         asked = {site: self._embeddings_of(site, state) for site in ask.sites}
         replies = ask(
             TRAIN,
-            {site: weights | _embeddings_of_others(site, state) for site in ask.sites},
-            expect={s: {**shapes(weights), **self._embedding_specs(asked[s])} for s in ask.sites},
+            {
+                site: {**weights, **of_others(site, state.arrays, *self.beside)}
+                for site in ask.sites
+            },
+            expect={s: {**weights, **self._embedding_specs(asked[s])} for s in ask.sites},
             reference=dict.fromkeys(ask.sites, weights),
             notes={site: EmbeddingNotes(count) for site, count in asked.items()},
         )
@@ -141,19 +115,9 @@ class FedAlignCL(FedAvg):
         for site, reply in replies.items():
             if asked[site]:
                 arrays[f"{_BUFFER}{site}"] = reply.arrays[EMBEDDINGS]
-                for name in self._discriminator:
-                    own = reply.arrays[f"{DISCRIMINATOR}{name}"]
-                    arrays[f"{DISCRIMINATORS}{site}/{name}"] = own
+                discriminator = arrays_below(DISCRIMINATOR, reply.arrays)
+                arrays |= with_prefix(f"{DISCRIMINATORS}{site}/", discriminator)
         return replace(state, arrays=arrays, forgotten=self._forgotten(state, replies))
-
-    def evaluate(self, state: FedAlignCLState, ask: Ask) -> None:
-        """Have the weights measured."""
-        send = dict.fromkeys(ask.sites, self.model(state))
-        ask(EVALUATE, send, expect={}, notes=EmbeddingNotes(0))
-
-    def model(self, state: State) -> Arrays:
-        """Return the weights alone: a run that was stopped still holds embeddings."""
-        return _weights(state)
 
     def _forgotten(
         self, state: FedAlignCLState, replies: Replies
@@ -175,9 +139,7 @@ class FedAlignCL(FedAvg):
     def _embeddings_of(self, site: str, state: State) -> int:
         """Return how many embeddings the round after ``state`` asks ``site`` for."""
         asks = state.round + 2  # what comes in a round is used in the next
-        if not self.settings.align or asks > self.common.rounds:
-            return 0
-        if epoch_of(asks, self.common) < self.settings.warmup_epochs:
+        if asks > self.common.rounds or not self.settings.aligns(epoch_of(asks, self.common)):
             return 0
         return min(self.settings.shared_embeddings, self.participants.facts[site].sizes()["train"])
 
@@ -185,33 +147,10 @@ class FedAlignCL(FedAvg):
         """Return what comes beside weights where ``count`` embeddings are asked for."""
         if not count:
             return {}
-        specs = {f"{DISCRIMINATOR}{name}": spec for name, spec in self._discriminator.items()}
-        return {EMBEDDINGS: ArraySpec((count, self._channels)), **specs}
-
-    @cached_property
-    def _channels(self) -> int:
-        return starting_network(self.common, self.participants.task()).channels
-
-    @cached_property
-    def _discriminator(self) -> dict[str, ArraySpec]:
-        """Return what comes of a discriminator, by its own names."""
-        if self.settings.align_target != "others":
-            return {}
-        arrays = Discriminator(self._channels).state_dict()
-        return {name: ArraySpec(tuple(array.shape)) for name, array in arrays.items()}
-
-
-def _weights(state: State) -> dict[str, NDArray]:
-    shared = (_BUFFER, DISCRIMINATORS)
-    return {name: array for name, array in state.arrays.items() if not name.startswith(shared)}
-
-
-def _embeddings_of_others(site: str, state: State) -> dict[str, NDArray]:
-    """Return the embeddings and discriminators of all sites but ``site``."""
-    own = (f"{_BUFFER}{site}", f"{DISCRIMINATORS}{site}")
-    return {
-        name: array
-        for name, array in state.arrays.items()
-        if name.startswith((_BUFFER, DISCRIMINATORS))
-        and not any(name == prefix or name.startswith(f"{prefix}/") for prefix in own)
-    }
+        channels = self.blueprint.channels
+        specs = {EMBEDDINGS: ArraySpec((count, channels))}
+        if self.settings.align_target == "others":
+            with torch.device("meta"):
+                own = Discriminator(channels).state_dict()
+            specs |= {f"{DISCRIMINATOR}{n}": ArraySpec(tuple(a.shape)) for n, a in own.items()}
+        return specs

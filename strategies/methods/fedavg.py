@@ -14,19 +14,13 @@ import numpy as np
 from fedsilo.models.contract.array_names import is_statistic
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask, Replies
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Disclosures, Method, State
-from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Arrays
+from fedsilo.strategies.loop.ask import Replies
+from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosures, Method
 
 
 class FedAvg(Method):
     """Averages what all sites trained."""
 
-    title = "FedAvg"
     capabilities = Capabilities(
         paced_epochs=True,
         initial_weights=True,
@@ -35,16 +29,16 @@ class FedAvg(Method):
         secure=True,
     )
 
-    def initial_state(self, task: Task) -> State:
+    def initial_state(self) -> Any:
         """Return the network's initial weights, keyed on the seed."""
-        return State(initial_weights(starting_network(self.common, task)))
+        return self.state_class(self.starting_weights())
 
     def round(self, state: Any, ask: Ask) -> Any:
         """Send the weights, have them trained, and average them."""
         trained = ask(TRAIN, dict.fromkeys(ask.sites, state.arrays))
         return replace(state, arrays=self.average(trained, state.arrays))
 
-    def towards(self, replies: Replies, model: Arrays, rate: float) -> dict[str, NDArray]:
+    def towards(self, replies: Replies, model: Arrays, rate: float) -> dict[str, Any]:
         """Return ``model`` moved by ``rate`` times the way to the mean of what was trained.
 
         Batch norm's running statistics become the mean itself.

@@ -8,8 +8,7 @@ import numpy as np
 
 from fedsilo.models.contract.array_names import is_statistic
 from fedsilo.models.contract.messages import TRAIN
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.method import State
+from fedsilo.strategies.loop.method import Ask, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 
 _MOMENTS = "moments/"  # moments/<array>: kept in the state, so in the checkpoint
@@ -18,7 +17,6 @@ _MOMENTS = "moments/"  # moments/<array>: kept in the state, so in the checkpoin
 class FedAvgM(FedAvg):
     """Steps towards the mean; batch norm's running statistics become the mean itself."""
 
-    title = "FedAvgM"
     beside = (_MOMENTS,)
 
     def round(self, state: State, ask: Ask) -> State:

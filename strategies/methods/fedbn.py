@@ -8,5 +8,4 @@ from fedsilo.strategies.methods.fedper import FedPer
 class FedBN(FedPer):
     """Averages all but batch norms, which networks of tables and ViTs do not have."""
 
-    title = "FedBN"
     capabilities = replace(FedPer.capabilities, vit=False, tables=False)

@@ -7,8 +7,7 @@ import numpy as np
 from fedsilo.models.contract.array_names import is_statistic
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.methods.feddyn import FedDynSettings
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.method import State
+from fedsilo.strategies.loop.method import Ask, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 
 _H = "h/"  # h/<array>: kept in the state, so in the checkpoint
@@ -18,7 +17,6 @@ class FedDyn(FedAvg):
     """Averages, and goes beyond the mean by what sites were held back."""
 
     settings: FedDynSettings
-    title = "FedDyn"
     beside = (_H,)
 
     def round(self, state: State, ask: Ask) -> State:

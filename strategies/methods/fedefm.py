@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from fedsilo.models.contract.array_names import arrays_below, with_prefix
+from fedsilo.models.contract.array_names import arrays_below, by_site, with_prefix
 from fedsilo.models.contract.messages import DISTIL, SECONDS, TRAIN, TRAINED, measurement
 from fedsilo.models.maths.earth_movers import refuse_large
 from fedsilo.models.methods.cross import metric_from
@@ -30,17 +30,11 @@ from fedsilo.models.methods.fedefm import (
     FedEFMSettings,
     map_tokens,
 )
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask, Replies
-from fedsilo.strategies.loop.initial_arrays import starting_network
-from fedsilo.strategies.loop.method import Disclosures, State
-from fedsilo.strategies.methods.decentralised import (
-    Decentralised,
-    DecentralisedState,
-    silo_model,
-)
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.strategies.loop.ask import Replies
+from fedsilo.strategies.loop.method import Ask, Disclosures, Reply, State
+from fedsilo.strategies.methods.decentralised import Decentralised, silo_model
 from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Reply, shapes
 
 _DOCUMENT = "closeness.json"
 
@@ -48,7 +42,7 @@ Edges = Mapping[str, float]  # "owner<-host" -> mean closeness
 
 
 @dataclass(frozen=True)
-class FedEFMState(DecentralisedState):
+class FedEFMState(State):
     """The silos' models and Theta.
 
     Attributes:
@@ -62,10 +56,9 @@ class FedEFM(Decentralised):
     """Relays models to neighbours and back, and takes the mean of what silos distil."""
 
     settings: FedEFMSettings
-    title = "FedEFM"
     state_class = FedEFMState
 
-    def initial_state(self, task: Task) -> FedEFMState:
+    def initial_state(self) -> FedEFMState:
         """Return the weights that every silo starts from.
 
         Raises:
@@ -73,15 +66,15 @@ class FedEFM(Decentralised):
             'fedefm.emd-solver'.
         """
         if self.settings.emd_solver == "cvxpylayers":
-            network = starting_network(self.common, task)
-            refuse_large(map_tokens(network, task.input_shape, self.settings))
-        state: FedEFMState = super().initial_state(task)
+            network = build_classifier(self.common, self.task)
+            refuse_large(map_tokens(network, self.task.input_shape, self.settings))
+        state: FedEFMState = super().initial_state()
         return state
 
     def round(self, state: FedEFMState, ask: Ask) -> FedEFMState:
         """Train at home first; then have models trained at the neighbours and distil them back."""
         theta = {s: self.theta_for(s, state, ask) for s in ask.sites}
-        expected = dict.fromkeys(ask.sites, shapes(self.model(state)))
+        expected = dict.fromkeys(ask.sites, self.model(state))
         if not state.round:
             return self._after(state, ask(TRAIN, theta, expect=expected))
         visitors = {host: self._visitors(host, state) for host in ask.sites}
@@ -89,8 +82,7 @@ class FedEFM(Decentralised):
         self._time_visits(visited)
         experts: dict[str, dict[str, NDArray]] = {site: {} for site in ask.sites}
         for host, reply in visited.items():
-            for owner in {name.split("/")[1] for name in visitors[host]}:
-                trained = arrays_below(f"{VISITOR}{owner}/", reply.arrays)
+            for owner, trained in by_site(arrays_below(VISITOR, reply.arrays)).items():
                 experts[owner] |= with_prefix(f"{EXPERT}{host}/", trained)
         send = {site: theta[site] | experts[site] for site in ask.sites}
         return self._after(state, ask(DISTIL, send, expect=expected))

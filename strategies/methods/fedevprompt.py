@@ -14,15 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import EVALUATE, TRAIN
-from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
+from fedsilo.models.contract.array_names import arrays_below, by_site, of_others, with_prefix
+from fedsilo.models.contract.messages import TRAIN
+from fedsilo.models.contract.settings import AGGREGATIONS
 from fedsilo.models.methods.fedevprompt import (
     BUFFER,
     MAPS,
@@ -30,13 +29,16 @@ from fedsilo.models.methods.fedevprompt import (
     map_fault,
     shared_names,
 )
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Disclosures, Method, State
-from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import ArraySpec, Reply, shapes
+from fedsilo.strategies.loop.method import (
+    Arrays,
+    ArraySpec,
+    Ask,
+    Capabilities,
+    Disclosures,
+    Method,
+    Reply,
+    State,
+)
 
 if TYPE_CHECKING:
     from fedsilo.models.networks.prompted_vit import PromptedViT
@@ -46,35 +48,9 @@ class FedEvPrompt(Method):
     """Keeps the attention buffer; averages prompts only where the settings say so."""
 
     settings: FedEvPromptSettings
-    title = "FedEvPrompt"
     capabilities = Capabilities(
         tables=False, late_join=True, initial_weights=True, aggregations=AGGREGATIONS
     )
-
-    @classmethod
-    def check_settings(cls, common: CommonSettings, settings: FedEvPromptSettings) -> None:
-        """Refuse what has no prompts, no evidence, or nothing of what is to be averaged."""
-        if common.network != "vit" or common.prompt_sets == "none" or common.train_backbone:
-            raise SettingError(
-                "method 'fedevprompt' prompts a frozen ViT: set 'network' to 'vit', 'prompt-sets' "
-                "to 'b-t' or 'g', and 'train-backbone' to false"
-            )
-        if common.loss == "cross-entropy":
-            raise SettingError(
-                "setting 'loss' is 'cross-entropy': method 'fedevprompt' is evidential; leave it "
-                "at 'auto'"
-            )
-        if settings.shared_prompts == "none" and common.aggregation != "mean":
-            raise SettingError(
-                f"setting 'aggregation' is '{common.aggregation}' and 'fedevprompt.shared-prompts' "
-                "'none', which averages nothing: leave it at 'mean'"
-            )
-        if settings.shared_prompts == "b" and common.prompt_sets == "g":
-            raise SettingError(
-                "setting 'fedevprompt.shared-prompts' is 'b' and 'prompt-sets' is 'g', which has "
-                "no "
-                "b-prompts: set 'prompt-sets' to 'b-t', or 'fedevprompt.shared-prompts' to 'all'"
-            )
 
     def disclosures(self) -> Disclosures:
         """Name maps and averaged prompts."""
@@ -90,9 +66,9 @@ class FedEvPrompt(Method):
             sentences.append(f"each round: {shared[own.shared_prompts]}")
         return Disclosures(*(sentences or ["no weights and no maps"]))
 
-    def initial_state(self, task: Task) -> State:
+    def initial_state(self) -> State:
         """Return an empty buffer, and the initial values of what is averaged."""
-        weights = initial_weights(starting_network(self.common, task))
+        weights = self.starting_weights()
         names = shared_names(self.settings, list(weights))
         return State({name: weights[name] for name in names})
 
@@ -103,19 +79,18 @@ class FedEvPrompt(Method):
         replies = ask(
             TRAIN,
             {s: {**shared, **_maps_of_others(s, state), **self.start(s, ask)} for s in ask.sites},
-            expect={site: {**shapes(shared), **maps[site]} for site in ask.sites},
+            expect={site: {**shared, **maps[site]} for site in ask.sites},
             reference=dict.fromkeys(ask.sites, shared),
             fault=_fault_of_maps,
         )
         arrays = self.average(replies, shared) if shared else {}
         for site, reply in replies.items():
-            for name in maps[site]:
-                arrays[f"{BUFFER}{site}/{name.removeprefix(MAPS)}"] = reply.arrays[name]
+            arrays |= with_prefix(f"{BUFFER}{site}/", arrays_below(MAPS, reply.arrays))
         return replace(state, arrays=arrays)
 
-    def evaluate(self, state: State, ask: Ask) -> None:
-        """Have the sites' own prompts measured, with what is averaged."""
-        ask(EVALUATE, dict.fromkeys(ask.sites, _shared(state)), expect={})
+    def model_for(self, site: str, state: State) -> Arrays:
+        """Return what is averaged, which each site joins with its own prompts."""
+        return _shared(state)
 
     def _map_specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the maps that ``site`` sends: of each class that it has training samples of."""
@@ -131,38 +106,29 @@ class FedEvPrompt(Method):
 
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the buffer, for its picture."""
-        maps = {n: a for n, a in state.arrays.items() if n.startswith(BUFFER)}
+        maps = by_site(arrays_below(BUFFER, state.arrays))
         if not maps:
             return {}
-        sites: dict[str, dict[str, Any]] = {}
-        for name, array in maps.items():
-            label = name.rpartition("/")[2]
-            sites.setdefault(_site_of(name), {})[label] = np.round(array, 7).tolist()
+        sites = {
+            site: {label: np.round(array, 7).tolist() for label, array in own.items()}
+            for site, own in maps.items()
+        }
         first = self.participants.facts[self.participants.sites()[0]]
         document = {"grid": list(self._grid), "classes": list(first.class_names), "sites": sites}
         return {"buffer.json": document}
 
-    @cached_property
+    @property
     def _grid(self) -> tuple[int, int]:
-        network = starting_network(self.common, self.participants.task())
-        return cast("PromptedViT", network).grid_size()
+        return cast("PromptedViT", self.blueprint).grid_size()
 
 
-def _shared(state: State) -> dict[str, NDArray]:
+def _shared(state: State) -> dict[str, Any]:
     return {name: array for name, array in state.arrays.items() if not name.startswith(BUFFER)}
 
 
-def _site_of(name: str) -> str:
-    return name.removeprefix(BUFFER).rpartition("/")[0]
-
-
-def _maps_of_others(site: str, state: State) -> dict[str, NDArray]:
+def _maps_of_others(site: str, state: State) -> Arrays:
     """Return the buffer's maps of all sites but ``site``, as they are sent."""
-    return {
-        f"{MAPS}{name.removeprefix(BUFFER)}": maps
-        for name, maps in state.arrays.items()
-        if name.startswith(BUFFER) and _site_of(name) != site
-    }
+    return with_prefix(MAPS, arrays_below(BUFFER, of_others(site, state.arrays, BUFFER)))
 
 
 def _fault_of_maps(reply: Reply) -> str | None:

@@ -7,16 +7,12 @@ from dataclasses import replace
 
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.methods.fednova import STEPS
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.loop.method import Ask, Disclosures, Reply, State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.wire.reply import Reply
 
 
 class FedNova(FedAvg):
     """Steps as far as the sites did on average, in the mean direction of a step."""
-
-    title = "FedNova"
 
     def round(self, state: State, ask: Ask) -> State:
         """Average the updates of a step, and take as many steps as sites took on average."""

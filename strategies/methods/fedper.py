@@ -7,27 +7,18 @@ from functools import cached_property
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.contract.settings import AGGREGATIONS
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.initial_arrays import starting_network
-from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.loop.method import Ask, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.wire.reply import shapes
 
 
 class FedPer(FedAvg):
     """Averages the shared arrays; which are not is the settings' ``personal``."""
 
-    title = "FedPer"
-    capabilities = Capabilities(
-        paced_epochs=True, initial_weights=True, aggregations=AGGREGATIONS, secure=True
-    )
+    capabilities = replace(FedAvg.capabilities, some_sites=False)
 
-    def initial_state(self, task: Task) -> State:
+    def initial_state(self) -> State:
         """Return the initial weights that are shared; SettingError if that is none, or all."""
-        arrays, own = super().initial_state(task).arrays, self._personal
+        arrays, own = self.starting_weights(), self._personal
         shared = {name: array for name, array in arrays.items() if name not in own}
         if not 0 < len(shared) < len(arrays):
             raise SettingError(
@@ -40,8 +31,7 @@ class FedPer(FedAvg):
         """Average the shared arrays; a site's first message has what its own part starts from."""
         model = state.arrays
         send = {site: {**model, **self.start(site, ask)} for site in ask.sites}
-        expect, before = dict.fromkeys(send, shapes(model)), dict.fromkeys(send, model)
-        trained = ask(TRAIN, send, expect=expect, reference=before)
+        trained = ask(TRAIN, send, reference=dict.fromkeys(send, model))
         return replace(state, arrays=self.average(trained, model))
 
     def disclosures(self) -> Disclosures:
@@ -51,5 +41,4 @@ class FedPer(FedAvg):
 
     @cached_property
     def _personal(self) -> list[str]:
-        network = starting_network(self.common, self.participants.task())
-        return list(self.settings.personal(network))
+        return list(self.settings.personal(self.blueprint))

@@ -5,13 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedswa import FedSWASettings, running_mean
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.method import State
+from fedsilo.strategies.loop.method import Arrays, Ask, State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.wire.reply import Arrays
 
 _MEAN = "mean/"  # mean/<array>: kept in the state, so in the checkpoint
 
@@ -20,17 +16,7 @@ class FedSWA(FedAvg):
     """Averages sites, and in the last rounds its own models."""
 
     settings: FedSWASettings
-    title = "FedSWA"
     beside = (_MEAN,)
-
-    @classmethod
-    def check_settings(cls, common: CommonSettings, settings: FedSWASettings) -> None:
-        """Refuse more rounds than there are."""
-        if settings.averaged_rounds > common.rounds:
-            raise SettingError(
-                f"setting 'fedswa.averaged-rounds' is {settings.averaged_rounds}, more than "
-                f"'rounds' ({common.rounds}): lower it, or raise 'rounds'"
-            )
 
     def round(self, state: State, ask: Ask) -> State:
         """Average as FedAvg does, from the last model; in the last rounds keep a mean of models."""

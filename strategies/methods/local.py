@@ -7,28 +7,20 @@ seed's initial weights, or from ``initial-weights``, which its first message bri
 
 from __future__ import annotations
 
-from fedsilo.models.contract.messages import EVALUATE, TRAIN
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Method, State
+from fedsilo.models.contract.messages import TRAIN
+from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Method, State
 
 
 class Local(Method):
     """Asks each site to train alone and collects metrics."""
 
-    title = "Local"
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
-
-    def initial_state(self, task: Task) -> State:
-        """Return an empty state: the server holds no weights."""
-        return State()
 
     def round(self, state: State, ask: Ask) -> State:
         """Have each site train, from what its user names at first."""
         ask(TRAIN, {site: self.start(site, ask) for site in ask.sites}, expect={})
         return state
 
-    def evaluate(self, state: State, ask: Ask) -> None:
-        """Have each site measure its own model."""
-        ask(EVALUATE, {site: {} for site in ask.sites}, expect={})
+    def model_for(self, site: str, state: State) -> Arrays:
+        """Return nothing: each site measures its own model."""
+        return {}

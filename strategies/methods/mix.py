@@ -11,25 +11,20 @@ from dataclasses import replace
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.methods.mix import PoolNotes
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.loop.method import Ask, Capabilities, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.wire.reply import shapes
 
 
 class Mix(FedAvg):
     """Lets the first site train on everything."""
 
-    title = "Mix (oracle)"
     capabilities = Capabilities(
         # One vector of all patients: no site's part of it is bounded
         paced_epochs=True,
         initial_weights=True,
     )
 
-    def initial_state(self, task: Task) -> State:
+    def initial_state(self) -> State:
         """Return initial weights.
 
         Raises:
@@ -40,7 +35,7 @@ class Mix(FedAvg):
                 f"method 'mix' pools the data of all sites, and {', '.join(real)} are no simulated "
                 "sites: choose a federated method"
             )
-        return super().initial_state(task)
+        return State(self.starting_weights())
 
     def round(self, state: State, ask: Ask) -> State:
         """Have the trainer train on all data; if it failed, the state is as it was."""
@@ -48,12 +43,10 @@ class Mix(FedAvg):
         replies = ask(
             TRAIN,
             dict.fromkeys(ask.sites, state.arrays),
-            expect={trainer: shapes(state.arrays)},
             reference={trainer: state.arrays},
             notes=PoolNotes(tuple(sites)),
         )
-        trained = replies.of([trainer])
-        return replace(state, arrays=self.average(trained, state.arrays)) if trained else state
+        return replace(state, arrays=self.average(replies.of([trainer]), state.arrays))
 
     def disclosures(self) -> Disclosures:
         """Say that this is no federated method."""

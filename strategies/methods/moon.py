@@ -7,11 +7,8 @@ term is the sites' (``client_app/methods/moon.py``).
 
 from __future__ import annotations
 
-import torch
-
+from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projection
-from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.initial_arrays import initial_weights
 from fedsilo.strategies.loop.method import Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
@@ -21,16 +18,13 @@ class Moon(FedAvg):
     """Averages what all sites trained, the projection head with it."""
 
     settings: MoonSettings
-    title = "MOON"
     beside = (PROJECTION,)  # so it is loaded as FedAvg's is
 
-    def initial_state(self, task: Task) -> State:
+    def initial_state(self) -> State:
         """Return the network's initial weights as FedAvg has them, and the head's."""
-        with torch.device("meta"):  # only the width is wanted, no weight
-            channels = build_classifier(self.common, task).channels
-        head = initial_weights(build_projection(self.common.seed, channels, self.settings))
-        named = {f"{PROJECTION}{name}": array for name, array in head.items()}
-        return State({**super().initial_state(task).arrays, **named})
+        head = build_projection(self.common.seed, self.blueprint.channels, self.settings)
+        named = with_prefix(PROJECTION, initial_weights(head))
+        return State(self.starting_weights() | named)
 
     def disclosures(self) -> Disclosures:
         """Name the weights and the head."""

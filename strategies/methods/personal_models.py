@@ -6,31 +6,19 @@ its first round, so the server counts the sites that answered while personal mod
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.strategies.loop.method import State
-from fedsilo.strategies.wire.reply import Reply
+from fedsilo.strategies.loop.method import Reply, State
 
 
 @dataclass(frozen=True)
 class PersonalState(State):
-    """A state that remembers the sites with a ``personal`` model, where optimisers go on."""
+    """A state that remembers the sites with a ``personal`` model, sorted."""
 
     personal: Sequence[str] = ()
 
-
-def keepers(state: PersonalState, common: CommonSettings) -> Collection[str]:
-    """Return the sites that have trained a model of their own and keep it."""
-    return state.stateful_sites if common.optimiser_state == "round" else state.personal
-
-
-def with_keepers(
-    state: PersonalState, common: CommonSettings, replies: Mapping[str, Reply]
-) -> PersonalState:
-    """Return ``state`` after a round in which the sites trained models that stay with them."""
-    if common.optimiser_state == "round":
-        return state
-    keeping = {site for site, reply in replies.items() if reply.keeps_state()}
-    return replace(state, personal=sorted({*state.personal, *keeping}))
+    def with_keepers(self, replies: Mapping[str, Reply]) -> PersonalState:
+        """Return the state after a round in which sites trained models that stay with them."""
+        keeping = {site for site, reply in replies.items() if reply.keeps_state()}
+        return replace(self, personal=sorted({*self.personal, *keeping}))

@@ -19,11 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsilo.datasets.registry import data_set
-from fedsilo.models.contract.array_names import arrays_below
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.messages import EVALUATE, TRAIN
-from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
+from fedsilo.models.contract.settings import AGGREGATIONS
 from fedsilo.models.methods.picsr import (
     EXPERTS,
     OWN_EXPERT,
@@ -41,58 +39,30 @@ from fedsilo.models.methods.picsr import (
 )
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import load_exchanged
-from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.mixture import EXPERT
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Disclosures, Method
-from fedsilo.strategies.methods.experts import collected_experts, expert_specs
-from fedsilo.strategies.methods.personal_models import PersonalState, keepers, with_keepers
+from fedsilo.models.networks.mixture import EXPERT, expert_array
+from fedsilo.strategies.loop.initial_arrays import initial_weights
+from fedsilo.strategies.loop.method import (
+    Arrays,
+    ArraySpec,
+    Ask,
+    Capabilities,
+    Disclosures,
+    Method,
+    Reply,
+)
+from fedsilo.strategies.methods.personal_models import PersonalState
 from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs, shapes
 
 
 class PICSR(Method):
     """Collects experts and prototypes, then averages the router."""
 
     settings: PICSRSettings
-    title = "PICSR"
     # Mixed probabilities are no alpha
     capabilities = Capabilities(
         vit=False, evidence=False, initial_weights=True, aggregations=AGGREGATIONS
     )
     state_class = PersonalState
-
-    @classmethod
-    def check_settings(cls, common: CommonSettings, settings: PICSRSettings) -> None:
-        """Refuse a blind router, a run without router rounds, and noise that hides nothing."""
-        if common.standardise == "site":
-            raise SettingError(
-                "setting 'standardise' is 'site': by its own figures every site's mean sample is "
-                "zero, all prototypes coincide and the router is blind; set it to 'pooled' or "
-                "'declared'"
-            )
-        sums_leave = common.standardise == "pooled" and data_set(common.dataset).is_table
-        if settings.prototype_noise and sums_leave:
-            raise SettingError(
-                f"setting 'picsr.prototype-noise' is {settings.prototype_noise:g} and "
-                "'standardise' is "
-                "'pooled': the sums that a site sends to be pooled give its exact mean away, so "
-                "noise on the prototype hides nothing; set 'standardise' to 'declared'"
-            )
-        if sums_leave and settings.prototype_min_count > common.sums_min_count:
-            raise SettingError(
-                f"setting 'picsr.prototype-min-count' is {settings.prototype_min_count} and "
-                f"'sums-min-count' is {common.sums_min_count}: a site that is too small for a "
-                "prototype would send its sums, which give the same mean; raise 'sums-min-count'"
-            )
-        before = settings.expert_rounds + _warmup(settings)
-        if before >= common.rounds:
-            raise SettingError(
-                f"setting 'rounds' is {common.rounds} and experts take {before} of them "
-                "('picsr.warmup-rounds', 'picsr.expert-rounds'): none is left for the router"
-            )
 
     def disclosures(self) -> Disclosures:
         """Name expert, prototype, router and routing figures."""
@@ -113,22 +83,21 @@ class PICSR(Method):
             sentences.append("all experts' weights, each round of the router's training")
         return Disclosures(*sentences)
 
-    def initial_state(self, task: Task) -> PersonalState:
+    def initial_state(self) -> PersonalState:
         """Return what FedAvg starts from, nothing where experts begin at once."""
         if self.settings.experts == "local":
             return PersonalState()
-        return PersonalState(initial_weights(starting_network(self.common, task)))
+        return PersonalState(self.starting_weights())
 
     def round(self, state: PersonalState, ask: Ask) -> PersonalState:
         """Warm up as FedAvg, have experts trained and collected, or train the router."""
-        stage = self.stage(state)
+        stage = self.settings.stage(state.round)
         if stage == EXPERTS:
             return self._experts_round(state, ask)
         trained = self._trained(state)
         replies = ask(
             TRAIN,
             dict.fromkeys(ask.sites, state.arrays),
-            expect=dict.fromkeys(ask.sites, shapes(trained)),
             reference=dict.fromkeys(ask.sites, trained),
             notes=StageNotes(stage),
         )
@@ -138,8 +107,9 @@ class PICSR(Method):
 
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
         """Have each site train its expert alone; in the last such round collect them."""
-        collects = self._collects(state)
-        specs = self._expert_specs() if collects else {}
+        collects = self.settings.collects(state.round)
+        prototype = {OWN_PROTOTYPE: ArraySpec(self.task.input_shape)}
+        specs = with_prefix(OWN_EXPERT, self.weight_specs()) | prototype if collects else {}
         replies = ask(
             TRAIN,
             {site: self._expert_start(site, state, ask) for site in ask.sites},
@@ -148,38 +118,25 @@ class PICSR(Method):
             fault=self._fault_of_expert if collects else None,
         )
         if not collects:
-            return with_keepers(state, self.common, replies)
+            return state.with_keepers(replies)
         return replace(state, arrays=self._collected(replies))
 
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
         """Have the routed experts measured; in a run that was stopped before, each site's own."""
-        stage, personal = self.stage(state), keepers(state, self.common)
-        alone = personal if stage == EXPERTS else ()
+        stage = self.settings.stage(state.round)
+        alone = state.personal if stage == EXPERTS else ()
         send = {site: {} if site in alone else state.arrays for site in ask.sites}
         ask(EVALUATE, send, expect={}, notes=StageNotes(stage))
-
-    def stage(self, state: PersonalState) -> str:
-        """Return the stage of the round after ``state.round``."""
-        warmup = _warmup(self.settings)
-        if state.round < warmup:
-            return WARMUP
-        return EXPERTS if state.round < warmup + self.settings.expert_rounds else ROUTING_STAGE
 
     def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
         """Return what a site's expert starts from, nothing where it has one."""
         if self.settings.experts == "local":
             return self.start(site, ask)
-        return {} if site in keepers(state, self.common) else state.arrays
-
-    def _expert_specs(self) -> Specs:
-        """Return what a reply with an expert and a prototype holds."""
-        task = self.participants.task()
-        experts = expert_specs(self.common, task, OWN_EXPERT)
-        return {**experts, OWN_PROTOTYPE: ArraySpec(task.input_shape)}
+        return {} if site in state.personal else state.arrays
 
     def _fault_of_expert(self, reply: Reply) -> str | None:
         """Refuse an expert that has no finite answer to its own silo's mean sample."""
-        network = build_classifier(self.common, self.participants.task())
+        network = build_classifier(self.common, self.task)
         arrays = {name: torch.from_numpy(np.array(one)) for name, one in reply.arrays.items()}
         load_exchanged(network, arrays_below(OWN_EXPERT, arrays))
         with torch.no_grad():
@@ -198,27 +155,19 @@ class PICSR(Method):
         distances = prototype_distances(router, prototypes)
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 
-    def _collects(self, state: PersonalState) -> bool:
-        """Tell whether the next round is the one that brings experts and prototypes."""
-        return state.round + 1 == _warmup(self.settings) + self.settings.expert_rounds
-
     def _collected(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
-        task = self.participants.task()
-        specs = expert_specs(self.common, task, OWN_EXPERT)
-        arrays = collected_experts(replies, specs, OWN_EXPERT)
+        """Return the experts and prototypes of those that replied, and a new router."""
+        router = build_router(self.settings, self.task.input_shape, len(replies), self.common.seed)
+        arrays = with_prefix(ROUTER, initial_weights(router))
         for site, reply in replies.items():
+            expert = arrays_below(OWN_EXPERT, reply.arrays)
+            arrays |= with_prefix(expert_array(site, ""), expert)
             arrays[f"{PROTOTYPE}{site}"] = reply.arrays[OWN_PROTOTYPE]
-        router = build_router(self.settings, task.input_shape, len(replies), self.common.seed)
-        arrays |= {f"{ROUTER}{name}": array for name, array in initial_weights(router).items()}
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
     def _trained(self, state: PersonalState) -> Arrays:
         """Return what the sites train in the next round."""
-        if self.stage(state) == WARMUP:
+        if self.settings.stage(state.round) == WARMUP:
             return state.arrays
         prefixes = (ROUTER, EXPERT) if self.settings.train_experts else (ROUTER,)
         return {name: array for name, array in state.arrays.items() if name.startswith(prefixes)}
-
-
-def _warmup(settings: PICSRSettings) -> int:
-    return settings.warmup_rounds if settings.experts == "finetuned" else 0

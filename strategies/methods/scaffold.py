@@ -7,9 +7,7 @@ import numpy as np
 from fedsilo.models.contract.array_names import arrays_below, is_statistic, with_prefix
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.methods.scaffold import CONTROL, SCAFFOLDSettings
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.loop.method import Ask, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 
 
@@ -17,20 +15,19 @@ class SCAFFOLD(FedAvg):
     """Averages weights and control variates."""
 
     settings: SCAFFOLDSettings
-    title = "SCAFFOLD"
     beside = (CONTROL,)
 
-    def initial_state(self, task: Task) -> State:
+    def initial_state(self) -> State:
         """Return the network's initial weights, and control variates of 0."""
-        state = super().initial_state(task)
-        trained = {n: np.zeros_like(a) for n, a in state.arrays.items() if not is_statistic(n)}
-        return replace(state, arrays={**state.arrays, **with_prefix(CONTROL, trained)})
+        model = self.starting_weights()
+        trained = {name: np.zeros_like(a) for name, a in model.items() if not is_statistic(name)}
+        return State(model | with_prefix(CONTROL, trained))
 
     def round(self, state: State, ask: Ask) -> State:
         """Step towards the mean of the weights; move c as far as the sites that answered moved."""
         model, controls = self.model(state), arrays_below(CONTROL, state.arrays)
         before, send = (dict.fromkeys(ask.sites, arrays) for arrays in (model, state.arrays))
-        trained = ask(TRAIN, send, reference=before)
+        trained = ask(TRAIN, send, expect=send, reference=before)
         after = self.towards(trained, model, self.settings.server_learning_rate)
         moved = self.average(trained, with_prefix(CONTROL, controls))
         share = self.share(trained)

@@ -14,36 +14,31 @@ from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS
 from fedsilo.models.methods.decentralised import MODEL, LinkSettings
-from fedsilo.strategies.loop.ask import Ask
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.method import Disclosures
-from fedsilo.strategies.methods.decentralised import Decentralised, DecentralisedState
-from fedsilo.strategies.wire.reply import shapes
+from fedsilo.strategies.loop.method import Ask, Capabilities, Disclosures, State
+from fedsilo.strategies.methods.decentralised import Decentralised
 
 
 class Star(Decentralised):
     """Averages what all silos trained, and sends the mean to all."""
 
     settings: LinkSettings
-    title = "Star"
     capabilities = Capabilities(initial_weights=True, aggregations=AGGREGATIONS)
 
     def kind(self) -> str:
         """Return the topology with the server in the middle."""
         return "star"
 
-    def round(self, state: DecentralisedState, ask: Ask) -> DecentralisedState:
+    def round(self, state: State, ask: Ask) -> State:
         """Have all silos train Theta and take their mean, each silo weighing the same."""
         theta = self.model(state)
         trained = ask(
             TRAIN,
             dict.fromkeys(ask.sites, with_prefix(MODEL, theta)),
-            expect=dict.fromkeys(ask.sites, shapes(theta)),
             reference=dict.fromkeys(ask.sites, theta),
         )
         self.time(trained)
         mean = self.average(trained, theta, equal=True)
-        return replace(state, arrays=with_prefix(MODEL, mean), finished=list(trained))
+        return replace(state, arrays=with_prefix(MODEL, mean))
 
     def disclosures(self) -> Disclosures:
         """Name the weights; no silo sees another's."""

@@ -13,38 +13,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import EVALUATE, INCOMING, TRAIN, measurement
+from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.seeding import derive_seed
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.maths.federated_kmeans import Centroids, merge_centroids
 from fedsilo.models.methods.uefl import (
     CODEBOOK,
+    ENTROPY,
     NEW_CODEWORDS,
     CentroidNotes,
     UEFLSettings,
+    centroid_fault,
     gaussian_codebook,
+    round_marks,
     segment_dimension,
     uncertain_sites,
 )
-from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.ask import Ask, Replies
-from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Disclosures, Method, State
-from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply
+from fedsilo.strategies.loop.ask import Replies
+from fedsilo.strategies.loop.method import (
+    Arrays,
+    ArraySpec,
+    Ask,
+    Capabilities,
+    Disclosures,
+    Method,
+    Reply,
+    State,
+)
 
 UNCERTAINTY, CENTROIDS = "uncertainty", "centroids"
-ENTROPY = measurement(INCOMING, "val", "entropy")
 
 
 @dataclass(frozen=True)
@@ -82,26 +82,24 @@ class UEFL(Method):
     """Extends the codebook of uncertain sites after each iteration."""
 
     settings: UEFLSettings
-    title = "UEFL"
     # A book's users may be too few to drop some of them
     capabilities = Capabilities(
         vit=False, initial_weights=True, aggregations=("mean", "norm-clip", "median")
     )
     state_class = UEFLState
 
-    def initial_state(self, task: Task) -> UEFLState:
+    def initial_state(self) -> UEFLState:
         """Return initial weights and, if shared, the first book, Gaussian.
 
         Raises:
             SettingError: uncertainty is to be judged, and a site has no validation samples, or
                 fewer features than the first book, which they may re-initialise, has codewords.
         """
-        if self.settings.max_iterations > 1:
-            for site, facts in self.participants.facts.items():
-                self._refuse_small(site, facts.sizes())
-        network = starting_network(self.common, task)
-        arrays = initial_weights(network)
-        dimension = segment_dimension(network.channels, self.settings.segments)
+        for site, facts in self.participants.facts.items():
+            features = facts.sizes()["train"] * self._features
+            self.settings.refuse_small(site, facts.sizes(), features)
+        arrays = self.starting_weights()
+        dimension = segment_dimension(self.blueprint.channels, self.settings.segments)
         if not self.settings.personal:
             first = gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)
             arrays[f"{CODEBOOK}0"] = first.numpy()
@@ -109,41 +107,42 @@ class UEFL(Method):
 
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
         """Train and average; at an iteration's end extend the codebook where it is needed."""
-        trained = ask(TRAIN, {site: state.books_for(site) for site in ask.sites})
+        trained = ask(TRAIN, self._books(state, ask.sites))  # eq. 2, 4 to 7, at the sites
         state = replace(state, arrays=self._averaged(state, trained), uncertain=())  # eq. 3
         if not self._ends_iteration(state):
             return state
-        entropies = ask(  # eq. 8
-            UNCERTAINTY,
-            {site: state.books_for(site) for site in ask.sites},
-            expect={},
-            metrics=[ENTROPY],
-            fault=_fault_of_entropy,
-        )
-        state = self._judged(state, entropies)  # eq. 9
-        asked = self._asked_for_centroids(state, ask.sites)
-        replies = ask(
+        books = self._books(state, ask.sites)
+        state = self._judged(
+            state, ask(UNCERTAINTY, books, expect={}, metrics=[ENTROPY])
+        )  # eq. 8, 9
+        over = self.settings.stop_when_certain and state.certain
+        refreshes = self.settings.refresh == "kmeans" and not over
+        asked = ask.sites if refreshes else state.uncertain
+        clustered = ask(  # section 3.2, "K-means initialization"
             CENTROIDS,
-            {site: state.books_for(site) for site in asked},
+            self._books(state, asked),
             expect={site: self._centroid_specs(site, state) for site in asked},
             notes={site: CentroidNotes(refreshes=site not in state.uncertain) for site in asked},
             metrics=[NEW_CODEWORDS],
             fault=self._fault_of_centroids,
         )
-        return self._refreshed(self._extended(state, replies), replies)  # section 3.2
+        found = clustered.of(s for s, reply in clustered.items() if reply.metrics[NEW_CODEWORDS])
+        return self._refreshed(self._extended(state, found), found)
 
-    def evaluate(self, state: UEFLState, ask: Ask) -> None:
-        """Have the network measured with the books that each site may use."""
-        ask(EVALUATE, {site: state.books_for(site) for site in ask.sites}, expect={})
+    def model_for(self, site: str, state: UEFLState) -> Arrays:
+        """Return the network and the books that ``site`` may use."""
+        return state.books_for(site)
 
-    def _averaged(self, state: UEFLState, trained: Replies) -> dict[str, NDArray]:
+    def _books(self, state: UEFLState, sites: Sequence[str]) -> dict[str, Arrays]:
+        return {site: state.books_for(site) for site in sites}
+
+    def _averaged(self, state: UEFLState, trained: Replies) -> Arrays:
         """Return the mean of the network over all sites, and of each book over its users."""
-        network = {n: array for n, array in state.arrays.items() if not n.startswith(CODEBOOK)}
-        arrays = self.average(trained, network)
-        for name in (n for n in state.arrays if n.startswith(CODEBOOK)):
+        books = {n: array for n, array in state.arrays.items() if n.startswith(CODEBOOK)}
+        arrays = self.average(trained, {n: a for n, a in state.arrays.items() if n not in books})
+        for name, book in books.items():
             users = trained.of(state.access[name.removeprefix(CODEBOOK)])
-            book = {name: state.arrays[name]}
-            arrays |= self.average(users, book) if users else book
+            arrays |= self.average(users, {name: book})
         return arrays
 
     def _ends_iteration(self, state: UEFLState) -> bool:
@@ -163,52 +162,41 @@ class UEFL(Method):
             entropies=[*state.entropies, check],
         )
 
-    def _asked_for_centroids(self, state: UEFLState, sites: Sequence[str]) -> Sequence[str]:
-        """Return all sites; without a refresh, or in a run's last round, the uncertain ones."""
-        over = self.settings.stop_when_certain and state.certain
-        return state.uncertain if over or self.settings.refresh == "none" else sites
-
-    def _extended(self, state: UEFLState, replies: Replies) -> UEFLState:
-        """Add a book for the sites that found codewords for it; the round is marked in any case."""
+    def _extended(self, state: UEFLState, found: Replies) -> UEFLState:
+        """Add a book for the uncertain sites that found codewords; mark the round in any case."""
         if not state.uncertain:
             return state
-        book = str(len(state.access))
-        sites = [site for site in state.uncertain if _found_codewords(replies, site)]
+        sites, book = [site for site in state.uncertain if site in found], len(state.access)
         state = replace(state, extended={**state.extended, str(state.round + 1): sites})
         if not sites:
             return state
-        arrays = dict(state.arrays)
-        if not self.settings.personal:
-            arrays[f"{CODEBOOK}{book}"] = self._new_book(state, replies.of(sites))
-        return replace(state, arrays=arrays, access={**state.access, book: sites})
+        arrays = {**state.arrays, **self._book(book, state, found.of(sites))}
+        return replace(state, arrays=arrays, access={**state.access, str(book): sites})
 
-    def _refreshed(self, state: UEFLState, replies: Replies) -> UEFLState:
-        """Re-initialise the first book by the centroids of certain sites, if some sent any."""
-        certain = [site for site in replies if site not in state.uncertain]
-        sites = [site for site in certain if _found_codewords(replies, site)]
-        if not sites:
+    def _refreshed(self, state: UEFLState, found: Replies) -> UEFLState:
+        """Re-initialise the first book by the centroids of certain sites, if some found any."""
+        certain = [site for site in found if site not in state.uncertain]
+        if not certain:
             return state
-        arrays = dict(state.arrays)
-        if not self.settings.personal:
-            arrays[f"{CODEBOOK}0"] = self._merged(state, "refresh", replies.of(sites))
+        arrays = {**state.arrays, **self._book(0, state, found.of(certain))}
         return replace(state, arrays=arrays, refreshed=[*state.refreshed, state.round + 1])
 
-    def _new_book(self, state: UEFLState, replies: Replies) -> NDArray:
-        if self.settings.codeword_start == "kmeans":
-            return self._merged(state, "merge", replies)
-        dimension, book = state.arrays[f"{CODEBOOK}0"].shape[1], len(state.access)
-        codewords = gaussian_codebook(self.settings.codes, dimension, self.common.seed, book)
-        start: NDArray = codewords.numpy()
-        return start
-
-    def _merged(self, state: UEFLState, purpose: str, replies: Replies) -> NDArray:
-        """Return the sites' centroids merged into one book by weighted K-means."""
-        parts = [
-            Centroids(reply.arrays["centroids"], reply.arrays["counts"].astype(np.int64))
-            for reply in replies.values()
-        ]
-        seed = derive_seed(self.common.seed, purpose, state.round + 1)
-        return merge_centroids(parts, self.settings.codes, seed)
+    def _book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
+        """Return a shared book: centroids merged by weighted K-means, or a Gaussian new one."""
+        if self.settings.personal:
+            return {}
+        codes, seed = self.settings.codes, self.common.seed
+        if book and self.settings.codeword_start == "gaussian":
+            dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
+            codewords = gaussian_codebook(codes, dimension, seed, book).numpy()
+        else:
+            parts = [
+                Centroids(reply.arrays["centroids"], reply.arrays["counts"].astype(np.int64))
+                for reply in found.values()
+            ]
+            seed = derive_seed(seed, "merge" if book else "refresh", state.round + 1)
+            codewords = merge_centroids(parts, codes, seed)
+        return {f"{CODEBOOK}{book}": codewords}
 
     def _centroid_specs(self, site: str, state: UEFLState) -> dict[str, ArraySpec]:
         if not self.settings.sends_centroids(site in state.uncertain):
@@ -217,19 +205,12 @@ class UEFL(Method):
         return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}
 
     def _fault_of_centroids(self, reply: Reply) -> str | None:
-        """Refuse counts that cannot be: of too many codes, or of more features than there are."""
         if not reply.arrays:
             return None
-        centroids, counts = reply.arrays["centroids"], reply.arrays["counts"]
-        whole = (counts >= 1).all() and (counts == np.floor(counts)).all()
-        if not len(centroids) == len(counts) == reply.metrics[NEW_CODEWORDS] or not whole:
-            return f"{len(centroids)} centroids came with counts {counts.tolist()}"
-        if len(counts) > self.settings.codes:
-            return f"{len(counts)} centroids came, more than 'uefl.codes' {self.settings.codes}"
-        samples = self.participants.facts[reply.site].sizes()["train"]
-        if (total := float(counts.sum(dtype=np.float64))) > samples * self._features:
-            return f"its centroids stand for {total:g} features, more than it has"
-        return None
+        centres, counts = reply.arrays["centroids"], reply.arrays["counts"]
+        features = self.participants.facts[reply.site].sizes()["train"] * self._features
+        told = reply.metrics[NEW_CODEWORDS]
+        return centroid_fault(centres, counts, told, self.settings.codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
         """Say that no silo is uncertain, where that ends the run."""
@@ -241,89 +222,25 @@ class UEFL(Method):
             "times the least: the run ends ('uefl.stop-when-certain')"
         )
 
-    @classmethod
-    def check_settings(cls, common: CommonSettings, settings: UEFLSettings) -> None:
-        """Refuse a run without dropout, or one that ends before a codebook could be extended."""
-        settings.refuse_exact_centroids(common)
-        if common.dropout == 0 or common.mc_passes == 0:
-            raise SettingError(
-                f"settings 'dropout' ({common.dropout:g}) and 'mc-passes' ({common.mc_passes}) "
-                "must be above 0: UEFL's uncertainty is that of Monte Carlo dropout"
-            )
-        if settings.max_iterations > 1 and common.rounds <= settings.iteration_rounds:
-            raise SettingError(
-                f"setting 'rounds' is {common.rounds}, not more than 'uefl.iteration-rounds' "
-                f"({settings.iteration_rounds}): no codebook would ever be extended; raise "
-                "'rounds', lower 'uefl.iteration-rounds', or set 'uefl.max-iterations' to 1 (DisFL)"
-            )
-
-    @classmethod
-    def why_unfit(
-        cls, common: CommonSettings, settings: UEFLSettings, facts: SiteFacts
-    ) -> str | None:
-        """Refuse a site that withholds what its uncertainty would be judged by."""
-        if settings.max_iterations == 1 or "val" in facts.measured:
-            return None
-        return (
-            f"site {facts.site} withholds its measurements on validation samples, on which UEFL "
-            "judges uncertainty: leave the site out, or set 'uefl.max-iterations' to 1 (DisFL)"
-        )
-
-    def _refuse_small(self, site: str, sizes: Mapping[str, int]) -> None:
-        if sizes.get("val") == 0:
-            raise SettingError(
-                f"site {site} has no validation samples, on which UEFL judges uncertainty: set "
-                "'val-folds', or set 'uefl.max-iterations' to 1 (DisFL)"
-            )
-        features = sizes["train"] * self._features
-        if self.settings.refresh == "kmeans" and features < self.settings.codes:
-            raise SettingError(
-                f"site {site} has {features} features for 'uefl.codes' {self.settings.codes} "
-                "codewords: lower 'uefl.codes', or set 'uefl.refresh' to 'none'"
-            )
-
-    @cached_property
+    @property
     def _features(self) -> int:
         """Features of one sample, of which a token has one per segment."""
-        with torch.device("meta"):  # only the size is wanted, no weight
-            network = build_classifier(self.common, self.participants.task())
-        return int(network.tokens) * self.settings.segments
+        return self.blueprint.tokens * self.settings.segments
 
     @classmethod
     def marks(cls, state: UEFLState) -> dict[int, str]:
         """Return where codewords were added, and for whom, and where the first were renewed."""
-        none = "no new codewords: no cluster was large enough ('uefl.centroid-min-count')"
-        marks = {
-            int(round_): f"new codewords for {', '.join(sites)}" if sites else none
-            for round_, sites in state.extended.items()
-        }
-        for round_ in state.refreshed:
-            refreshed = "first codewords re-initialised"
-            marks[round_] = f"{marks[round_]}; {refreshed}" if round_ in marks else refreshed
-        return dict(sorted(marks.items()))
+        return round_marks(state.extended, state.refreshed)
 
     def disclosures(self) -> Disclosures:
         """Name the weights and, unless they are personal, codebooks and centroids."""
         sentences = ["all weights and batch-norm statistics of the network, each round"]
         if not self.settings.personal:
             sentences.append("the codebooks that the site may use, trained, each round")
-        sends = tuple(map(self.settings.sends_centroids, (True, False)))
-        if any(sends):
-            when: dict[tuple[bool, ...], str] = {
-                (True, False): "when uncertain",
-                (False, True): "when certain",
-            }
+        when = {(True, False): "when uncertain", (False, True): "when certain"}
+        if any(sends := self.settings.senders):
             sentences.append(
                 f"{when.get(sends, 'after each iteration')}: centroids of the site's features with "
                 f"counts, none of fewer than {self.settings.centroid_min_count} features"
             )
         return Disclosures(*sentences)
-
-
-def _found_codewords(replies: Mapping[str, Reply], site: str) -> bool:
-    return site in replies and replies[site].metrics[NEW_CODEWORDS] > 0
-
-
-def _fault_of_entropy(reply: Reply) -> str | None:
-    entropy = reply.metrics[ENTROPY]
-    return f"metric '{ENTROPY}' is {entropy}, less than 0" if entropy < 0 else None

@@ -98,9 +98,12 @@ def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
     return Reply(site, arrays, metrics, bytes_up=_bytes(content, arrays), secure=secure)
 
 
-def shapes(arrays: Arrays) -> Specs:
-    """Return the specs of float32 arrays shaped as ``arrays`` are."""
-    return {name: ArraySpec(array.shape) for name, array in arrays.items()}
+def shapes(arrays: Mapping[str, NDArray | ArraySpec]) -> Specs:
+    """Return the specs of float32 arrays shaped as ``arrays`` are; a spec stays as it is."""
+    return {
+        name: one if isinstance(one, ArraySpec) else ArraySpec(one.shape)
+        for name, one in arrays.items()
+    }
 
 
 def _metrics(content: RecordDict) -> dict[str, float]:

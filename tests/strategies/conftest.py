@@ -21,7 +21,8 @@ from fedsilo.models.contract.messages import (
     PEAK_MEMORY,
     SECONDS,
 )
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs

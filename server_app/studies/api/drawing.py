@@ -22,7 +22,7 @@ from fedsilo.server_app.run.arguments import (
 )
 
 if TYPE_CHECKING:
-    from fedsilo.client_app.explain.explanation import Explanation
+    from fedsilo.client_app.explain.sample import Explanation
 
 
 def plot(run_dir: AnyRun) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from fedsilo.server_app.studies.figures.learning_curves import write_picture
 from fedsilo.server_app.studies.finished_site import finished_site
 
 if TYPE_CHECKING:
-    from fedsilo.client_app.explain.explanation import Explanation
+    from fedsilo.client_app.explain.sample import Explanation
 
 
 def explain(

@@ -12,8 +12,13 @@ from torch import Tensor, nn
 
 from fedsilo.client_app import lab
 from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.methods.adversarial_alignment import Aligner, embedded
-from fedsilo.client_app.methods.fedaligncl import _open_discriminator, _right
+from fedsilo.client_app.methods.adversarial_alignment import (
+    Aligner,
+    embedded,
+    open_discriminator,
+    open_optimiser,
+)
+from fedsilo.client_app.methods.fedaligncl import _right
 from fedsilo.client_app.session import open_session
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.client_app.training.loop import train_locally
@@ -21,7 +26,7 @@ from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.methods.fedaligncl import Discriminator
+from fedsilo.models.methods.fedaligncl import Discriminator, FedAlignCLSettings, noised
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
@@ -222,8 +227,8 @@ def test_the_discriminator_stays_at_the_site_and_goes_on(
     assert kept == {
         f"discriminator/layers.{n}" for n in ("0.weight", "0.bias", "2.weight", "2.bias")
     }
-    discriminator = _open_discriminator(second, WIDTH)
-    optimiser = second.session.method._open_optimiser(second, discriminator)
+    discriminator = open_discriminator(second, WIDTH)
+    optimiser = open_optimiser(second, discriminator, second.session.method.settings)
     assert torch.equal(
         discriminator.state_dict()["layers.0.weight"],
         second.stored["discriminator/layers.0.weight"],
@@ -274,12 +279,10 @@ def test_a_discriminator_that_is_none_is_refused(
         answer(site)
 
 
-def test_a_target_has_the_noise_that_it_would_leave_with_and_its_own_gradient(
-    opened: Opened, weights: dict[str, Any]
-) -> None:
+def test_a_target_has_the_noise_that_it_would_leave_with_and_its_own_gradient() -> None:
     own = torch.ones(4000, WIDTH, requires_grad=True)
-    site = _site(opened, weights, own={"noise_variance": 0.04})
-    noisy = site.session.method._target_noise(site)(own)
+    settings = FedAlignCLSettings(noise_variance=0.04)
+    noisy = noised(own, settings, torch.Generator().manual_seed(7))
     assert (noisy - own).std().item() == pytest.approx(0.2, rel=0.02)
     noisy.sum().backward()
     assert own.grad is not None

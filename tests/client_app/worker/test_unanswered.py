@@ -13,8 +13,12 @@ from flwr.common.constant import Status, SubStatus
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode.nodestate import NodeStateFactory
 
-from fedsilo.client_app.worker.supernode import READ, ShortWaits, shorten_waits
-from fedsilo.client_app.worker.unanswered import give_up_unanswered
+from fedsilo.client_app.worker.supernode import (
+    READ,
+    ShortWaits,
+    give_up_unanswered,
+    shorten_waits,
+)
 from fedsilo.server_app.run.inline_engine import flower_identity
 
 RUN = 7

@@ -34,7 +34,7 @@ def test_a_line_whose_file_lacks_a_class_is_told_with_the_file_and_the_class(
 @pytest.mark.parametrize(
     ("room", "suffix", "base", "told"),
     [
-        ("strategies", "", Method, "no function 'initial_state' and none 'round': write it"),
+        ("strategies", "", Method, "no function 'round': write it"),
         ("client_app", "Site", SiteMethod, "no function 'train': write it"),
     ],
 )

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, build, defaults, rule_of
 from fedsilo.models.methods.uefl import UEFLSettings
 

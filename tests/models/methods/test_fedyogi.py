@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsilo.models.methods.fedadagrad import FedAdagradSettings
-from fedsilo.models.methods.fedyogi import FedYogiSettings
+from fedsilo.models.methods.fedadam import FedAdagradSettings, FedYogiSettings
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from flwr.app import Message, RecordDict
 
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import EVALUATE, TRAIN
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop, refuse_site_count, sampled_sites
 from fedsilo.strategies.meeting.participants import Participants

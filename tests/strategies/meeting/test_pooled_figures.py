@@ -9,7 +9,8 @@ import numpy as np
 
 from fedsilo.models.contract.feature_statistics import Sums
 from fedsilo.models.contract.messages import EVALUATE, FIGURES, TRAIN
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg

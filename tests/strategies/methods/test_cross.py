@@ -10,7 +10,8 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.initial_arrays import initial_weights

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants

@@ -12,7 +12,8 @@ from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.distrans import OFFSET, DisTransSettings, build_embedding
 from fedsilo.server_app.studies.finished_site import finished_site
 from fedsilo.strategies.loop.method import State
@@ -50,9 +51,8 @@ def test_the_network_starts_as_fedavgs_its_last_layer_reading_the_mean_of_both_c
     opened: Callable[..., DisTrans],
 ) -> None:
     method = opened()
-    task = method.participants.task()
-    start = method.initial_state(task).arrays
-    fedavg = FedAvg(COMMON, NoSettings(), method.participants).initial_state(task).arrays
+    start = method.initial_state().arrays
+    fedavg = FedAvg(COMMON, NoSettings(), method.participants).initial_state().arrays
     last = fedavg["head.4.weight"] / 2
     np.testing.assert_array_equal(start["head.logits.weight"], np.concatenate([last, last], axis=1))
     renamed = {n.replace("head.logits", "head.4").replace("head.dense", "head"): n for n in start}
@@ -80,7 +80,7 @@ def test_an_offset_that_stays_is_neither_sent_nor_expected(
     opened: Callable[..., DisTrans],
 ) -> None:
     method = opened("none")
-    state = method.initial_state(method.participants.task())
+    state = method.initial_state()
     for names in (arrays_sent(method, state)["s1a"], arrays_expected(method, state)["s1a"]):
         assert set(names) == set(state.arrays)
         assert OFFSET not in names
@@ -90,7 +90,7 @@ def test_an_embedding_makes_each_site_its_offset_from_its_class_shares(
     opened: Callable[..., DisTrans], site_reply: Callable[..., Any]
 ) -> None:
     method = opened("embedding")
-    state = method.initial_state(method.participants.task())
+    state = method.initial_state()
     embedding = build_embedding(COMMON.seed, 2, 256)
     shares = {"s1a": [1.0, 0.0], "s2a": [1 / 3, 2 / 3], "s3a": [0.5, 0.5]}
     for site, share in shares.items():
@@ -127,9 +127,8 @@ def test_of_raw_pixels_the_embedding_makes_offsets_from_0_to_255(
         opened("embedding", dataclasses.replace(COMMON, pixel_scale=scale))
         for scale in ("standard", "raw")
     )
-    task = plain.participants.task()
-    expected = 127.5 * (plain.initial_state(task).arrays["offset/s1a"] + 1)
-    found = raw.initial_state(task).arrays["offset/s1a"]
+    expected = 127.5 * (plain.initial_state().arrays["offset/s1a"] + 1)
+    found = raw.initial_state().arrays["offset/s1a"]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 

@@ -8,7 +8,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedadam import FedAdamSettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.fedadam import FedAdam
+from fedsilo.strategies.methods.fedavgm import FedAvgM
 from fedsilo.strategies.wire.reply import Reply
 from tests.support.asking import state_after
 
@@ -17,7 +17,7 @@ def test_two_rounds_of_two_sites_and_one_weight_go_by_the_equations(
     participants: Participants, site_reply: Callable[..., Reply]
 ) -> None:
     settings = FedAdamSettings(beta1=0.5, beta2=0.75, tau=2.0, server_learning_rate=3.0)
-    server = FedAdam(CommonSettings(silos=3), settings, participants)
+    server = FedAvgM(CommonSettings(silos=3), settings, participants)
 
     def after(state: State, one: float, three: float) -> State:
         replies = {
@@ -43,7 +43,7 @@ def test_two_rounds_of_two_sites_and_one_weight_go_by_the_equations(
 def test_batch_norms_running_variance_is_averaged_and_so_never_below_zero(
     participants: Participants, site_reply: Callable[..., Reply]
 ) -> None:
-    server = FedAdam(CommonSettings(silos=3), FedAdamSettings(), participants)
+    server = FedAvgM(CommonSettings(silos=3), FedAdamSettings(), participants)
     name = "norm.running_var"
     state = State({name: np.float32([1e-3])})
     reply = site_reply("s1a", {name: np.float32([1e-4])})

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedsilo.models.contract.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
@@ -23,8 +24,8 @@ TASK = Task((1, 16, 16), 10)
 
 
 def test_methods_of_one_seed_start_from_the_same_weights(participants: Participants) -> None:
-    fedavg = FedAvg(COMMON, NoSettings(), participants).initial_state(TASK).arrays
-    uefl = UEFL(COMMON, UEFLSettings(), participants).initial_state(TASK).arrays
+    fedavg = FedAvg(COMMON, NoSettings(), participants).initial_state().arrays
+    uefl = UEFL(COMMON, UEFLSettings(), participants).initial_state().arrays
     assert set(uefl) - set(fedavg) == {"codebook.0"}
     for name, array in fedavg.items():
         np.testing.assert_array_equal(uefl[name], array)

@@ -10,9 +10,9 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE, TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
-from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg_ft import FedAvgFT
+from fedsilo.strategies.methods.personal_models import PersonalState
 from fedsilo.strategies.wire.reply import ArraySpec, Reply
 from tests.support.asking import arrays_expected, arrays_sent, state_after
 
@@ -32,8 +32,8 @@ def finetuning(participants: Participants) -> Build:
     return build
 
 
-def state(round_: int, *stateful_sites: str) -> State:
-    return State({"w": np.float32([4])}, round_, stateful_sites)
+def state(round_: int, *personal: str) -> PersonalState:
+    return PersonalState({"w": np.float32([4])}, round_, personal=personal)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_a_run_that_would_only_fine_tune_is_refused(rounds: int) -> None:
     with pytest.raises(
         SettingError, match=rf"'fedavg-ft.finetune-rounds' is 5 and 'rounds' is {rounds}: no"
     ):
-        FedAvgFT.check_settings(CommonSettings(rounds=rounds), own)
-    FedAvgFT.check_settings(CommonSettings(rounds=6), own)
+        own.check(CommonSettings(rounds=rounds), is_table=False)
+    own.check(CommonSettings(rounds=6), is_table=False)
 
 
 def test_it_says_in_how_many_rounds_weights_leave(finetuning: Build) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.messages import ARRAYS
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedavgm import FedAvgMSettings
 from fedsilo.server_app.config.experiments import find_experiment
 from fedsilo.server_app.config.settings import resolve

@@ -135,7 +135,7 @@ def test_only_classes_of_enough_samples_are_asked_for_and_sent_to_a_site(
 def test_nothing_is_sent_before_the_first_round_or_to_measure(
     distill: FedDistill, first_round: State
 ) -> None:
-    assert distill.initial_state(distill.participants.task()) == START
+    assert distill.initial_state() == START
     assert arrays_sent(distill, START)["s1a"] == {}
     assert evaluation_of(distill, first_round).send["s1a"] == {}
 

@@ -90,7 +90,7 @@ def buffered(round_: int = 1, **shared: Any) -> State:
 
 def refused(common: dict[str, Any], **own: Any) -> str:
     with pytest.raises(SettingError) as caught:
-        FedEvPrompt.check_settings(CommonSettings(**{**VIT, **common}), FedEvPromptSettings(**own))
+        FedEvPromptSettings(**own).check(CommonSettings(**{**VIT, **common}), is_table=False)
     return str(caught.value)
 
 
@@ -130,7 +130,7 @@ def test_b_prompts_cannot_be_averaged_where_there_are_none() -> None:
     ],
 )
 def test_what_the_paper_compares_is_taken(common: dict[str, Any], own: dict[str, Any]) -> None:
-    FedEvPrompt.check_settings(CommonSettings(**{**VIT, **common}), FedEvPromptSettings(**own))
+    FedEvPromptSettings(**own).check(CommonSettings(**{**VIT, **common}), is_table=False)
 
 
 def test_settings_are_refused_before_a_run(tiny: Callable[..., dict[str, Any]]) -> None:
@@ -143,7 +143,7 @@ def test_settings_are_refused_before_a_run(tiny: Callable[..., dict[str, Any]]) 
 
 
 def test_the_buffer_is_empty_at_the_start(method: Build) -> None:
-    assert method().initial_state(TASK).arrays == {}
+    assert method().initial_state().arrays == {}
     assert arrays_sent(method(), State({}))["s1a"] == {}
 
 
@@ -154,11 +154,11 @@ def test_what_is_averaged_starts_from_the_seed_and_goes_both_ways(
     method: Build, shared: str, names: list[str]
 ) -> None:
     strategy = method(shared_prompts=shared)
-    first = strategy.initial_state(TASK)
+    first = strategy.initial_state()
     assert {name: array.shape for name, array in first.arrays.items()} == {
         name: OWN[name] for name in names
     }
-    again = method({"seed": 43}, shared_prompts=shared).initial_state(TASK)
+    again = method({"seed": 43}, shared_prompts=shared).initial_state()
     for name in names:
         if name != "head.1.bias":
             assert not np.array_equal(first.arrays[name], again.arrays[name])

@@ -365,7 +365,7 @@ def started(
             Participants(facts, participants.nodes, asked=frozenset(participants.nodes.values())),
         )
         strategy = RoundLoop(method, [recorder], "/somewhere")
-        strategy.state = method.initial_state(method.participants.task())
+        strategy.state = method.initial_state()
         grid = spy_grid(fake_app(good(), **special))
         strategy.start(grid, common.rounds, 20)
         return grid, strategy

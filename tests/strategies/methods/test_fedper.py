@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,29 +9,26 @@ import pytest
 
 from fedsilo.models.contract.array_names import is_statistic
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 from fedsilo.models.methods.fedbn import FedBNSettings
 from fedsilo.models.methods.fedper import FedPerSettings
 from fedsilo.models.methods.fedrep import FedRepSettings
-from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.methods.fedbabu import FedBABU
 from fedsilo.strategies.methods.fedbn import FedBN
 from fedsilo.strategies.methods.fedper import FedPer
-from fedsilo.strategies.methods.fedrep import FedRep
 from tests.support.asking import question_of
 
 COMMON = CommonSettings(silos=3, width=2)
-ROWS = Task((4,), 2)
 
 
 def test_the_last_layer_is_neither_in_the_state_nor_sent(participants: Participants) -> None:
-    task = participants.task()
     server = FedPer(COMMON, FedPerSettings(), participants)
-    state = server.initial_state(task)
-    every = FedAvg(COMMON, NoSettings(), participants).initial_state(task).arrays
+    state = server.initial_state()
+    every = FedAvg(COMMON, NoSettings(), participants).initial_state().arrays
     assert every.keys() - state.arrays.keys() == {"head.4.bias", "head.4.weight"}
     asked = question_of(server, state)
     assert set(asked.send["s1a"]) == set(asked.expect["s1a"]) == set(state.arrays)
@@ -39,7 +37,7 @@ def test_the_last_layer_is_neither_in_the_state_nor_sent(participants: Participa
 
 
 def test_no_batch_norm_is_in_the_state_of_fedbn(participants: Participants) -> None:
-    state = FedBN(COMMON, FedBNSettings(), participants).initial_state(participants.task())
+    state = FedBN(COMMON, FedBNSettings(), participants).initial_state()
     assert state.arrays
     assert not any(is_statistic(name) for name in state.arrays)
 
@@ -49,22 +47,24 @@ def test_a_network_of_which_nothing_would_be_shared_is_refused(
     layers: int, participants: Participants
 ) -> None:
     common = CommonSettings(method="fedper", dataset="heart-synthetic", network="logistic")
-    server = FedPer(common, FedPerSettings(layers), participants)
-    server.__dict__["_personal"] = list(server.settings.personal(_network(common)))
+    server = FedPer(common, FedPerSettings(layers), _of_rows(participants))
     with pytest.raises(SettingError, match="method 'fedper' would share 0 of 2 arrays"):
-        server.initial_state(ROWS)
+        server.initial_state()
 
 
-def _network(common: CommonSettings) -> Any:
-    from fedsilo.models.networks.build import build_classifier
-
-    return build_classifier(common, ROWS)
+def _of_rows(participants: Participants) -> Participants:
+    """Return the same sites with a table's rows of four features."""
+    facts = {
+        site: dataclasses.replace(found, input_shape=(4,), classes=2)
+        for site, found in participants.facts.items()
+    }
+    return Participants(facts, participants.nodes)
 
 
 def test_fedbabu_of_a_network_that_is_a_head_alone_is_refused(participants: Participants) -> None:
     common = CommonSettings(dataset="heart-synthetic", network="logistic")
     with pytest.raises(SettingError, match="no other: choose another 'network'"):
-        FedBABU(common, FedAvgFTSettings(1), participants).initial_state(ROWS)
+        FedBABU(common, FedAvgFTSettings(1), _of_rows(participants)).initial_state()
 
 
 @pytest.mark.parametrize(("share", "steps", "head"), [(0.5, 5, 2), (0.01, 5, 1), (0.99, 5, 4)])
@@ -76,7 +76,7 @@ def test_the_head_has_its_share_of_the_steps_and_neither_part_none(
 
 def test_fedrep_of_one_local_step_is_refused_before_a_run() -> None:
     with pytest.raises(SettingError, match="'local-steps' is 1, and fedrep"):
-        FedRep.check_settings(CommonSettings(local_steps=1), FedRepSettings())
+        FedRepSettings().check(CommonSettings(local_steps=1), is_table=False)
 
 
 def test_a_secret_sum_is_of_the_shared_arrays_where_the_start_is_sent_too(

@@ -19,7 +19,7 @@ from fedsilo.server_app.run.inline_engine import partition_configs
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants, meet_sites
-from fedsilo.strategies.methods.fedproto import FedProto, held
+from fedsilo.strategies.methods.fedproto import FedProto
 from fedsilo.strategies.wire.reply import ArraySpec
 from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
 
@@ -48,7 +48,7 @@ def arrays(**values: float) -> dict[str, Any]:
 
 
 def test_there_are_no_prototypes_before_the_first_round(proto: FedProto) -> None:
-    assert proto.initial_state(proto.participants.task()) == START
+    assert proto.initial_state() == START
     assert arrays_sent(proto, START)["s1a"] == {}
 
 
@@ -229,7 +229,7 @@ def test_only_classes_of_enough_samples_are_asked_for_and_a_hospital_may_want_mo
     proto.settings = FedProtoSettings(class_min_count=least)
     proto.participants = floored(proto.participants, **floors)
     for site, labels in classes.items():
-        assert list(held(proto.participants, site, least)) == labels
+        assert list(proto.held(site)) == labels
         assert set(arrays_expected(proto, START)[site]) == {f"prototype/{n}" for n in labels}
 
 
@@ -267,7 +267,7 @@ def test_a_hospitals_raised_floor_keeps_a_class_at_home_and_the_server_does_not_
     sites = meet_sites(grid, values.common)
     strategy = FedProto(values.common, values.own, sites)
     loop = RoundLoop(strategy, run_dir=str(tmp_path))
-    loop.state = strategy.initial_state(sites.task())
+    loop.state = strategy.initial_state()
     loop.start(grid, 1)
     assert [facts.floor for facts in sites.facts.values()] == [1, 5, 37]
     for index, (site, floor) in enumerate([("s1a", 1), ("s2a", 5), ("s3a", 37)]):

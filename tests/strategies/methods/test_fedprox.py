@@ -8,15 +8,15 @@ import pytest
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedprox import FedProxSettings
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.methods.fedprox import FedProx
 from tests.support.asking import arrays_expected, state_after
 
-Run = Callable[..., tuple[Any, FedProx]]
+Run = Callable[..., tuple[Any, FedAvg]]
 Tiny = Callable[..., dict[str, Any]]
 
 
@@ -25,12 +25,12 @@ def test_the_server_does_what_fedavgs_does(
 ) -> None:
     common = CommonSettings(silos=3, width=1)
     prox, fedavg = (
-        FedProx(common, FedProxSettings(), participants),
+        FedAvg(common, FedProxSettings(), participants),
         FedAvg(common, NoSettings(), participants),
     )
-    before = prox.initial_state(participants.task())
+    before = prox.initial_state()
     names = list(before.arrays)
-    for name, array in fedavg.initial_state(participants.task()).arrays.items():
+    for name, array in fedavg.initial_state().arrays.items():
         np.testing.assert_array_equal(before.arrays[name], array)
     assert (
         arrays_expected(prox, before, "train")["s1a"]

@@ -32,4 +32,4 @@ def test_the_model_is_the_mean_of_the_last_rounds_and_training_goes_on_from_the_
 
 def test_more_averaged_rounds_than_rounds_are_refused() -> None:
     with pytest.raises(SettingError, match="is 5, more than 'rounds'"):
-        FedSWA.check_settings(CommonSettings(rounds=4), FedSWASettings(5))
+        FedSWASettings(5).check(CommonSettings(rounds=4), is_table=False)

@@ -9,9 +9,10 @@ import pytest
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.methods import title_of
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.mix import PoolNotes
-from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.mix import Mix
@@ -69,7 +70,7 @@ def test_an_oracle_over_real_sites_is_refused(participants: Participants, real: 
     }
     strategy = Mix(CommonSettings(silos=3), NoSettings(), Participants(facts, participants.nodes))
     with pytest.raises(SettingError, match=rf"{', '.join(real)} are no simulated sites"):
-        strategy.initial_state(Task((1, 16, 16), 10))
+        strategy.initial_state()
 
 
 def test_in_a_run_one_site_trains_and_all_measure(
@@ -88,4 +89,4 @@ def test_the_oracle_says_that_it_is_none_of_the_federated_methods(mix: Mix) -> N
     (told,) = mix.disclosures().leaves
     assert "everything" in told
     assert "simulation only" in told
-    assert "oracle" in Mix.title
+    assert "oracle" in title_of("mix")

@@ -13,7 +13,8 @@ from fedsilo.client_app.privacy.ledger import LEDGER
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS
-from fedsilo.models.contract.settings import CommonSettings, NoSettings
+from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.moon import MoonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
@@ -40,10 +41,8 @@ def moon(participants: Participants) -> Moon:
 def test_the_network_starts_as_fedavgs_with_a_head_beside_it(
     moon: Moon, participants: Participants
 ) -> None:
-    start = moon.initial_state(participants.task()).arrays
-    fedavg = (
-        FedAvg(moon.common, NoSettings(), participants).initial_state(participants.task()).arrays
-    )
+    start = moon.initial_state().arrays
+    fedavg = FedAvg(moon.common, NoSettings(), participants).initial_state().arrays
     assert set(start) == set(fedavg) | HEAD
     for name, array in fedavg.items():
         np.testing.assert_array_equal(start[name], array)
@@ -55,7 +54,7 @@ def test_the_network_starts_as_fedavgs_with_a_head_beside_it(
 def test_the_head_goes_out_to_train_and_not_to_evaluate_and_is_no_part_of_the_model(
     moon: Moon, participants: Participants
 ) -> None:
-    state = moon.initial_state(participants.task())
+    state = moon.initial_state()
     network = set(state.arrays) - HEAD
     assert set(arrays_sent(moon, state)["s1a"]) == network | HEAD
     assert set(arrays_expected(moon, state)["s1a"]) == network | HEAD

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.contract.settings import CommonSettings
@@ -17,8 +18,8 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.initial_arrays import initial_weights
-from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.methods.personal_models import PersonalState as State
 from fedsilo.strategies.methods.picsr import PICSR
 from fedsilo.strategies.wire.reply import ArraySpec, Reply
 from tests.support.asking import (
@@ -55,7 +56,7 @@ def routed(round_: int = 5, **extras: Any) -> State:
         "prototype/s3a": np.ones((1, 16, 16), np.float32),
         "router/v": np.float32([0]),
     }
-    return State(arrays, round_, ("s1a", "s3a"), **extras)
+    return State(arrays, round_, ("s1a", "s3a"), ("s1a", "s3a"), **extras)
 
 
 def given(value: float) -> dict[str, Any]:
@@ -68,9 +69,13 @@ def given(value: float) -> dict[str, Any]:
     return arrays | {"prototype": np.full((1, 16, 16), value, np.float32)}
 
 
+def _check(common: CommonSettings, own: PICSRSettings) -> None:
+    own.check(common, data_set(common.dataset).is_table)
+
+
 def refused(common: dict[str, Any], own: dict[str, Any]) -> str:
     with pytest.raises(SettingError) as caught:
-        PICSR.check_settings(CommonSettings(**common), PICSRSettings(**own))
+        _check(CommonSettings(**common), PICSRSettings(**own))
     return str(caught.value)
 
 
@@ -93,7 +98,7 @@ def test_noise_is_refused_where_pooled_sums_give_the_mean_away() -> None:
 )
 def test_noise_is_allowed_where_no_sums_leave(dataset: str, standardise: str, noise: float) -> None:
     common = CommonSettings(dataset=dataset, standardise=standardise)
-    PICSR.check_settings(common, PICSRSettings(prototype_noise=noise))
+    _check(common, PICSRSettings(prototype_noise=noise))
 
 
 def test_a_site_too_small_for_a_prototype_must_not_send_the_sums_that_hold_it() -> None:
@@ -114,7 +119,7 @@ def test_a_site_too_small_for_a_prototype_must_not_send_the_sums_that_hold_it() 
 def test_more_samples_for_a_prototype_are_allowed_where_no_sums_of_fewer_leave(
     common: dict[str, Any],
 ) -> None:
-    PICSR.check_settings(CommonSettings(**common), PICSRSettings(prototype_min_count=11))
+    _check(CommonSettings(**common), PICSRSettings(prototype_min_count=11))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +135,7 @@ def test_a_run_without_a_round_for_the_router_is_refused(
 ) -> None:
     told = refused({"rounds": rounds}, own)
     assert f"'rounds' is {rounds} and experts take {taken} of them" in told
-    PICSR.check_settings(CommonSettings(rounds=taken + 1), PICSRSettings(**own))
+    _check(CommonSettings(rounds=taken + 1), PICSRSettings(**own))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +151,7 @@ def test_the_stages_follow_one_another_by_rounds(
 ) -> None:
     strategy = picsr(7, **own)
     states = [State({}, round_) for round_ in range(7)]
-    assert [strategy.stage(state) for state in states] == stages
+    assert [strategy.settings.stage(state.round) for state in states] == stages
     assert [question_of(strategy, state).notes["s1a"] for state in states] == [
         StageNotes(stage) for stage in stages
     ]
@@ -154,12 +159,12 @@ def test_the_stages_follow_one_another_by_rounds(
 
 
 def test_local_experts_start_from_nothing_that_the_server_holds(picsr: Build) -> None:
-    assert picsr().initial_state(TASK).arrays == {}
+    assert picsr().initial_state().arrays == {}
 
 
 def test_finetuned_experts_start_from_the_seeds_weights(picsr: Build) -> None:
     strategy = picsr(**FINETUNED)
-    first = strategy.initial_state(TASK)
+    first = strategy.initial_state()
     expected = initial_weights(build_classifier(strategy.common, TASK))
     assert set(first.arrays) == set(expected)
     for name, array in expected.items():
@@ -184,8 +189,8 @@ def test_the_warm_up_averages_by_samples_even_if_the_router_does_not(
 
 def test_global_weights_go_only_to_sites_without_an_expert_of_their_own(picsr: Build) -> None:
     strategy, arrays = picsr(**FINETUNED), {"w": np.float32([1])}
-    warm = State(arrays, 1, ("s2a",))
-    experts = State(arrays, 3, ("s2a",))
+    warm = State(arrays, 1, ("s2a",), ("s2a",))
+    experts = State(arrays, 3, ("s2a",), ("s2a",))
     assert all(arrays_sent(strategy, warm)[site] == arrays for site in ALL)
     assert {site: dict(arrays_sent(strategy, experts)[site]) for site in ALL} == {
         "s1a": arrays,
@@ -194,13 +199,13 @@ def test_global_weights_go_only_to_sites_without_an_expert_of_their_own(picsr: B
     }
 
 
-def test_while_experts_train_nothing_is_expected_and_nothing_changes(
+def test_while_experts_train_nothing_is_expected_and_who_has_one_is_remembered(
     picsr: Build, site_reply: Replies
 ) -> None:
     strategy, before = picsr(**FINETUNED), State({"w": np.float32([1])}, 3)
     assert arrays_expected(strategy, before)["s1a"] == {}
-    after = state_after(strategy, before, {"s1a": site_reply("s1a")})
-    assert after == before
+    after = state_after(strategy, before, {"s1a": site_reply("s1a", kept_state=1)})
+    assert (after.arrays, after.personal) == (before.arrays, ["s1a"])
 
 
 @pytest.mark.parametrize(("own", "round_"), [({}, 2), (FINETUNED, 4)])

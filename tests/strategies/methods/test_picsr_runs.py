@@ -75,7 +75,7 @@ def started(
         common = dataclasses.replace(COMMON, min_sites=min_sites)
         own = PICSRSettings(expert_rounds=2)
         strategy = RoundLoop(PICSR(common, own, participants), [recorder], "/somewhere")
-        strategy.state = strategy.method.initial_state(TASK)
+        strategy.state = strategy.method.initial_state()
         grid = spy_grid(fake_app(good(), **special))
         strategy.start(grid, common.rounds, 20)
         return grid, strategy

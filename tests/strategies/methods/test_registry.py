@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.methods import METHODS, settings_class
+from fedsilo.models.contract.methods import METHODS, settings_class, title_of
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.meeting.participants import Participants
@@ -16,7 +16,7 @@ def test_every_method_says_its_name_and_what_leaves_the_site(
 ) -> None:
     cls = strategy_class(method)
     assert issubclass(cls, Method)
-    assert cls.title
+    assert title_of(method)
     told = cls(CommonSettings(), settings_class(method)(), participants).disclosures().leaves
     assert all(told)
     assert bool(told) is (method != "local")  # whose sites send metrics alone

@@ -16,7 +16,6 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.uefl import UEFLSettings, gaussian_codebook
-from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY
 
@@ -166,7 +165,7 @@ def test_a_reply_that_lacks_what_its_phase_is_for_is_a_failing_site(
     own = UEFLSettings(iteration_rounds=1, gamma=0.0, codes=1)
     common = CommonSettings(rounds=2, silos=3, run_name="run")
     strategy = RoundLoop(UEFL(common, own, participants), run_dir="/somewhere")
-    first = strategy.method.initial_state(Task((1, 16, 16), 10))
+    first = strategy.method.initial_state()
     arrays = {"w": np.zeros(1, np.float32), "codebook.0": np.zeros((1, 2), np.float32)}
     strategy.state = replace(first, arrays=arrays)
     with pytest.raises(SiteError, match=f"round 1, phase {phase}: .*{said}"):
