@@ -191,7 +191,7 @@ STATE = _record(  # of a checkpoint or model file, in its metadata
     {
         "round": _Whole,
         "extras": dict[str, Any],
-        "keepers": list[SiteName],
+        "keepers": dict[SiteName, _Whole] | list[SiteName],
         "settings": dict[_Line, Annotated[Any, BeforeValidator(_setting)]],
         "hooks": dict[str, Any],
         "figures": FIGURES,
