@@ -36,7 +36,13 @@ from fedsilo.models.contract.one_line import one_line, shortened
 from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies
 from fedsilo.strategies.loop.hooks import Hooks
-from fedsilo.strategies.loop.plausible import array_fault, far_out, metric_fault, update_statistics
+from fedsilo.strategies.loop.plausible import (
+    array_fault,
+    far_out,
+    metric_fault,
+    most_counted,
+    update_statistics,
+)
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.messaging import arriving
 from fedsilo.strategies.wire.records import Bundles, Packed, bundle, record_bytes, to_record
@@ -273,8 +279,9 @@ class _Exchange:
         for key in (*always, *self._needed(facts.held()), *question.metrics):
             if key not in metrics:
                 return f"metric '{key}' is missing"
+        most = most_counted(facts, session.common)
         for key, value in metrics.items():
-            if fault := metric_fault(key, value, facts.classes):
+            if fault := metric_fault(key, value, facts.classes, most):
                 return one_line(fault)
         samples = facts.sizes()["train"]
         if metrics[NUM_EXAMPLES] < 1:
