@@ -172,6 +172,7 @@ SUMMARY = _record(
         "dataset": _Label,
         "seed": _Whole,
         "rounds": _Whole,
+        "aggregation": _Label,
         "sites": dict[SiteName, _Metrics],
         "mean": _Metrics,
         "distributions": dict[_Label, _Metrics],
