@@ -16,7 +16,7 @@ from functools import partial
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.client_app.site.node import is_simulated
+from fedsilo.client_app.site.node import is_simulated, owner_only
 from fedsilo.models.contract.errors import ERROR_CODES, FedsiloError, RefusedError
 from fedsilo.models.contract.messages import CONFIG, Instruction
 from fedsilo.models.contract.versions import refuse_other_versions
@@ -107,6 +107,11 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     A real site answers within its own bounds, and what it sends is bundled last, when all that
     leaves has been checked; a site with a site file answers under it, and logs its answer.
     """
+    with owner_only(context):
+        return _answered(message, context, answer)
+
+
+def _answered(message: Message, context: Context, answer: Answer) -> Message:
     simulated, ruled = is_simulated(context), "site-file" in context.node_config
     if not simulated:
         from fedsilo.client_app.site.bounds import answer_within_bounds
@@ -136,7 +141,9 @@ def refuse(message: Message, context: Context, error: RefusedError) -> Message:
 
     error = RefusedError(f"site {own_name(context)}: {error}")
     reply = _failure(message, context, error)
-    return _logged(message, context, reply, error) if "site-file" in context.node_config else reply
+    with owner_only(context):
+        ruled = "site-file" in context.node_config
+        return _logged(message, context, reply, error) if ruled else reply
 
 
 def _failure(message: Message, context: Context, error: Exception) -> Message:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar, cast
@@ -43,6 +44,22 @@ def own_cache(context: Context) -> str:
     if os.environ.get("FEDSILO_CACHE") or "state-dir" not in context.node_config:
         return ""
     return str(Path(str(context.node_config["state-dir"])) / OWN / "cache")
+
+
+@contextmanager
+def owner_only(context: Context) -> Iterator[None]:
+    """Let what a real site writes in the block be readable by its owner alone.
+
+    State, ledgers, cache and secret seed are patients' data, whatever umask a SuperNode runs under.
+    """
+    if is_simulated(context):
+        yield
+        return
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def built(cls: type[S], values: Mapping[str, Value]) -> S:

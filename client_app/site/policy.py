@@ -1,8 +1,9 @@
 """A hospital's own word on what may be asked of it: a YAML file on its disk, named by node config.
 
-``site-file`` in the node config is its absolute path. It is read again at each message, never named
-by a run or a message, and a file that cannot be used refuses everything. A request beyond it is
-refused before data are opened where that can be known, and always before anything leaves.
+``site-file`` in the node config is its absolute path. It is read at each message, and once more
+before the reply leaves; it is never named by a run or a message, and a file that cannot be used
+refuses everything. A request beyond it is refused before data are opened where that can be known,
+and always before anything leaves.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
     "allow-folds": min,  # of two, one false is false
     "allow-embeddings": min,
 }
+_QUOTAS = {key for key in _STRICTER if key.startswith("max-")} - {"max-epsilon"}
 NODE_LIMITS = tuple(_STRICTER)  # what of a site file may stand in the node config too
 
 
@@ -210,15 +212,35 @@ def answer_under(
         RefusedError: it does not.
         FedsiloError: as ``answer`` does.
     """
+    settings = built(CommonSettings, context.run_config)
     with refusing_as(own_name(context)):
         rules = read_site_file(context)
-        rules.refuse_request(built(CommonSettings, context.run_config), _round_of(message))
+        rules.refuse_request(settings, _round_of(message))
         check_log(log_path(context))  # before an hour of training, not after
         limited = rules.over(context)
     content = answer(message, limited)
     with refusing_as(own_name(context)):
-        rules.refuse_records(content)
+        newest = read_site_file(context)  # the hospital may have changed its mind meanwhile
+        newest.refuse_request(settings, _round_of(message))
+        _refuse_tightened(limited.node_config, newest.over(context).node_config)
+        for file in (rules, newest):
+            file.refuse_records(content)
     return content
+
+
+def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> None:
+    """Refuse what was made under limits that have been tightened since; quotas bound work alone.
+
+    Raises:
+        RefusedError: names the limit.
+    """
+    for key in (key for key in _STRICTER if key in now and key not in _QUOTAS):
+        held = before.get(key, getattr(SiteFile, key.replace("-", "_")))
+        if _STRICTER[key](held, now[key]) != held:
+            raise RefusedError(
+                f"the site file's '{key}' was tightened while the message was answered: nothing "
+                "left the site; ask again"
+            )
 
 
 def _round_of(message: Message) -> int:

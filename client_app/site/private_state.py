@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError
-from fedsilo.models.contract.messages import Instruction
+from fedsilo.models.contract.messages import Instruction, state_key
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 
@@ -43,8 +43,8 @@ class SiteState:
         Later states belong to rounds that the server lost, and are not looked at.
 
         Raises:
-            CheckpointError: the state is gone, cut short or altered, or the server goes back
-                further than this site remembers.
+            CheckpointError: the state is gone, cut short or altered, the newest that the server
+                knows of is missing, or the server goes back further than this site remembers.
         """
         keys = self._keys()
         # A server that resumed may ask again for a round that this site has already finished
@@ -59,6 +59,13 @@ class SiteState:
             raise CheckpointError(
                 f"private state of site {self.folder.name} is gone from {self.folder}: bring it "
                 "back, or start a new run"
+            )
+        if older and state_key(*older[-1]) < instruction.expects_state:
+            raise CheckpointError(
+                f"private state of site {self.folder.name}, round {instruction.round}: the site "
+                f"kept one of round {instruction.expects_state // 100} and the newest in "
+                f"{self.folder} is of round {older[-1][0]}: bring the newer one back, or start a "
+                "new run"
             )
         if not older:  # the site's first round, or a method that keeps nothing
             return None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.silo.measures import Measure
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import printable, shortened
@@ -86,11 +87,13 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
     """Open an image file of one of Pillow's ``formats``, to be decoded in the block.
 
     Raises:
-        BrokenImageError: the file is missing, cut short, none of the formats, or has too many
-            pixels.
+        BrokenImageError: the file is missing, cut short, no regular one, none of the formats, or
+            has too many pixels.
     """
     from PIL import Image, UnidentifiedImageError
 
+    if fault := file_fault(path):  # a pipe would be waited for
+        raise BrokenImageError(fault)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # refused below

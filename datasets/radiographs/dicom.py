@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsilo.datasets.images.decoding import BrokenImageError, Header, check_pixels, picture_header
+from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.radiographs.decoding import check_depth, read_grey
 from fedsilo.datasets.radiographs.vendor_profiles import Grey
 
@@ -41,6 +42,8 @@ def is_dicom(path: Path) -> bool:
     if path.suffix.lower() == ".dcm":
         return True
     try:
+        if file_fault(path):
+            return False
         with path.open("rb") as file:
             return file.read(_PREAMBLE + len(_MAGIC))[_PREAMBLE:] == _MAGIC
     except OSError:
@@ -116,6 +119,8 @@ def _header(path: Path, pixels: bool = True) -> FileDataset:
     from pydicom.filereader import read_file_meta_info
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
+    if fault := file_fault(path):  # a pipe would be waited for
+        raise BrokenImageError(fault)
     try:
         # A small file of that kind can hold any number of bytes, which pydicom inflates at once
         if read_file_meta_info(path).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:

@@ -238,7 +238,9 @@ def save_silo(folder: Path, splits: Mapping[str, Split], facts: Mapping[str, Any
         np.save(folder / f"{name}-inputs.npy", split.inputs.numpy())
         np.save(folder / f"{name}-labels.npy", split.labels.numpy())
     fingerprints = {name: fingerprint(split) for name, split in splits.items()}
-    write_atomically(folder / "silo.json", json.dumps({**facts, "fingerprints": fingerprints}))
+    write_atomically(
+        folder / "silo.json", json.dumps({**facts, "fingerprints": fingerprints}), 0o600
+    )
 
 
 def cached_silo(

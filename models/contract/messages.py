@@ -66,7 +66,8 @@ class Instruction:
         run_name: names the run, and with it the site's private state.
         run_dir: run directory in simulation, where sites without a state-dir keep their state.
         evaluate: whether to measure the incoming model.
-        expects_state: whether the site has told before that it keeps private state of this run.
+        expects_state: the newest private state of this run that the site has told of, as
+            ``state_key``; 0: none.
         returns: whether the reply is to carry arrays.
         notes: what else a method tells its sites, by name.
     """
@@ -77,7 +78,7 @@ class Instruction:
     run_name: str = ""
     run_dir: str = ""
     evaluate: bool = True
-    expects_state: bool = False
+    expects_state: int = 0
     returns: bool = True
     notes: Mapping[str, Value] = field(default_factory=dict)
 
@@ -105,7 +106,7 @@ class Instruction:
                 run_name=str(config["run-name"]),
                 run_dir=str(config["run-dir"]),
                 evaluate=bool(config["evaluate"]),
-                expects_state=bool(config["expects-state"]),
+                expects_state=int(config["expects-state"]),
                 returns=bool(config["returns"]),
                 notes={
                     key.removeprefix(_NOTE): value
@@ -117,6 +118,11 @@ class Instruction:
             raise SiteError(
                 f"a message lacks {error}: server and site run different versions of fedsilo"
             ) from None
+
+
+def state_key(round_: int, step: int) -> int:
+    """Return one number for the private state of a phase, larger for later ones."""
+    return 100 * round_ + step
 
 
 def measurement(model: str, split: str, metric: str) -> str:

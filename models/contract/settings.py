@@ -24,6 +24,7 @@ from functools import partial
 from fedsilo.models.contract.settings_schema import choice, setting
 
 AGGREGATIONS = ("mean", "norm-clip", "median", "trimmed", "multikrum")
+AUTO = "auto"
 SERVER, SUMS, NOBODY = "server", "sums", "nobody"  # whom a hospital trusts
 GPU_SHARE = "FEDSILO_GPU_SHARE"  # in the environment: the part of a GPU that a client may take
 
@@ -54,10 +55,12 @@ class CommonSettings:
         0, "sites that take part in a round, sampled by seed and round; 0: all", roles="course"
     )
     aggregation: str = choice(
-        *AGGREGATIONS,
-        help="how the sites' weights are combined: mean, weighted by samples; norm-clip, the same "
-        "with updates clipped to the median norm; or, with equal weights for all sites, median, "
-        "trimmed (mean of each number) and multikrum (the sites nearest to one another)",
+        *(AUTO, *AGGREGATIONS),
+        help="how the sites' weights are combined: auto, norm-clip of real sites where the method "
+        "averages and nothing is summed in secret, else mean; mean, weighted by samples; "
+        "norm-clip, the same with updates clipped to the median norm; or, with equal weights for "
+        "all sites, median, trimmed (mean of each number) and multikrum (the sites nearest to one "
+        "another)",
         roles="combining",
     )
     aggregation_faulty: int = _positive(

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import AUTO, CommonSettings
 from fedsilo.models.contract.settings_schema import setting
 
 MAPS = "maps/"  # maps/<class> from a site, maps/<site>/<class> to one
@@ -69,7 +69,7 @@ class FedEvPromptSettings(OwnSettings):
                 "setting 'loss' is 'cross-entropy': method 'fedevprompt' is evidential; leave it "
                 "at 'auto'"
             )
-        if self.shared_prompts == "none" and common.aggregation != "mean":
+        if self.shared_prompts == "none" and common.aggregation not in (AUTO, "mean"):
             raise SettingError(
                 f"setting 'aggregation' is '{common.aggregation}' and 'fedevprompt.shared-prompts' "
                 "'none', which averages nothing: leave it at 'mean'"

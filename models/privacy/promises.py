@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import why_not_private
-from fedsilo.models.contract.settings import NOBODY, SUMS, CommonSettings
+from fedsilo.models.contract.settings import AUTO, NOBODY, SUMS, CommonSettings
 
 
 def statistics_noise(common: CommonSettings) -> float:
@@ -88,7 +88,7 @@ def _check_secure_settings(common: CommonSettings) -> None:
             "setting 'secure-aggregation' is 'secagg' and 'clip-norm' is 0: a sum has room for "
             "numbers of a known size alone; set 'clip-norm'"
         )
-    if common.aggregation != "mean":
+    if common.aggregation not in (AUTO, "mean"):
         raise SettingError(
             f"setting 'aggregation' is '{common.aggregation}' and 'secure-aggregation' is "
             "'secagg': of a sum only the mean is known; set one of the two back"

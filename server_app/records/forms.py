@@ -172,6 +172,7 @@ SUMMARY = _record(
         "dataset": _Label,
         "seed": _Whole,
         "rounds": _Whole,
+        "aggregation": _Label,
         "sites": dict[SiteName, _Metrics],
         "mean": _Metrics,
         "distributions": dict[_Label, _Metrics],
@@ -191,7 +192,7 @@ STATE = _record(  # of a checkpoint or model file, in its metadata
     {
         "round": _Whole,
         "extras": dict[str, Any],
-        "keepers": list[SiteName],
+        "keepers": dict[SiteName, _Whole] | list[SiteName],
         "settings": dict[_Line, Annotated[Any, BeforeValidator(_setting)]],
         "hooks": dict[str, Any],
         "figures": FIGURES,

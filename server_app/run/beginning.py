@@ -10,9 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.registry import cut_of
-from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.datasets.registry import cut_of, data_set
+from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.methods import title_of
+from fedsilo.models.contract.settings import AUTO
 from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import RunSettings, differences, read_run_config, resolve
 from fedsilo.server_app.records import run_directory
@@ -43,11 +44,37 @@ def terms_of(settings: RunSettings) -> Terms:
     return dataclasses.replace(operator_terms(settings.common), unfit=settings.own.why_unfit)
 
 
+def chosen_aggregation(settings: RunSettings, participants: Participants) -> str:
+    """Return how the sites' weights become one: 'aggregation', or what 'auto' stands for.
+
+    Norm-clip bounds what one hospital can do, and costs honest runs little
+    (docs/results/norm-clip.csv); simulations are of the papers, whose methods take the mean.
+    """
+    common, cls = settings.common, strategy_class(settings.common.method)
+    if common.aggregation != AUTO:
+        return common.aggregation
+    clipped = dataclasses.replace(common, aggregation="norm-clip")
+    is_table = data_set(common.dataset).is_table
+    if participants.simulated() or common.secure_aggregation != "none":
+        return "mean"
+    try:
+        cls.capabilities.refuse_more(clipped, is_table)
+        settings.own.check(clipped, is_table)
+    except SettingError:  # the method averages nothing, under these settings
+        return "mean"
+    return clipped.aggregation
+
+
 def assemble(
     settings: RunSettings, participants: Participants, directory: RunDirectory, console: Console
 ) -> tuple[RoundLoop, Hooks]:
     """Build the round loop with its hooks, at its first state or at the newest checkpoint's."""
     common, cls = settings.common, strategy_class(settings.common.method)
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    if (chosen := chosen_aggregation(settings, participants)) != common.aggregation:
+        common = dataclasses.replace(common, aggregation=chosen)
+        if chosen != "mean":
+            say(f"aggregation: {chosen}, as sites are real and the run names none", style="yellow")
     refuse_site_count(common, len(participants.sites()))
     recorder = Recorder(directory)
     privacy = PrivacyHook(common) if common.is_private() else None
@@ -55,7 +82,6 @@ def assemble(
     checkpoint = CheckpointHook(
         directory.checkpoints, settings.decisive(), recording, cls.state_class
     )
-    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
     title = f"{title_of(common.method)} on {common.dataset}, seed {common.seed}"
     progress = ProgressHook(directory, common, title, cls.marks, recorder, privacy, say)
     hooks = [*recording, checkpoint, progress]

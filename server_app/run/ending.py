@@ -102,6 +102,7 @@ def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
         "dataset": common.dataset,
         "seed": common.seed,
         "rounds": state.round,
+        "aggregation": common.aggregation,
         "sites": test,
         "mean": summaries.means(test),
         "distributions": summaries.by_distribution(test, distribution_of),

@@ -138,7 +138,7 @@ def _last_message(
     instruction = Instruction(
         round=last.round + 1,
         phase=EVALUATE,
-        expects_state=held.name in last.stateful_sites,
+        expects_state=last.kept.get(held.name, 0),
         notes=asked.notes.get(held.name, Notes()).to_values(),
     )
     return content, instruction

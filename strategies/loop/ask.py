@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ConfigRecord
 
 from fedsilo.models.contract.notes import Notes
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import AUTO, CommonSettings
 from fedsilo.strategies.loop.robust import robust_mean
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs, shapes
@@ -68,7 +68,7 @@ class Replies(dict[str, Reply]):
             mean = {name: self.sums[name] for name in sorted(before)}
         elif not self:
             return dict(before)  # nobody has moved them
-        elif common.aggregation == "mean":
+        elif common.aggregation in (AUTO, "mean"):
             mean = weighted_mean(self, before, equal)
         else:
             mean = robust_mean(common, self, before, equal)

@@ -30,12 +30,19 @@ from fedsilo.models.contract.messages import (
     TRAINING,
     Instruction,
     measurement,
+    state_key,
 )
 from fedsilo.models.contract.one_line import one_line, shortened
 from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies
 from fedsilo.strategies.loop.hooks import Hooks
-from fedsilo.strategies.loop.plausible import array_fault, far_out, metric_fault, update_statistics
+from fedsilo.strategies.loop.plausible import (
+    array_fault,
+    far_out,
+    metric_fault,
+    most_counted,
+    update_statistics,
+)
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.messaging import arriving
 from fedsilo.strategies.wire.records import Bundles, Packed, bundle, record_bytes, to_record
@@ -71,7 +78,8 @@ class Session:
         hooks: what happens beside.
         run_dir: where simulated sites keep their state.
         timeout: seconds to wait for the replies of a phase.
-        stateful_sites: those that keep private state of this run.
+        kept: by site that keeps private state of this run, the newest that it has told of
+            (``state_key``).
         figures: a table's pooled statistics, serialised once for all sites and rounds, if any.
     """
 
@@ -81,7 +89,7 @@ class Session:
     hooks: Hooks
     run_dir: str = ""
     timeout: float = 3600.0
-    stateful_sites: set[str] = field(default_factory=set)
+    kept: dict[str, int] = field(default_factory=dict)
     figures: ArrayRecord | None = None
 
 
@@ -99,7 +107,7 @@ class GridAsk(Ask):
         self.session = session
         self.round = round_
         self.sites = list(sites)
-        self.stateful_sites = session.stateful_sites  # the same set, which grows with the replies
+        self.stateful_sites = session.kept  # the same object, which grows with the replies
         self.spill = spill
         self._step = -1
         self._packed: Packed = {}  # arrays that several sites are sent are serialised once
@@ -119,7 +127,8 @@ class GridAsk(Ask):
             return Replies({})
         exchange = _Exchange(self, question)
         usable = exchange.checked(exchange.answers())
-        self.session.stateful_sites.update(s for s, r in usable.items() if r.keeps_state())
+        key = state_key(self.round, self._step)
+        self.session.kept.update({s: key for s, r in usable.items() if r.keeps_state()})
         replies = Replies(usable, Became(question.reference))
         self.session.hooks.call("phase_ended", self.round, question.phase, replies)
         self._last = question.phase, replies
@@ -147,7 +156,7 @@ class GridAsk(Ask):
             run_name=session.common.run_name,
             run_dir=session.run_dir if facts.simulated else "",
             evaluate=self.evaluates(phase),
-            expects_state=site in session.stateful_sites,
+            expects_state=session.kept.get(site, 0),
             returns=bool(question.expect.get(site)),
             notes=told.to_values() if told else {},
         )
@@ -270,8 +279,9 @@ class _Exchange:
         for key in (*always, *self._needed(facts.held()), *question.metrics):
             if key not in metrics:
                 return f"metric '{key}' is missing"
+        most = most_counted(facts, session.common)
         for key, value in metrics.items():
-            if fault := metric_fault(key, value, facts.classes):
+            if fault := metric_fault(key, value, facts.classes, most):
                 return one_line(fault)
         samples = facts.sizes()["train"]
         if metrics[NUM_EXAMPLES] < 1:

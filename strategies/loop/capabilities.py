@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import AUTO, CommonSettings
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Capabilities:
                 "'sites-per-round' to 0",
             ),
             (
-                common.aggregation not in self.aggregations,
+                common.aggregation not in (AUTO, *self.aggregations),
                 f"{method} does not take 'aggregation' '{common.aggregation}': choose one of "
                 f"{', '.join(self.aggregations)}",
             ),

@@ -49,17 +49,23 @@ class State:
     Attributes:
         arrays: the global arrays by name; empty where nothing is shared.
         round: rounds finished; 0 before the first.
-        stateful_sites: sites that keep private state of this run, as the loop has seen.
+        kept: by site that keeps private state of this run, the newest that it has told of
+            (``state_key``), as the loop has seen.
     """
 
     arrays: Arrays = field(default_factory=dict)
     round: int = 0
-    stateful_sites: tuple[str, ...] = ()
+    kept: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def stateful_sites(self) -> tuple[str, ...]:
+        """The sites that keep private state of this run, sorted."""
+        return tuple(sorted(self.kept))
 
     def facts(self) -> dict[str, Any]:
         """Return all but the arrays, as JSON values."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _SHARED}
-        return {"round": self.round, "extras": own, "keepers": list(self.stateful_sites)}
+        return {"round": self.round, "extras": own, "keepers": dict(self.kept)}
 
     @classmethod
     def restored(cls, arrays: Arrays, facts: Mapping[str, Any]) -> Self:
@@ -75,10 +81,12 @@ class State:
                 f"the stored state has {sorted(extras)} beside its arrays, not {sorted(own)}: it "
                 "was made by another version of fedsilo; start a new run"
             )
-        return cls(arrays, facts["round"], tuple(facts["keepers"]), **extras)
+        keepers = facts["keepers"]  # an earlier version's name no round
+        kept = keepers if isinstance(keepers, Mapping) else dict.fromkeys(keepers, 1)
+        return cls(arrays, facts["round"], kept, **extras)
 
 
-_SHARED = {"arrays", "round", "stateful_sites"}
+_SHARED = {"arrays", "round", "kept"}
 
 
 class Disclosures:

@@ -25,6 +25,9 @@ from fedsilo.models.contract.messages import (
     SECONDS,
     TRAINED,
 )
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, Reply
 
@@ -78,18 +81,34 @@ _RANGES = dict.fromkeys(_SHARES, _SHARE) | {
 }
 # Of bins, classes and sites: <metric>.<which>.<figure>
 _SHARES_OF = {"certainty", "reliability", "routing", "class", "confidence", "uncertainty"}
-_FIGURES = {"count": _COUNT, "right": _COUNT, "false": _COUNT}
+_COUNTS = {"count", "right", "false"}
+_TAIL = 10  # standard deviations of noise
 
 
-def metric_range(key: str, classes: int) -> Range:
-    """Return what metric ``key`` of a site with so many classes can be."""
+def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
+    """Return how many samples of each split a site may count.
+
+    Those that it has told of; in a private run these may have noise, which hides some.
+    """
+    noise = statistics_noise(common) if common.is_private() else 0.0
+    hidden = math.ceil(_TAIL * noise * math.sqrt(facts.classes))
+    return {split: size + hidden for split, size in facts.sizes().items()}
+
+
+def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
+    """Return what metric ``key`` of a site with so many classes can be.
+
+    ``most`` has how many samples of each split it may count; None: any number.
+    """
     model, _, rest = key.partition(".")
     if model not in (INCOMING, TRAINED):
         return _OWN.get(key, _ANY)
     split, _, metric = rest.partition(".")
     family, dot, figure = metric.partition(".")
     if dot and family in _SHARES_OF:
-        return _FIGURES.get(figure.rpartition(".")[2], _SHARE)
+        if figure.rpartition(".")[2] not in _COUNTS:
+            return _SHARE
+        return _COUNT if most is None else Range(0, most.get(split, 0), whole=True)
     name = metric.partition("-from-")[0].removeprefix("own-")
     if name == "entropy":
         return Range(0, math.log(classes))
@@ -98,9 +117,11 @@ def metric_range(key: str, classes: int) -> Range:
     return _RANGES.get(name, _ANY)
 
 
-def metric_fault(key: str, value: float, classes: int) -> str | None:
-    """Say why a metric of a site with so many ``classes`` is not plausible, if it is not."""
-    allowed = metric_range(key, classes)
+def metric_fault(
+    key: str, value: float, classes: int, most: Mapping[str, int] | None = None
+) -> str | None:
+    """Say why a metric is not plausible, if it is not; arguments as of ``metric_range``."""
+    allowed = metric_range(key, classes, most)
     return None if allowed.holds(value) else f"metric '{key}' is {value:g}, not {allowed}"
 
 

@@ -74,7 +74,7 @@ class RoundLoop:
             self.hooks,
             self.run_dir,
             timeout,
-            set(self.current().stateful_sites),
+            dict(self.current().kept),
             to_record(vars(pooled)) if pooled else None,
         )
 
@@ -84,7 +84,7 @@ class RoundLoop:
         round_ = state.round + 1
         if method.capabilities.late_join:
             self._let_latecomers_in(session, round_)
-        known = set(session.stateful_sites)
+        known = dict(session.kept)
         spill = Spill(session.run_dir)
         ask = GridAsk(session, round_, self._sampled(round_), spill)
         try:
@@ -92,12 +92,11 @@ class RoundLoop:
             after = method.round(state, SecureAsk(ask, method.common) if secure else ask)
             ask.settle()
         except SiteError:
-            session.stateful_sites = known
+            session.kept = known
             raise
         finally:
             spill.close()
-        stateful = tuple(sorted(session.stateful_sites))
-        self.state = replace(after, round=round_, stateful_sites=stateful)
+        self.state = replace(after, round=round_, kept=dict(sorted(session.kept.items())))
         self.hooks.call("round_ended", self.state)
         return self.state
 

@@ -37,10 +37,6 @@ from fedsilo.strategies.wire.messaging import arriving
 from fedsilo.strategies.wire.records import record_bytes
 
 HELLO_TIMEOUT = 600.0  # a first start may have to decode the data
-_TAKEN = (
-    "another SuperNode is that site already: if this one is to take its place it joins once that "
-    "one is gone, else give it its own 'site'"
-)
 
 
 @dataclass(frozen=True)
@@ -105,17 +101,21 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
     limit = time.monotonic() + settings.join_timeout
     while len(nodes := sorted(grid.get_node_ids())) < needed and time.monotonic() < limit:
         time.sleep(0.2)
-    if silos is not None and len(nodes) > silos:
-        raise SiteError(
-            f"{len(nodes)} SuperNodes are connected and there are {silos} silos: "
-            "start fewer SuperNodes, or raise 'silos' where images are cut into silos"
-        )
+    _refuse_many(len(nodes), silos)
     if len(nodes) < needed:
         raise SiteError(
             f"{len(nodes)} SuperNodes are connected after {settings.join_timeout:g} s "
             f"and {needed} are needed ('min-sites'): start more, or lower 'min-sites'"
         )
     return nodes
+
+
+def _refuse_many(nodes: int, silos: int | None) -> None:
+    if silos is not None and nodes > silos:
+        raise SiteError(
+            f"{nodes} SuperNodes are connected and there are {silos} silos: "
+            "start fewer SuperNodes, or raise 'silos' where images are cut into silos"
+        )
 
 
 def meet_sites(
@@ -158,10 +158,14 @@ def hear_sites(
     Raises:
         SiteError: too few, or too many, are connected.
     """
-    nodes, terms = wait_for_nodes(grid, settings, silos), terms or Terms()
+    nodes, terms = wait_for_nodes(grid, settings), terms or Terms()
     answers = _ask(grid, nodes, settings.away_timeout)
     simulated = all(facts.simulated for _, facts, _ in answers.heard)
     heard, refused = _admitted(answers, terms, simulated)
+    doubles = _doubles(heard, simulated)
+    _refuse_many(len(nodes) - len(doubles), silos)
+    refused += dict.fromkeys(doubles.values())
+    heard = [one for one in heard if one[0] not in doubles]
     heard = _unlike_left_out(heard, settings, refused)
     by_site = sorted(heard, key=lambda one: one[1].site)
     return Participants(
@@ -169,7 +173,7 @@ def hear_sites(
         {facts.site: node for node, facts, _ in by_site},
         {facts.site: weight for _, facts, weight in by_site},
         tuple(refused),
-        frozenset(nodes),
+        frozenset(nodes) if simulated else frozenset(nodes) - doubles.keys(),
         terms,
     )
 
@@ -183,17 +187,38 @@ def _admitted(
     return [one for one in answers.heard if not faults[one[0]]], [*answers.refused, *told]
 
 
+def _doubles(heard: list[Heard], simulated: bool) -> dict[int, str]:
+    """Return the nodes whose site has another SuperNode that takes its place, each with why.
+
+    The first by node id takes part; a registry has left the one of the right key. Sites of a
+    simulation have no doubles but by a fault, which leaves out all of that name.
+    """
+    nodes: dict[str, list[int]] = {}
+    for node, facts, _ in heard:
+        nodes.setdefault(facts.site, []).append(node)
+    found: dict[int, str] = {}
+    for site, those in sorted(nodes.items()):
+        if simulated and len(those) > 1:
+            found |= dict.fromkeys(
+                those,
+                f"{_number(len(those))} SuperNodes say that they are site '{site}': give each its "
+                "own 'site' in its node config",
+            )
+        found |= {node: _taken(site, node) for node in sorted(those)[1:] if not simulated}
+    return found
+
+
+def _taken(site: str, node: int) -> str:
+    return (
+        f"{site}: another SuperNode is that site already, and node {node} is left out: if it is to "
+        "take its place it joins once that one is gone, else give it its own 'site'"
+    )
+
+
 def _unlike_left_out(
     heard: list[Heard], settings: CommonSettings, refused: list[str]
 ) -> list[Heard]:
     """Return the sites that can take part together; the reasons of the others go to ``refused``."""
-    names = [facts.site for _, facts, _ in heard]
-    for site in sorted({name for name in names if names.count(name) > 1}):
-        refused.append(
-            f"{_number(names.count(site))} SuperNodes say that they are site '{site}': give each "
-            "its own 'site' in its node config"
-        )
-    heard = [one for one in heard if names.count(one[1].site) == 1]
     pooled = settings.standardise == "pooled"
     for left_out in (shared_data, other_tasks, lambda facts: odd_sums(facts, pooled)):
         reasons: Refused = left_out({facts.site: facts for _, facts, _ in heard})
@@ -221,7 +246,7 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     for node, facts, weight in heard:
         if participants.nodes.get(facts.site) in connected:
             asked -= {node}
-            if (refusal := f"{facts.site}: {_TAKEN}") not in (*participants.refused, *refused):
+            if (refusal := _taken(facts.site, node)) not in (*participants.refused, *refused):
                 refused.append(refusal)
             continue
         joined = replace(

@@ -52,7 +52,7 @@ def test_a_name_that_leads_elsewhere_or_misleads_is_refused(hospital: Make, name
     assert site.send(TRAIN, run_name=name) is None
     assert "it must be a plain name of at most 128 letters, digits" in site.refusals[0]
     assert site.refusals[0].isprintable()
-    assert files_below(site.home) == []
+    assert not site.home.exists(), "no folder was made"
 
 
 def test_a_new_run_of_an_old_name_wipes_no_state(hospital: Make) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +24,33 @@ def test_nothing_is_written_where_a_run_says(
     assert site.send(HELLO) is not None
     assert not files_below(theirs)
     assert files_below(site.home / ".own" / "cache")
+
+
+def test_what_a_hospital_keeps_is_its_owners_alone_under_any_umask(
+    hospital: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDSILO_CACHE")
+    rules = tmp_path / "site.yaml"
+    rules.write_text(
+        "{methods: ['*'], datasets: ['*'], records: ['*'], max-epsilon: 9.0, trust: server}"
+    )
+    private = {"sample_clip_norm": 1.0, "noise_multiplier": 6.0, "standardise": "declared"}
+    site = hospital(node={"site-file": str(rules)}, method="local", **private)
+    before = os.umask(0)
+    try:
+        assert site.send(HELLO) is not None
+        assert site.send(TRAIN) is not None
+        assert site.send(TRAIN, run_name="../up") is None  # in the audit log too
+        assert os.umask(0) == 0, "a message leaves the process's own as it was"
+    finally:
+        os.umask(before)
+    below = [site.home, *site.home.rglob("*")]
+    kept = {path.name for path in below}
+    assert {"seed", "runs.json", "privacy-ledger.json", "audit.jsonl", "told-counts.json"} <= kept
+    assert {path.suffix for path in below} >= {".npy", ".safetensors"}
+    modes = {path: oct(stat.S_IMODE(path.stat().st_mode)) for path in below}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {"0o700"}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {"0o600"}
 
 
 @pytest.mark.parametrize("folder", ["gone", "there"])

@@ -20,6 +20,7 @@ TINY: dict[str, Value] = {
     "mc-passes": 3,
     "device": "cpu",
     "seed": 7,
+    "aggregation": "mean",  # of real sites too, whose runs are held against simulated ones
 }
 # A prompted ViT of 2 blocks, for methods that take any network
 VIT: dict[str, Value] = {

@@ -5,6 +5,7 @@ What only a person can know, such as its intended use and its licence, is left o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedsilo.server_app.studies.finished_site import sites_of
 if TYPE_CHECKING:
     from jinja2 import Template
 
+_MARKUP = re.compile(r"[\\`*_\[\]<>~&:.@]")  # of Markdown, HTML and what becomes a link by itself
 _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error", "loss")
 
 
@@ -65,7 +67,7 @@ def card_text(
         site=site,
         terms=_terms_of(run.summary["dataset"]),
         sizes=[
-            [name, known["distribution"], *known["sizes"].values(), known["dropped"]]
+            [name, as_text(known["distribution"]), *known["sizes"].values(), known["dropped"]]
             for name, known in sorted(run.silos.items(), key=lambda one: -one[1]["sizes"]["train"])
         ],
         classes=_classes(run),
@@ -83,6 +85,11 @@ def card_text(
     )
 
 
+def as_text(said: str) -> str:
+    """Return what a site said so that Markdown shows it as it is: no link, picture or HTML."""
+    return _MARKUP.sub(r"\\\g<0>", said)
+
+
 @cache
 def _templates() -> tuple[Template, Mapping[str, str]]:
     """Return the template of the card, and how a program of each format is used."""
@@ -95,6 +102,7 @@ def _templates() -> tuple[Template, Mapping[str, str]]:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    environment.filters["as_text"] = as_text
     usage: Mapping[str, str] = yaml.safe_load((folder / "usage.yaml").read_text())
     return environment.get_template("model-card.md.j2"), usage
 

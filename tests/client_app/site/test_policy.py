@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsilo.client_app import session
 from fedsilo.client_app.app import app
 from fedsilo.client_app.site.audit_log import grouped, names_in
 from fedsilo.client_app.site.policy import SiteFile, log_path, matches, read_site_file
@@ -126,6 +127,47 @@ def test_a_site_that_names_no_file_answers_as_before_and_keeps_no_log(
         hello(), context({"site": "s1a", "state-dir": str(tmp_path), "trust": "server"})
     ).has_content()
     assert not list(tmp_path.rglob("*audit*"))
+
+
+@pytest.mark.parametrize(
+    ("tightened", "said"),
+    [
+        ({"records": ["arrays/*"]}, "does not let config/backbone, config/"),
+        ({"methods": ["local"]}, "does not allow method 'fedavg'"),
+        ({"minimum-train-samples": 10**6}, "'minimum-train-samples' was tightened while the"),
+        ({"max-epsilon": 0.1}, "'max-epsilon' was tightened while the message was answered"),
+        ({"site": "s2a"}, "'site' is 's2a', and this is site 's1a'"),
+        ("methods: [", "cannot be used"),
+        ({"max-runs-per-day": 1}, ""),
+    ],
+)
+def test_a_reply_is_judged_by_the_site_file_as_it_is_when_the_reply_leaves(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch, tightened: dict[str, Any] | str, said: str
+) -> None:
+    context, load = hospital(), session.load_silo
+
+    def tighten(*given: Any) -> Silo:
+        hospital(tightened)  # writes the file while the message is answered
+        return load(*given)
+
+    monkeypatch.setattr(session, "load_silo", tighten)
+    if said:
+        assert said in refusal(context)
+    else:
+        assert app(hello(), context).has_content()
+
+
+def test_what_a_site_file_forbade_when_a_message_came_does_not_leave_by_a_laxer_one(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, load = hospital({"records": ["arrays/*"]}), session.load_silo
+
+    def loosen(*given: Any) -> Silo:
+        hospital()
+        return load(*given)
+
+    monkeypatch.setattr(session, "load_silo", loosen)
+    assert "does not let config/backbone" in refusal(context)
 
 
 def test_each_message_has_one_line_with_its_records_and_bytes(

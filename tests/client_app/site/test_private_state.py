@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from fedsilo.client_app.site.private_state import SiteState, settings_digest_of
-from fedsilo.models.contract.errors import CheckpointError
-from fedsilo.models.contract.messages import Instruction
+from fedsilo.models.contract.errors import CheckpointError, SiteError
+from fedsilo.models.contract.messages import Instruction, state_key
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import RunDirectory
 
 
 @pytest.fixture
@@ -47,6 +48,40 @@ def test_a_state_that_the_server_expects_and_is_not_there_is_an_error(state: Sit
     found = state.before(expected)
     assert found is not None
     assert found["w"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(("told", "refused"), [((1, 2), False), ((2, 0), True), ((3, 1), True)])
+def test_state_older_than_the_newest_that_the_server_knows_of_is_refused(
+    state: SiteState, told: tuple[int, int], refused: bool
+) -> None:
+    put(state, 1, 0)
+    put(state, 1, 2)
+    asked = Instruction(4, "train", expects_state=state_key(*told))
+    if refused:
+        said = rf"^private state of site s2a, round 4: the site kept one of round {told[0]} and "
+        with pytest.raises(CheckpointError, match=f"{said}.* of round 1: bring .*new run$"):
+            state.before(asked)
+    else:
+        assert state.before(asked) is not None
+
+
+def test_a_resumed_run_ends_in_a_line_where_a_site_has_lost_its_newest_state(
+    inline_run: Callable[..., RunDirectory], tiny: Callable[..., dict[str, Value]]
+) -> None:
+    values = tiny("local", rounds=2)
+    run = inline_run(values)
+    states = sorted((run.path / "sites" / "s2a").glob("*.safetensors"))
+    newest = states[-1].read_bytes()
+    (run.path / "summary.json").unlink()
+    states[-1].unlink()
+    with pytest.raises(SiteError) as refused:
+        inline_run(values | {"resume": True})
+    said = str(refused.value)
+    assert "site s2a, round 3: the site kept one of round 2 and the newest in" in said
+    assert "is of round 1: bring the newer one back, or start a new run" in said
+    assert "\n" not in said
+    states[-1].write_bytes(newest)
+    assert (inline_run(values | {"resume": True}).path / "summary.json").is_file()
 
 
 def test_a_state_is_readable_by_its_owner_alone(state: SiteState) -> None:

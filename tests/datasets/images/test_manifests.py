@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,22 @@ def test_a_silo_is_what_a_hospitals_manifest_lists(places: Places) -> None:
     assert {number // 2 for number in train}.isdisjoint({number // 2 for number in test})
     for split, numbers in zip(silo.splits().values(), (train, val, test), strict=True):
         assert split.labels.tolist() == [int(number < 4) for number in numbers]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+@pytest.mark.parametrize("split", [False, True])
+def test_an_image_that_is_no_regular_file_is_named_by_its_line_and_not_opened(
+    places: Places, kind: str, split: bool
+) -> None:
+    assert places.data is not None
+    image = places.data / "north" / "photos" / "3.png"
+    image.unlink()
+    os.mknod(image, {"pipe": stat.S_IFIFO, "socket": stat.S_IFSOCK}[kind] | 0o600)
+    if split:  # where contents are compared before they are decoded
+        parts = ["split", *["train"] * 12, *["test"] * 4]
+        lines = (places.data / "north" / "list.csv").read_text().splitlines()
+        listing(places, *(f"{line},{part}" for line, part in zip(lines, parts, strict=True)))
+    assert "1 of 16 images cannot be used: the image of line 5 is no file: fix" in refused(places)
 
 
 def test_the_declaration_names_the_silos_in_its_order(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -332,6 +333,8 @@ def test_files_that_are_no_dicom_are_told_without_their_name(
     write: Callable[..., Path], tmp_path: Path
 ) -> None:
     assert reason(tmp_path / "Meier.dcm") == "is missing"
+    os.mkfifo(tmp_path / "pipe.dcm")
+    assert reason(tmp_path / "pipe.dcm") == "is no file"
     path = write()
     path.write_bytes(path.read_bytes()[:-5])
     assert reason(path) == "has pixel data that are cut short or damaged"

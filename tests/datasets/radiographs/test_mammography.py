@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,14 @@ def test_images_that_cannot_be_used_are_told_by_line_and_never_by_name(
     silo = load(places, broken_images="skip")
     assert silo.dropped == 5
     assert sum(sum(counts) for counts in silo.label_counts().values()) == 15
+
+
+def test_a_pipe_among_the_images_is_told_by_its_line_and_not_waited_for(places: Places) -> None:
+    assert places.data is not None
+    pipe = places.data / "north" / "scans" / "0.png"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    assert "1 of 20 images cannot be used: the image of line 2 is no file: fix" in refused(places)
 
 
 def test_a_given_split_is_kept_and_a_patient_in_two_parts_is_refused(places: Places) -> None:

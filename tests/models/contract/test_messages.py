@@ -20,7 +20,7 @@ from fedsilo.models.contract.site_facts import SiteFacts
         run_name=st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._+-]{,127}", fullmatch=True),
         run_dir=st.text(max_size=8),
         evaluate=st.booleans(),
-        expects_state=st.booleans(),
+        expects_state=st.integers(0, 10**8),
         returns=st.booleans(),
         notes=st.dictionaries(
             st.text(max_size=4), st.booleans() | st.integers() | st.text(max_size=4), max_size=3

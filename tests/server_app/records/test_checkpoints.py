@@ -22,7 +22,7 @@ class _State(State):
 
 
 def _state(round_: int) -> State:
-    return _State({"w": np.full(3, round_, np.float32)}, round_, ("s1a",), iteration=round_)
+    return _State({"w": np.full(3, round_, np.float32)}, round_, {"s1a": 100}, iteration=round_)
 
 
 def _write(folder: Path, rounds: int, seed: int = 1) -> CheckpointHook:

@@ -49,9 +49,9 @@ def test_an_instruction_without_a_run_directory_can_be_weighed() -> None:
 
 def test_a_state_becomes_facts_and_arrays_and_is_restored() -> None:
     arrays = {"w": np.float32([1])}
-    state = PersonalState(arrays, 3, ("s1a",), ["s2a"])
+    state = PersonalState(arrays, 3, {"s1a": 300}, ["s2a"])
     facts = json.loads(json.dumps(state.facts()))
-    assert facts == {"round": 3, "extras": {"personal": ["s2a"]}, "keepers": ["s1a"]}
+    assert facts == {"round": 3, "extras": {"personal": ["s2a"]}, "keepers": {"s1a": 300}}
     found = PersonalState.restored(arrays, facts)
     assert (found.round, found.stateful_sites, found.personal) == (3, ("s1a",), ["s2a"])
     assert found.arrays is arrays

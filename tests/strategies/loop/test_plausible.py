@@ -9,12 +9,15 @@ import pytest
 
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import TRAIN
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.strategies.loop.plausible import (
     array_fault,
     far_out,
     in_kinds,
     metric_fault,
     metric_range,
+    most_counted,
     update_norm,
     update_statistics,
 )
@@ -53,6 +56,23 @@ def test_a_metric_has_the_range_of_its_name(key: str, low: float, high: float) -
     assert metric_fault(key, high, 10) is None
     assert str(metric_fault(key, high * 1.01 + 0.01, 10)).startswith(f"metric '{key}' is ")
     assert str(metric_fault(key, low - 0.01 - abs(low) / 100, 10)).startswith(f"metric '{key}' is ")
+
+
+@pytest.mark.parametrize("key", ["certainty.3.count", "reliability.9.right", "class.0.false"])
+def test_no_bin_or_class_counts_more_than_the_split_has(key: str) -> None:
+    facts = SiteFacts("a", "a", (2,), 4, {"train": [9] * 4, "test": [10, 20, 30, 40]}, {})
+    most = most_counted(facts, CommonSettings())
+    assert metric_fault(f"incoming.test.{key}", 100, 4, most) is None
+    fault = f"metric 'incoming.test.{key}' is 1e+12, not a whole number from 0 to 100"
+    assert metric_fault(f"incoming.test.{key}", 1e12, 4, most) == fault
+    assert metric_fault(f"incoming.test.{key}", 101, 4, most)
+    assert metric_fault(f"incoming.val.{key}", 1, 4, most), "it has told of no such sample"
+
+
+def test_counts_that_were_told_with_noise_may_be_exceeded_by_noise() -> None:
+    facts = SiteFacts("a", "a", (2,), 4, {"train": [9] * 4, "test": [10, 20, 30, 40]}, {})
+    private = CommonSettings(sample_clip_norm=1.0, noise_multiplier=3.0, statistics_noise=2.0)
+    assert most_counted(facts, private) == {"train": 76, "test": 140}  # 10 * 2 * sqrt(4) more
 
 
 def test_rounding_is_no_lie_and_half_a_codeword_is() -> None:

@@ -215,13 +215,13 @@ def test_a_site_that_told_of_private_state_is_expected_to_have_it_from_then_on(
     app = fake_app(s1a=keeps_once, s3a=answering(kept_state=1))
     grid, strategy = started(app, rounds=3)
     expected = [told(message)["expects-state"] for message in grid.sent]
-    assert expected == [*[False] * 3, False, False, True, *[True, False, True] * 2]
+    assert expected == [*[0] * 3, 0, 0, 100, 200, 0, 200, 200, 0, 300], "100 times the round"
     assert strategy.current().stateful_sites == ("s1a", "s3a")
 
 
 def test_a_run_that_goes_on_remembers_who_keeps_state(started: Started, told: Any) -> None:
-    grid, strategy = started(rounds=2, state=State(START, 1, ("s2a",)))
-    assert [told(m)["expects-state"] for m in grid.sent] == [False, True, False] * 2
+    grid, strategy = started(rounds=2, state=State(START, 1, {"s2a": 100}))
+    assert [told(m)["expects-state"] for m in grid.sent] == [0, 100, 0] * 2
     assert strategy.current().stateful_sites == ("s2a",)
 
 

@@ -36,11 +36,14 @@ def bad_replies(content: Callable[..., RecordDict]) -> dict[str, RecordDict]:
         "'num-examples' is 0": content(good, num_examples=0),
         "'num-examples' is 35; the site has 36 samples": content(good, num_examples=35),
         "'trained.train.loss' is missing": content(good, **{"trained.train.loss": None}),
+        r"'incoming.test.class.0.false' is 1e\+12, not a whole number from 0 to 10": content(
+            good, **{"incoming.test.class.0.false": 1e12}
+        ),
         "'incoming.test.entropy' is missing": content(good, **{"incoming.test.entropy": None}),
     }
 
 
-@pytest.mark.parametrize("index", range(11))
+@pytest.mark.parametrize("index", range(12))
 def test_a_bad_reply_counts_as_a_failing_site(
     started: Started, fake_app: Any, content: Any, measured: dict[str, float], index: int
 ) -> None:

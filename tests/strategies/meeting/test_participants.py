@@ -106,12 +106,22 @@ def test_the_facts_of_a_site_arrive_as_they_were_said(simulated: bool) -> None:
     assert facts.sizes() == {"train": 36, "test": 5}
 
 
-def test_two_nodes_that_claim_one_site_stop_the_run() -> None:
-    nodes = {"site": "s1a"}, {"site": "s2a"}, {"site": "s1a"}
+@pytest.mark.parametrize("common", [COMMON, ONE])
+def test_of_two_nodes_of_one_site_the_first_takes_part_and_the_other_is_named(
+    common: CommonSettings,
+) -> None:
+    met = meet_sites(grid_of({"site": "s1a"}, {"site": "s2a"}, {"site": "s1a"}), common, silos=2)
+    assert met.nodes == {"s1a": 1001, "s2a": 1002}
+    (said,) = met.refused
+    assert said.startswith("s1a: another SuperNode is that site already, and node 1003 is left out")
+    assert 1003 not in met.asked, "it is asked again, and joins once the first one is gone"
+
+
+def test_of_two_simulated_sites_of_one_name_none_takes_part() -> None:
+    nodes = [{"site": site, "simulated": True} for site in ("s1a", "s2a", "s1a")]
     with pytest.raises(SiteError, match="two SuperNodes say that they are site 's1a'"):
         meet_sites(grid_of(*nodes), COMMON)
-    going_on = meet_sites(grid_of(*nodes), ONE)
-    assert (going_on.sites(), len(going_on.refused)) == (["s2a"], 1)
+    assert meet_sites(grid_of(*nodes), ONE).sites() == ["s2a"]
 
 
 def test_two_sites_with_the_same_training_samples_stop_the_run() -> None:

@@ -85,7 +85,7 @@ def buffered(round_: int = 1, **shared: Any) -> State:
         for name, array in gift(site, 2 * at).items()
     }
     named = {name.replace("__", "."): array for name, array in shared.items()}
-    return State({**arrays, **named}, round_, ("s1a",))
+    return State({**arrays, **named}, round_, {"s1a": 1})
 
 
 def refused(common: dict[str, Any], **own: Any) -> str:

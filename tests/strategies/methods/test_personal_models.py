@@ -12,7 +12,7 @@ def _replies(**kept: bool) -> dict[str, Reply]:
 
 
 def test_only_who_kept_something_while_models_were_trained_has_one() -> None:
-    state = PersonalState({}, 2, ("a", "b", "c"))
+    state = PersonalState({}, 2, dict.fromkeys("abc", 1))
     assert state.personal == (), "all keep their optimisers' moments"
     state = state.with_keepers(_replies(c=True, a=True, b=False))
     assert state.personal == ["a", "c"], "b's reply told of nothing kept"

@@ -56,7 +56,7 @@ def routed(round_: int = 5, **extras: Any) -> State:
         "prototype/s3a": np.ones((1, 16, 16), np.float32),
         "router/v": np.float32([0]),
     }
-    return State(arrays, round_, ("s1a", "s3a"), ("s1a", "s3a"), **extras)
+    return State(arrays, round_, {"s1a": 1, "s3a": 1}, ("s1a", "s3a"), **extras)
 
 
 def given(value: float) -> dict[str, Any]:

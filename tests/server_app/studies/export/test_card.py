@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 
 from fedsilo.models.maths.intervals import wilson
 from fedsilo.server_app.cli.main import main
@@ -35,6 +38,22 @@ def test_a_card_is_filled_from_the_run(finished: Path) -> None:
     assert "Fewer than 100 test rows: " in text
     assert "| `local-steps` | `2` |" in text
     assert str(finished) not in text
+
+
+def test_what_sites_name_is_text_and_no_markup(finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished / "table", run)
+    names = ["<img src=x onerror=alert(1)>", "![a](https://e.org/a) **b** `c` a_b"]
+    silos = json.loads((run / "silos.json").read_text())
+    for silo in silos.values():
+        silo |= {"classes": names, "distribution": "<b>|</b>"}
+    (run / "silos.json").write_text(json.dumps(silos))
+    text = card(run)
+    assert r"Classes: \<img src=x onerror=alert(1)\>, !\[a\](https\://e\.org/a) " in text
+    assert r"\*\*b\*\* \`c\` a\_b." in text
+    assert r"| va | \<b\>\|\</b\> |" in text
+    shown = MarkdownIt("commonmark").render(text.partition("Classes: ")[2].partition("\n")[0])
+    assert shown == f"<p>{html.escape(', '.join(names), quote=False)}.</p>\n"
 
 
 def test_sites_stand_by_size(finished: Path) -> None:

@@ -1,0 +1,61 @@
+"""What a run decides once it knows its sites: how their weights become one."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.beginning import chosen_aggregation
+from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity
+from fedsilo.server_app.run.runner import run
+from fedsilo.strategies.meeting.participants import Participants
+from tests.support.tiny import TINY, VIT
+
+APP = importlib.import_module("fedsilo.client_app.app")
+AUTO: dict[str, Value] = {**TINY, "aggregation": "auto"}
+SECAGG: dict[str, Value] = {"secure-aggregation": "secagg", "clip-norm": 1.0}
+OWN_PROMPTS: dict[str, Value] = {**VIT, "fedevprompt.shared-prompts": "none"}
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "simulated", "chosen"),
+    [
+        ("fedavg", {}, False, "norm-clip"),
+        ("fedavg", {}, True, "mean"),
+        ("fedavg", {"aggregation": "mean"}, False, "mean"),
+        ("fedavg", {"aggregation": "median"}, True, "median"),
+        ("fedavg", SECAGG, False, "mean"),
+        ("local", {}, False, "mean"),
+        ("fedevprompt", {**VIT, "fedevprompt.shared-prompts": "all"}, False, "norm-clip"),
+        ("fedevprompt", OWN_PROMPTS, False, "mean"),
+    ],
+)
+def test_updates_are_clipped_at_real_sites_alone_where_they_are_averaged_in_the_open(
+    method: str, changes: dict[str, Value], simulated: bool, chosen: str
+) -> None:
+    settings = resolve({**AUTO, "method": method, **changes})
+    facts = SiteFacts("a", "a", (1, 16, 16), 10, {"train": [4] * 10}, {}, simulated=simulated)
+    assert chosen_aggregation(settings, Participants({"a": facts}, {"a": 1})) == chosen
+
+
+def test_a_run_of_real_sites_says_that_it_clips_and_goes_on_from_its_own_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes: list[dict[str, Value]] = [
+        {"site": site, "state-dir": str(tmp_path / site), "trust": "server", "minimum-batch": 1}
+        for site in ("s1a", "s2a", "s3a")
+    ]
+    values = {**AUTO, "method": "fedavg", "rounds": 1, "out": str(tmp_path), "run-name": "run"}
+    for more in ({}, {"resume": True}):
+        settings = resolve({**values, **more})
+        with flower_identity():
+            found = run(InlineGrid(APP.app, settings.as_mapping(), nodes), settings)
+        assert found.read_json("summary.json")["aggregation"] == "norm-clip"
+        said = capsys.readouterr().out
+        assert "aggregation: norm-clip, as sites are real and the run names none" in said
+        (found.path / "summary.json").unlink()
