@@ -5,10 +5,11 @@ from __future__ import annotations
 from flwr.app import RecordDict
 
 from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.privacy.secure_aggregation import drop_secrets
+from fedsilo.client_app.privacy.round_secrets import drop_secrets
 from fedsilo.client_app.training.compute import noted_operations
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import INCOMING, SECURING, TRAINING
+from fedsilo.models.contract.settings import SUMS
 from fedsilo.strategies.wire.secure_keys import SECURE
 
 
@@ -40,7 +41,7 @@ def answer(lab: Lab) -> RecordDict:
 
 def evaluate(lab: Lab) -> RecordDict:
     """Measure the model that came on validation and test data, and reply."""
-    if lab.common.secure_aggregation != "none":
+    if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)
     with noted_operations() as lab.unrepeatable:
         network = lab.open()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from fedsilo.client_app.session import SiteSession
-from fedsilo.datasets.silo.silos import SPLITS
 from fedsilo.datasets.weights.backbones import backbone_digest
 from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.feature_statistics import Sums
-from fedsilo.models.contract.settings import SERVER
+from fedsilo.models.contract.settings import SERVER, SUMS
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.contract.versions import installed_software
 from fedsilo.models.maths.standardisation import sums_of
@@ -17,7 +16,8 @@ def site_facts(session: SiteSession) -> SiteFacts:
     """Return what the site says of itself.
 
     Where a run is made for sites that do not trust the server with single answers, digests and
-    numbers of broken samples are not told: whoever guesses the data could check the guess.
+    numbers of broken samples are not told: whoever guesses the data could check the guess. Where
+    they trust it with sums alone, nor are label counts: of samples it learns sums in each round.
 
     Raises:
         RefusedError: its rows are too few for the sums that the run asks for.
@@ -32,7 +32,7 @@ def site_facts(session: SiteSession) -> SiteFacts:
         distribution=silo.distribution,
         input_shape=silo.task.input_shape,
         classes=silo.task.classes,
-        label_counts=session.told(),
+        label_counts=session.told() if session.settings.trust != SUMS else {},
         fingerprints=silo.fingerprints if open_ else {},
         simulated=session.simulated,
         features=silo.features,
@@ -42,23 +42,9 @@ def site_facts(session: SiteSession) -> SiteFacts:
         backbone=backbone_digest(session.settings),
         class_names=silo.classes,
         floor=session.settings.sums_min_count,
-        measured=measured_splits(session),
+        measured=session.measured_splits(),
         software=software,
     )
-
-
-def measured_splits(session: SiteSession) -> tuple[str, ...]:
-    """Return the splits of which measurements leave.
-
-    Those of few samples do not. Under a cap of the hospital's own a training loss does not either,
-    nor what a model says that was trained without noise: noise in proportion to one patient's part
-    of a mean hides nobody in what training made of all.
-    """
-    sizes = {name: len(split) for name, split in session.silo.splits().items()}
-    withheld = {name for name, size in sizes.items() if 0 < size < session.limits.minimum_measured}
-    if session.cap:
-        withheld |= set(SPLITS) if session.method.measures_what_stays else {"train"}
-    return tuple(name for name in SPLITS if name not in withheld)
 
 
 def feature_sums(session: SiteSession) -> Sums | None:

@@ -52,7 +52,7 @@ from fedsilo.models.contract.messages import (
     Instruction,
     measurement,
 )
-from fedsilo.models.contract.settings import SERVER, CommonSettings
+from fedsilo.models.contract.settings import SERVER, SUMS, CommonSettings
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
@@ -286,22 +286,27 @@ class Lab:
         if self.common.trust == SERVER:  # what an answer takes depends on the data
             seconds = time.perf_counter() - self._started
             cost = {SECONDS: seconds, PEAK_MEMORY: self.compute.peak_memory()}
+        if self.common.trust != SUMS:
+            cost[NUM_EXAMPLES] = self.privacy.told_samples()
         metrics = dict(self.outbound.metrics(self.metrics))  # under a cap they cost epsilon
         if self.common.is_private():
             metrics[DP_EPSILON] = self.outbound.account.epsilon()
         record = MetricRecord(
             {
                 **metrics,
-                NUM_EXAMPLES: self.privacy.told_samples(),
                 **cost,
                 KEPT_STATE: int(kept),
                 **{f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)},
             }
         )
         self.packed = RecordDict({METRICS: record})
-        if send:
-            self.packed[ARRAYS] = self.outbound.record(send, self.arrays())
+        if send or self._is_summed():
+            self.packed[ARRAYS] = self.outbound.record(send, self.arrays(), self.metrics)
         return self.packed
+
+    def _is_summed(self) -> bool:
+        """Tell whether measurements are summed in secret though no arrays are."""
+        return self.common.trust == SUMS and self.instruction.phase == EVALUATE
 
     def measured(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,18 @@ from torch import Tensor
 from fedsilo.client_app.privacy.ledger import LEDGER, Account
 from fedsilo.client_app.privacy.measurements import noised, of_enough
 from fedsilo.client_app.privacy.secure_aggregation import SecureSite
+from fedsilo.client_app.privacy.signing import signer_of
+from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.client_app.session import SiteSession
-from fedsilo.models.contract.errors import FedsiloError, SiteError
+from fedsilo.models.contract.errors import FedsiloError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
+from fedsilo.models.contract.settings import SUMS
 from fedsilo.models.privacy.gaussian_mechanism import clipped_to
 from fedsilo.models.privacy.promises import statistics_noise
-from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.secure_keys import SECURE
+from fedsilo.models.privacy.summed_metrics import bounds, portion
+from fedsilo.strategies.wire.records import NDArray, unpack
+from fedsilo.strategies.wire.secure_keys import SECURE, texts
+from fedsilo.strategies.wire.signatures import digest
 
 Arrays = Mapping[str, Tensor]
 
@@ -45,12 +50,15 @@ class Outbound:
         """What the site spends of its patients' privacy in this run."""
         return Account(self.folder / LEDGER, self.session.settings, self.session.cap)
 
-    def record(self, leaving: Arrays, came: Arrays) -> ArrayRecord:
+    def record(
+        self, leaving: Arrays, came: Arrays, metrics: Mapping[str, float] | None = None
+    ) -> ArrayRecord:
         """Return arrays as they travel: float32, or masked for a sum that reveals no summand.
 
         Args:
             leaving: what leaves, by name.
             came: what came; a sum is of updates of it, each clipped to 'clip-norm'.
+            metrics: what was measured; what of it the server asks to sum goes with them.
         """
         sent: Mapping[str, NDArray]
         if self.session.settings.secure_aggregation == "none":
@@ -59,13 +67,37 @@ class Outbound:
             update = {name: array.cpu().double() - came[name] for name, array in leaving.items()}
             clipped = clipped_to(update, self.session.settings.clip_norm)
             with self.naming_round():
-                sent = self.secure_site().masked(
-                    {name: came[name] + step for name, step in clipped.items()}, came
-                )
+                everything = {
+                    f"{record}/{name}": unpack(array)
+                    for record, arrays in self.content.array_records.items()
+                    for name, array in arrays.items()
+                }
+                secure = self.secure_site()
+                portions = self._portions(texts(secure.asked, "metrics"), metrics or {})
+                sent = secure.masked(clipped, everything, portions)
         return ArrayRecord({name: Array(sent[name]) for name in sorted(sent)})
 
+    def _portions(self, names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the measurements that the server asks to sum, each from 0 to 1.
+
+        Raises:
+            RefusedError: the run sums none, or one has no bounds or was not measured.
+        """
+        portions = {}
+        for name in names:
+            ends = bounds(name, self.session.silo.task.classes)
+            if ends is None or name not in metrics or self.session.settings.trust != SUMS:
+                raise RefusedError(f"'{name[:80]}' is no measurement that is summed here")
+            portions[name] = portion(metrics[name], *ends)
+        return portions
+
     def metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
-        """Return the metrics that leave; under a cap of the hospital's own they cost epsilon."""
+        """Return the metrics that leave; under a cap of the hospital's own they cost epsilon.
+
+        Where the server is trusted with sums alone there are none.
+        """
+        if self.session.settings.trust == SUMS:
+            return {}
         limits, cap, silo = self.session.limits, self.session.cap, self.session.silo
         if cap is None and limits.minimum_measured <= 1:
             return metrics
@@ -98,8 +130,26 @@ class Outbound:
         record = self.content.config_records.get(SECURE)
         if record is None:
             raise SiteError(f"the message has no record '{SECURE}'")
-        name, settings = self.session.silo.name, self.session.settings
-        return SecureSite(name, self.instruction.round, settings, self.folder, record)
+        session, asked = self.session, self.instruction
+        name, seed = session.silo.name, session.settings.seed
+        return SecureSite(
+            name,
+            asked.run_name,
+            asked.round,
+            session.settings,
+            self.folder,
+            record,
+            signer_of(session.simulated, seed, name, session.node_config),
+            self._summand(),
+            digest("terms", sorted(session.run_config.items())),
+            session.limits.colluding_sites,
+        )
+
+    def _summand(self) -> Summand:
+        session = self.session
+        counts = {split: sum(labels) for split, labels in session.told().items()}
+        measures = session.measured_splits() if session.settings.trust == SUMS else ()
+        return Summand(session.settings, counts, measures)
 
     @contextmanager
     def naming_round(self) -> Iterator[None]:

@@ -27,11 +27,11 @@ from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.training.compute import Compute, compute_of
 from fedsilo.client_app.training.standardised import figures_for, with_figures
 from fedsilo.datasets.registry import load_silo
-from fedsilo.datasets.silo.silos import Silo
+from fedsilo.datasets.silo.silos import SPLITS, Silo
 from fedsilo.models.contract.errors import DataError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.contract.methods import method_part, settings_class
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
 from fedsilo.models.privacy.promises import check_privacy_settings, statistics_noise
 
@@ -112,6 +112,22 @@ class SiteSession:
                 f"site {self.silo.name} has not agreed: {purpose}; set '{key}=true' in the node "
                 "config if that is wanted"
             )
+
+    def measured_splits(self) -> tuple[str, ...]:
+        """Return the splits of which measurements leave.
+
+        Those of few samples do not. Under a cap of the hospital's own a training loss does not
+        either, nor what a model says that was trained without noise: noise in proportion to one
+        patient's part of a mean hides nobody in what training made of all. Where only sums leave,
+        in which there is no noise, none does under a cap, nor of splits without samples.
+        """
+        sizes = {name: len(split) for name, split in self.silo.splits().items()}
+        sums = self.settings.trust == SUMS
+        least = 0 if sums else 1
+        withheld = {n for n, s in sizes.items() if least <= s < self.limits.minimum_measured}
+        if self.cap:
+            withheld |= set(SPLITS) if sums or self.method.measures_what_stays else {"train"}
+        return tuple(name for name in SPLITS if name not in withheld)
 
     def silo_for(self, content: RecordDict) -> Silo:
         """Return a table's silo as networks take it: standardised, missing values 0.

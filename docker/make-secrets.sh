@@ -25,7 +25,8 @@ usage: make-secrets.sh --out DIR --host NAME [--host NAME ...] --hospital NAME [
   --add-hospital  keys of one more hospital; certificates stay as they are
   --show          when the certificates end
 
-Writes DIR/ca.crt, ca.key, server.crt, server.key and NAME.key, NAME.pub for each hospital.
+Writes DIR/ca.crt, ca.key, server.crt, server.key, NAME.key, NAME.pub for each hospital, and
+registry.json with the fingerprints of all of them, of which each hospital gets a copy.
 Keep ca.key off the server: only renewal needs it.
 TEXT
 }
@@ -135,6 +136,20 @@ make_hospital() {
     chmod 600 "$1/$2.pub"
 }
 
+# registry.json: which key is whose, by the public keys of folders; hospitals check one another by it
+write_registry() {
+    local file line separator=""
+    {
+        printf '{'
+        for file in "${@:2}"; do
+            line=$(ssh-keygen -l -f "$file") || fail "$file: no public key"
+            printf '%s\n  "%s": {"key": "%s"}' "$separator" "$(basename "$file" .pub)" "$(cut -d' ' -f2 <<<"$line")"
+            separator=","
+        done
+        printf '\n}\n'
+    } >"$1"
+}
+
 end_of() {
     openssl x509 -in "$1" -noout -enddate | cut -d= -f2
 }
@@ -178,6 +193,7 @@ create() {
     for name in "${hospitals[@]}"; do
         make_hospital "$work" "$name"
     done
+    write_registry "$work/registry.json" "$work"/*.pub
     [ -z "$owner" ] || quiet find "$work" -type f ! -name ca.key -exec chown "$owner:$owner" {} +
     # One rename: the folder is there with all that belongs into it, or not at all
     mv -T "$work" "$out"
@@ -209,8 +225,10 @@ add() {
     for name in "${added[@]}"; do
         make_hospital "$work" "$name"
     done
+    write_registry "$work/registry.json" "$out"/*.pub "$work"/*.pub
     quiet chown --reference="$out/ca.crt" "$work"/*
     mv -n "$work"/*.key "$work"/*.pub "$out"
+    mv "$work/registry.json" "$out"
 }
 
 work=""

@@ -46,6 +46,8 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
         "cache-dir": writable_folder(given.cache_dir, "cache directory"),
         "device": device,
     }
+    if (registry := given.secrets / "registry.json").is_file():
+        node |= {"signing-key": str(key), "site-registry": str(registry)}
     if environment.get("FEDSILO_TRUST"):
         node["trust"] = _variable(environment, "FEDSILO_TRUST", "", _TRUST, _TRUST.pattern)
     if site_file(given.site_file):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.messages import (
     ARRAYS,
     CONFIG,
+    SECURE_AGREE,
     SECURE_KEYS,
     SECURE_SHARES,
     SECURE_UNMASK,
@@ -28,6 +30,8 @@ from fedsilo.models.privacy.secure_sum import quantisation
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid
+from fedsilo.strategies.loop.ask import Question
+from fedsilo.strategies.loop.asking import GridAsk
 from fedsilo.strategies.wire.records import unpack
 from fedsilo.strategies.wire.secure_keys import SECURE
 from tests.support.soak import in_soak
@@ -42,7 +46,7 @@ CLIP = 0.5
 @pytest.fixture
 def values(tiny: Tiny) -> dict[str, Value]:
     few = {"silos": SILOS, "clip-norm": CLIP, "secure-aggregation": "secagg", "min-sites": 3}
-    return tiny("fedavg", rounds=1) | few
+    return tiny("fedavg", rounds=1) | few | {"secure-samples": 50}
 
 
 class FaultyGrid(InlineGrid):
@@ -88,12 +92,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     known = Seen()
     masked = secure_aggregation.SecureSite.masked
 
-    def watched(self: Any, arrays: Mapping[str, Any], reference: Mapping[str, Any]) -> Any:
-        known.before = {name: reference[name].double().numpy() for name in arrays}
-        known.updates[self.site] = {
-            name: arrays[name].double().numpy() - known.before[name] for name in arrays
-        }
-        return masked(self, arrays, reference)
+    def watched(self: Any, updates: Mapping[str, Any], came: Mapping[str, Any], *more: Any) -> Any:
+        known.before = {name: came[f"{ARRAYS}/{name}"].astype(np.float64) for name in updates}
+        known.updates[self.site] = {name: update.numpy() for name, update in updates.items()}
+        return masked(self, updates, came, *more)
 
     monkeypatch.setattr(secure_aggregation.SecureSite, "masked", watched)
     return known
@@ -114,13 +116,13 @@ def test_the_mean_is_that_of_the_clipped_updates_within_the_step(
     way = quantisation(resolve(dict(values)).common, SILOS)
     for name, found in model(directory).items():
         plain = seen.before[name] + mean_of(parts, name)
-        assert np.allclose(found, plain, rtol=1e-6, atol=way.step)
+        assert np.allclose(found, plain, rtol=1e-6, atol=4 * way.step)
     assert directory.read_json("summary.json")["privacy"]["guarantee"].startswith("no diff")
     told = " ".join(directory.read_json("privacy.json")["leaves each site"])
     assert "of them the server learns the mean over all sites alone" in told
 
 
-@pytest.mark.parametrize("phase", [SECURE_KEYS, SECURE_SHARES, TRAIN, SECURE_UNMASK])
+@pytest.mark.parametrize("phase", [SECURE_KEYS, SECURE_SHARES, TRAIN, SECURE_AGREE, SECURE_UNMASK])
 def test_a_site_that_drops_out_of_a_phase_costs_the_sum_its_part_alone(
     phase: str,
     values: dict[str, Value],
@@ -136,7 +138,7 @@ def test_a_site_that_drops_out_of_a_phase_costs_the_sum_its_part_alone(
     directory = inline_run(values, SILOS)
     gone = "s2a" if phase in (SECURE_KEYS, SECURE_SHARES, TRAIN) else ""
     parts = [part for site, part in seen.updates.items() if site != gone]
-    assert len(parts) == (4 if phase == SECURE_UNMASK else 3)
+    assert len(parts) == (3 if gone else 4)
     for name, found in model(directory).items():
         assert np.allclose(found, seen.before[name] + mean_of(parts, name), rtol=1e-6, atol=1e-7)
     failures = directory.read_json("summary.json")["failures"]
@@ -179,6 +181,7 @@ def test_no_single_update_reaches_the_server_or_its_disk(
         ({"secure-threshold": 5}, "of 4 sites it must be from 3 to 4", {"secure-threshold": 0}),
         ({"secure-threshold": 2}, "of 4 sites it must be from 3 to 4", {"secure-threshold": 4}),
         ({"aggregation": "median"}, "of a sum only the mean is known", {"aggregation": "mean"}),
+        ({"site-weights": "w.json"}, "weigh themselves by their own", {"site-weights": ""}),
         ({"secure-bits": 4}, "raise 'secure-bits', or set it to 0", {"secure-bits": 0}),
         ({"sites-per-round": 2}, "needs at least three sites, and there are 2", {"silos": 4}),
         ({"max-epsilon": 3.0}, "there is no epsilon: set both, or remove", {"max-epsilon": 0.0}),
@@ -210,6 +213,57 @@ def test_what_cannot_be_summed_is_refused_and_the_mend_runs(
     inline_run(fixed, SILOS)
 
 
+def test_trust_sums_tells_means_over_all_sites_and_no_single_answer(
+    values: dict[str, Value], inline_run: InlineRun, faulty: type[FaultyGrid]
+) -> None:
+    plain = inline_run(values | {"run-name": "plain"}, SILOS)
+    faulty.came.clear()
+    found = inline_run(values | {"trust": "sums"}, SILOS)
+    assert all((model(found)[name] == array).all() for name, array in model(plain).items())
+    for _, phase, reply in faulty.came:
+        metrics = reply.content.metric_records.get("metrics", {})
+        assert [key for key in metrics if not key.startswith("unrepeatable.")] in (
+            [],
+            ["kept-state"],
+        ), phase
+        if phase == "query.hello":
+            assert reply.content[CONFIG]["label-counts"] == "{}"
+    rows = found.read_csv("metrics.csv")
+    assert {row["site"] for row in rows} == {"all"}
+    means = {(r["round"], r["split"], r["metric"]): float(r["value"]) for r in rows}
+    silos = plain.read_json("silos.json")
+    for (round_, split, metric), mean in means.items():
+        weighed = [
+            (silos[row["site"]]["sizes"][split], float(row["value"]))
+            for row in plain.read_csv("metrics.csv")
+            if (row["round"], row["split"], row["metric"]) == (round_, split, metric)
+        ]
+        total = sum(size for size, _ in weighed)
+        assert mean == pytest.approx(sum(n * v for n, v in weighed) / total, abs=2e-6)
+    assert {metric for _, _, metric in means} == {
+        *("accuracy", "entropy", "loss"),
+        "trained-loss",
+    }
+    summary = found.read_json("summary.json")
+    assert summary["sites"] == {}
+    assert summary["mean"]["accuracy"] == means["1", "test", "accuracy"]
+    silo = found.read_json("silos.json")["s1a"]
+    assert silo["sizes"] == silo["label_counts"] == silo["fingerprints"] == {}
+    told = " ".join(found.read_json("privacy.json")["leaves each site"])
+    assert "Nothing else that it measures leaves" in told
+
+
+def test_trust_sums_opens_its_last_sum_again_for_the_same_sites_alone(
+    values: dict[str, Value], inline_run: InlineRun
+) -> None:
+    directory = inline_run(values | {"trust": "sums"}, SILOS)
+    for site in ("s1a", "s3a"):
+        folder = directory.path / "sites" / site
+        assert not (folder / "secure-round.json").exists()
+        opened = json.loads((folder / "secure-sums.json").read_text())
+        assert {number: len(sites) for number, (sites, _) in opened.items()} == {"1": 4, "2": 4}
+
+
 def test_two_sites_are_too_few(values: dict[str, Value], inline_run: InlineRun) -> None:
     with pytest.raises(SettingError, match="needs at least three sites, and there are 2"):
         inline_run(values | {"silos": 2, "min-sites": 0}, 2)
@@ -235,6 +289,10 @@ def _no_record(reply: Message) -> None:
     del reply.content[SECURE]
 
 
+def _forged(reply: Message) -> None:
+    reply.content[SECURE]["signature"] = b"x" * 70
+
+
 def _few_shares(reply: Message) -> None:
     reply.content[SECURE]["shares"] = reply.content[SECURE]["shares"][:-1]
 
@@ -250,10 +308,12 @@ def _others(reply: Message) -> None:
 BAD: list[tuple[str, Callable[[Message], None], str]] = [
     (SECURE_KEYS, _no_record, "record 'secure' has no whole number 'round'"),
     (SECURE_KEYS, _other_round, "record 'secure' is of round 7, not 1"),
+    (SECURE_KEYS, _forged, "its signature does not fit its keys"),
     (SECURE_SHARES, _others, "record 'secure' is of other sites"),
     (SECURE_SHARES, _other_round, "record 'secure' is of round 7, not 1"),
     (TRAIN, _short, r"expected uint32 \("),
     (TRAIN, _floats, "is float32 .* expected uint32"),
+    (SECURE_AGREE, _forged, "does not fit the list of sites whose weights came"),
     (SECURE_UNMASK, _other_round, "record 'secure' is of round 7, not 1"),
     (SECURE_UNMASK, _few_shares, "record 'secure' has 3 entries, not 4"),
     (SECURE_UNMASK, _long_share, "no list 'shares' of at most 1024 bytes each"),
@@ -324,11 +384,19 @@ def test_weights_whose_masks_do_not_fit_are_not_taken_for_a_mean(
         return reply
 
     monkeypatch.setattr(faulty, "change", staticmethod(change))
-    with pytest.raises(SiteError, match=r"round 1: the masks did not go out of the sum"):
+    with pytest.raises(
+        SiteError, match=r"round 1: the masks did not .* of s1a, s1b, s2a, s3a masked something"
+    ):
         inline_run(values, SILOS)
 
 
-def test_shares_that_give_no_secret_stop_the_round(
+def _zeroed(site: str, reply: Message, key: str) -> None:
+    if reply.has_content() and key in reply.content[SECURE]:
+        values = reply.content[SECURE][key]
+        reply.content[SECURE][key] = [value[:4] + bytes(len(value) - 4) for value in values]
+
+
+def test_one_site_that_gives_wrong_shares_does_no_harm(
     values: dict[str, Value],
     inline_run: InlineRun,
     faulty: type[FaultyGrid],
@@ -336,12 +404,45 @@ def test_shares_that_give_no_secret_stop_the_round(
 ) -> None:
     def change(site: str, asked: str, reply: Message) -> Message:
         if site == "site 1" and asked == SECURE_UNMASK:
-            shares = reply.content[SECURE]["shares"]
-            reply.content[SECURE]["shares"] = [
-                share[:4] + bytes(len(share) - 4) for share in shares
-            ]
+            _zeroed(site, reply, "shares")
+        return reply
+
+    plain = model(inline_run(values, SILOS))
+    monkeypatch.setattr(faulty, "change", staticmethod(change))
+    found = model(inline_run(values | {"run-name": "wrong"}, SILOS))
+    assert all((found[name] == array).all() for name, array in plain.items())
+    with pytest.raises(SiteError, match=r"where no more than 4 answered one of s1a, s1b, s2a, s3a"):
+        inline_run(values | {"secure-threshold": 4, "run-name": "none-to-spare"}, SILOS)
+
+
+def test_a_site_whose_shares_nobody_can_open_is_named(
+    values: dict[str, Value],
+    inline_run: InlineRun,
+    faulty: type[FaultyGrid],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def change(site: str, asked: str, reply: Message) -> Message:
+        if site == "site 1" and asked == SECURE_SHARES:
+            _zeroed(site, reply, "sealed")
         return reply
 
     monkeypatch.setattr(faulty, "change", staticmethod(change))
-    with pytest.raises(SiteError, match=r"round 1: the masks of site s1a .* begins the round anew"):
+    with pytest.raises(SiteError, match=r"the masks of site s1a .* of 4 sites 1 could open its"):
+        inline_run(values, SILOS)
+
+
+def test_sites_that_are_sent_different_models_give_away_no_sum(
+    values: dict[str, Value], inline_run: InlineRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pasquini et al. 2022: a model that trains nothing at all sites but one leaves that one's."""
+    message = GridAsk.message
+
+    def other(self: GridAsk, site: str, question: Question) -> Message:
+        if site != "s1a" and question.phase == TRAIN:
+            nothing = {name: array * 0 for name, array in question.send[site].items()}
+            question = replace(question, send={**question.send, site: nothing})
+        return message(self, site, question)
+
+    monkeypatch.setattr(GridAsk, "message", other)
+    with pytest.raises(SiteError, match="round 1: the masks did not go out of the sum"):
         inline_run(values, SILOS)

@@ -26,7 +26,7 @@ from fedsilo.models.contract.settings import CommonSettings
 Answer = Callable[[Message, Context], RecordDict]
 
 _PATH = re.compile(r"(?<![\w.~:/)])~?/[^\s'\":;,)]+")  # an address has ':' or a word before its '/'
-_PLACES = ("data-dir", "cache-dir", "state-dir", "site-file")
+_PLACES = ("data-dir", "cache-dir", "state-dir", "site-file", "signing-key", "site-registry")
 
 
 def answer_within_bounds(answer: Answer, message: Message, context: Context) -> RecordDict:

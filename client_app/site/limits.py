@@ -29,6 +29,9 @@ class Limits:
     sums_min_count: int = setting(
         10, "samples behind sums and means; the run's may be higher", minimum=1
     )
+    colluding_sites: int = setting(
+        1, "other sites that may work with the server, from which a secure sum hides", minimum=0
+    )
     max_messages: int = setting(100, "messages of one run that are answered", minimum=1)
     max_repeats: int = setting(3, "answers to one phase of one round", minimum=1)
     max_runs_per_day: int = setting(20, "new runs in 24 hours", minimum=1)
@@ -52,7 +55,7 @@ class Limits:
                     f"the run's '{key}' is {size}, and {self.minimum_batch} samples at least must "
                     "stand behind a step ('minimum-batch'): raise it, or leave the site out"
                 )
-        phases = 1 if settings.secure_aggregation == "none" else 4  # at least
+        phases = 1 if settings.secure_aggregation == "none" else 5  # at least
         if settings.rounds * phases >= self.max_messages:
             of = f" of {phases} messages" if phases > 1 else ""
             raise RefusedError(
@@ -66,6 +69,7 @@ NO_LIMITS = Limits(
     minimum_measured=1,
     minimum_steps_per_reply=1,
     sums_min_count=1,
+    colluding_sites=0,
 )
 
 

@@ -50,6 +50,7 @@ _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
     "minimum-measured": max,
     "minimum-steps-per-reply": max,
     "sums-min-count": max,
+    "colluding-sites": max,
     "max-messages": min,
     "max-repeats": min,
     "max-runs-per-day": min,

@@ -144,6 +144,9 @@ SENTENCES: Mapping[str, Callable[[SiteFile], str]] = {
     "sums-min-count": lambda r: (
         f"leaves no sum, mean or count of fewer than {r.sums_min_count} samples"
     ),
+    "colluding-sites": lambda r: (
+        f"a secure sum hides the site from a server that works with {r.colluding_sites} other sites"
+    ),
     "records": _records,
     "refused-records": _refused,
     "max-messages": lambda r: f"a run may not send more than {r.max_messages} messages",

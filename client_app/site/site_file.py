@@ -12,8 +12,9 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, CONFIG, METRICS, SURVEYED
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.settings_schema import build_from_file, unknown_name
+from fedsilo.strategies.wire.secure_keys import SECURE
 
-_ROOTS = (f"{ARRAYS}/", f"{METRICS}/", f"{CONFIG}/", f"{SURVEYED}/")
+_ROOTS = tuple(f"{record}/" for record in (ARRAYS, METRICS, CONFIG, SURVEYED, SECURE))
 _NEEDED = ("methods", "datasets", "records")
 _LISTS = (*_NEEDED, "refused-records")
 

@@ -37,8 +37,6 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
         )
     if level == SERVER:
         return
-    if level == SUMS and settings.trust == NOBODY and settings.secure_aggregation != "none":
-        return
     if settings.trust != level:
         raise RefusedError(
             f"the site file says 'trust: {level}' ({MEANINGS[level]}) and the run is made for "

@@ -50,8 +50,9 @@ DISTIL = "distil"
 EVALUATE = "evaluate"
 SECURE_KEYS = "secure-keys"  # phases around one whose weights are summed in secret
 SECURE_SHARES = "secure-shares"
+SECURE_AGREE = "secure-agree"
 SECURE_UNMASK = "secure-unmask"
-SECURING = frozenset({SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK})
+SECURING = frozenset({SECURE_KEYS, SECURE_SHARES, SECURE_AGREE, SECURE_UNMASK})
 TRAINING = frozenset({TRAIN, DISTIL})  # phases in which a site trains and measures its own model
 
 

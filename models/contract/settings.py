@@ -291,10 +291,13 @@ class CommonSettings:
         0.0, "secagg: L2 norm that a site's update is clipped to", roles="combining"
     )
     secure_threshold: int = _count(
-        0, "secagg: sites that must stay, more than half; 0: two thirds", roles="combining"
+        0, "secagg: sites that must stay, more than half; 0: over two thirds", roles="combining"
     )
     secure_bits: int = _count(
         0, "secagg: bits of a number; 0: what 32-bit sums allow", roles="combining", maximum=30
+    )
+    secure_samples: int = _positive(
+        16384, "secagg: most samples that a site may have in a split", roles="combining"
     )
     device: str = setting(
         "auto",

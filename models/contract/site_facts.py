@@ -24,7 +24,7 @@ class SiteFacts:
         distribution: the group that its data belong to.
         input_shape: shape of one input, without the batch.
         classes: number of classes.
-        label_counts: per split, samples of each class.
+        label_counts: per split, samples of each class; empty where the site tells sums alone.
         fingerprints: per split, the digest of its samples.
         simulated: whether the site is simulated, and keeps its private state in the run directory.
         features: names of a table's features.
@@ -56,11 +56,13 @@ class SiteFacts:
     software: dict[str, str] = field(default_factory=dict)
 
     def sizes(self) -> dict[str, int]:
-        """Return the number of samples per split."""
+        """Return the number of samples per split; empty where the site does not tell."""
         return {split: sum(counts) for split, counts in self.label_counts.items()}
 
     def held(self) -> list[str]:
         """Return the splits of which the site has samples and sends measurements."""
+        if not self.label_counts:
+            return list(self.measured)
         return [split for split, size in self.sizes().items() if size and split in self.measured]
 
     def to_config(self) -> dict[str, Any]:
@@ -116,7 +118,8 @@ def _check_splits(facts: SiteFacts) -> None:
             )
         if min(counts, default=0) < 0:
             raise ValueError(f"'label-counts' of {split} are not whole numbers of 0 or more")
-    facts.label_counts["train"]  # what every reply's weight is checked against
+    if facts.label_counts:
+        facts.label_counts["train"]  # what every reply's weight is checked against
     if not set(facts.measured) <= set(SPLITS):
         raise ValueError(f"'measured' names other splits than {', '.join(SPLITS)}")
 

@@ -93,3 +93,8 @@ def _check_secure_settings(common: CommonSettings) -> None:
             f"setting 'aggregation' is '{common.aggregation}' and 'secure-aggregation' is "
             "'secagg': of a sum only the mean is known; set one of the two back"
         )
+    if common.site_weights:
+        raise SettingError(
+            "setting 'secure-aggregation' is 'secagg' and 'site-weights' names a file: sites weigh "
+            "themselves by their own samples, which nobody else knows; leave 'site-weights' empty"
+        )

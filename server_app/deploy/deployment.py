@@ -6,7 +6,6 @@ writes; ``server/`` and ``sites/<site>/`` hold what separate machines would have
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
@@ -20,7 +19,7 @@ from pydantic import TypeAdapter
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.silo.declared_silos import LONGEST, site_name_fault
-from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.errors import FedsiloError, SettingError, SiteError
 from fedsilo.models.contract.settings_schema import Value, unknown_name
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.operator_files import REGISTRY
@@ -28,7 +27,7 @@ from fedsilo.server_app.run.processes import app_folder, process_of, tool
 
 SERVER = "server"
 FEDERATION = "fedsilo"  # the name of the connection in Flower's configuration
-_FILE = "deployment.json"
+_FILE, _REGISTRY = "deployment.json", "registry.json"
 _TAKEN = {SERVER, "ca", "http", "fleet"}  # names of files and ports
 
 
@@ -81,7 +80,7 @@ class Deployment:
     @property
     def registry(self) -> Path:
         """The file at the server that binds sites to keys."""
-        return self.folder / SERVER / "registry.json"
+        return self.folder / SERVER / _REGISTRY
 
     def home(self, member: str) -> Path:
         """Return the folder of the server or of a site."""
@@ -120,6 +119,8 @@ class Deployment:
     def write_registry(self) -> None:
         """Write which key belongs to which site, so that no other node can use a site's name.
 
+        The server's file also says by which node each is known; every site has one of its own.
+
         Raises:
             DeploymentError: a public key is missing or damaged.
         """
@@ -127,7 +128,9 @@ class Deployment:
             site: {"node-id": node, "key": key_fingerprint(self.secrets / f"{site}.pub")}
             for site, node in sorted(self.nodes.items())
         }
-        write_atomically(self.registry, json.dumps(entries, indent=2) + "\n")
+        for member in self.members:
+            path = self.home(member) / _REGISTRY
+            write_atomically(path, json.dumps(entries, indent=2) + "\n")
 
     def superlink_command(self) -> list[str]:
         """Return the command that starts the server."""
@@ -196,21 +199,15 @@ def key_fingerprint(public_key: Path) -> str:
     Raises:
         DeploymentError: it cannot be read, or is no such key.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import (
-        load_ssh_public_key,
-        ssh_key_fingerprint,
-    )
+    from fedsilo.strategies.wire.signatures import fingerprint
 
     try:
-        digest = ssh_key_fingerprint(load_ssh_public_key(public_key.read_bytes()), SHA256())
-    except (OSError, ValueError, UnsupportedAlgorithm):
+        return fingerprint(public_key.read_bytes())
+    except (OSError, SiteError):
         raise DeploymentError(
             f"{public_key} is no public key of OpenSSH form, or cannot be read: restore it from "
             "where the keys were made"
         ) from None
-    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
 def plan(
@@ -231,7 +228,7 @@ def plan(
                 f"site '{site}' cannot be a name: at most {LONGEST} letters, digits, '.', '_' and "
                 f"'-', the first no '.' or '-', and not {', '.join(sorted({'all', *_TAKEN}))}"
             )
-    if own := sorted({"site", "state-dir"} & shared.keys()):
+    if own := sorted({"site", "state-dir", "signing-key", "site-registry"} & shared.keys()):
         raise SettingError(f"node config '{own[0]}' is each site's own: leave it out")
     if not sites:
         raise SettingError("no site is named: a deployment needs at least one")
@@ -244,7 +241,13 @@ def plan(
         folder,
         dict(zip(["http", "fleet", *names], ports, strict=True)),
         {
-            site: {"site": site, "state-dir": str(folder / "sites" / site / "state"), **shared}
+            site: {
+                "site": site,
+                "state-dir": str(folder / "sites" / site / "state"),
+                "signing-key": str(folder / "secrets" / f"{site}.key"),
+                "site-registry": str(folder / "sites" / site / _REGISTRY),
+                **shared,
+            }
             for site in names
         },
     )

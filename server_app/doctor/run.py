@@ -93,6 +93,7 @@ def _sites(setup: RunSetup) -> Sequence[Finding]:
 def _content(site: str, facts: Mapping[str, Any]) -> str:
     """Describe a site's data and software from its entry in silos.json."""
     sizes = ", ".join(f"{size} {split}" for split, size in facts["sizes"].items())
+    sizes = sizes or "does not say how many samples it has"
     labels = " ".join(f"{split} {counts}" for split, counts in facts["label_counts"].items())
     software = facts.get("software") or {}
     runs = "".join(f", {name} {value[:12]}" for name, value in software.items())

@@ -117,6 +117,7 @@ class GrowingCsv:
 
 METRICS_HEADER = ("round", "site", "split", "metric", "value")
 TRAFFIC_HEADER = ("round", "phase", "site", "bytes_down", "bytes_up", "seconds")
+ALL = "all"  # in place of a site, which none can be called: the mean over all sites' samples
 UPDATE = "update"  # in place of a split: statistics of what a site's reply changes
 _TRAINED = "trained-"  # before a metric: of the site's own model after its training
 _ORDER = itemgetter(0, 1, 2, 3)  # of rows of metrics.csv
@@ -188,6 +189,14 @@ class Recorder(Hook):
                     self._new_metrics.append([described, site, split, metric, value])
                 elif model == TRAINED:
                     self._new_metrics.append([round_, site, split, _TRAINED + metric, value])
+
+    def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
+        """Record the means over all sites of what was summed in secret, as those of site 'all'."""
+        described = round_ if phase == EVALUATE else round_ - 1
+        for model, split, metric, value in measurements(means):
+            known = model == INCOMING
+            name = metric if known else _TRAINED + metric
+            self._new_metrics.append([described if known else round_, ALL, split, name, value])
 
     def updates_measured(
         self, round_: int, phase: str, contributions: Mapping[str, UpdateStatistics]

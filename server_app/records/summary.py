@@ -37,8 +37,11 @@ BY_TRUST: Mapping[str, Sequence[str]] = {
         "mean; by class how many are found, how many others are taken for it, and its AUC",
     ),
     SUMS: (
+        "at the start: which of its splits it measures",
         "with each reply: masked numbers, of which the server learns sums over at least "
-        "'secure-threshold' sites: numbers of samples and measurements",
+        "'secure-threshold' sites: samples of each split that all sites measure, and accuracy, "
+        "entropy and loss on them; whether it keeps private state, and which operations were not "
+        "repeatable. Nothing else that it measures leaves, nor label counts, seconds and memory",
     ),
     NOBODY: (
         "at the start: its label counts per class and split, with noise",

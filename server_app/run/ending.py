@@ -13,7 +13,7 @@ from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.methods import title_of
 from fedsilo.models.maths.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.server_app.records import summary as summaries
-from fedsilo.server_app.records.recorder import Recorder
+from fedsilo.server_app.records.recorder import ALL, Recorder
 from fedsilo.server_app.records.run_directory import STANDARDISATION, SUMMARY, RunDirectory
 from fedsilo.server_app.run.beginning import Hooks
 from fedsilo.server_app.run.terminal import print_table
@@ -103,12 +103,12 @@ def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
         "seed": common.seed,
         "rounds": state.round,
         "aggregation": common.aggregation,
-        "sites": test,
+        "sites": {site: row for site, row in test.items() if site != ALL},
         "mean": summaries.means(test),
-        "distributions": summaries.by_distribution(test, distribution_of),
+        "distributions": _by_distribution(test, distribution_of),
         "validation": {
             "mean": summaries.means(val),
-            "distributions": summaries.by_distribution(val, distribution_of),
+            "distributions": _by_distribution(val, distribution_of),
         },
         "published": None,  # what finishes a run may know of a paper's numbers
         "published-unlike": None,
@@ -116,6 +116,11 @@ def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
         "marks": method.marks(state),
         "failures": recorder.failures,
     }
+
+
+def _by_distribution(values: Values, groups: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    known = {site: row for site, row in values.items() if site != ALL}
+    return summaries.by_distribution(known, groups)
 
 
 def _distribution_of(method: Method) -> dict[str, str]:
@@ -136,6 +141,9 @@ def show_end(
         shown, groups = data_set(dataset).headline, _distribution_of(method)
         table = summaries.result_table(values, groups, title, published, shown)
         print_table(console, table)
+    elif mean := summary["mean"]:
+        said = ", ".join(f"{metric} {value:.3f}" for metric, value in sorted(mean.items()))
+        say(f"mean over the test samples of all sites: {said}")
     if published:
         say("published: the paper's own numbers, measured in its own setting")
     elif unlike := summary["published-unlike"]:

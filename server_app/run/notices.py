@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fedsilo.datasets.registry import data_set, silo_count, silo_names
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SPLITS
+from fedsilo.models.contract.site_facts import SPLITS, SiteFacts
 from fedsilo.server_app.records.many_sites import listed
 from fedsilo.strategies.meeting.participants import Participants
 
@@ -52,14 +52,14 @@ def _known_silos(common: CommonSettings, simulated: bool) -> list[str]:
 def what_is_odd(participants: Participants) -> Iterator[str]:
     """Yield what a site's data cannot give, and whose own count alone decides the averages."""
     # Without any test sample one line says so; only otherwise is a site without some odd
-    measured = any(facts.sizes().get("test") for facts in participants.facts.values())
+    measured = any(_has_test(facts) for facts in participants.facts.values())
     if not measured:
         yield "no site has test samples: there will be no test results"
     yield from _heaviest(participants)
     for site, facts in participants.facts.items():
-        if sum(1 for count in facts.label_counts["train"] if count) == 1:
+        if sum(1 for count in facts.label_counts.get("train", []) if count) == 1:
             yield f"site {site}: all training samples are of one class"
-        if measured and not facts.sizes().get("test"):
+        if measured and not _has_test(facts):
             yield f"site {site}: it has no test samples and no test results"
         if withheld := [split for split in SPLITS if split not in facts.measured]:
             yield f"site {site}: it withholds its measurements on {', '.join(withheld)}"
@@ -69,9 +69,13 @@ def what_is_odd(participants: Participants) -> Iterator[str]:
             yield f"site {site}: {facts.dropped} samples are left out: {reason}"
 
 
+def _has_test(facts: SiteFacts) -> bool:
+    return bool(facts.sizes().get("test")) if facts.label_counts else "test" in facts.measured
+
+
 def _heaviest(participants: Participants) -> Iterator[str]:
     """Yield a site whose own sample count decides nearly every average, if there is one."""
-    sizes = {site: facts.sizes()["train"] for site, facts in participants.facts.items()}
+    sizes = {site: facts.sizes().get("train", 0) for site, facts in participants.facts.items()}
     site, total = max(sizes, key=sizes.__getitem__), sum(sizes.values())
     if len(sizes) >= 3 and sizes[site] > _NEARLY_ALL * total and not participants.agreed():
         yield (

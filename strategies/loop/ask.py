@@ -36,6 +36,7 @@ class Replies(dict[str, Reply]):
     Attributes:
         became: what the round makes of them.
         sums: where weights were summed in secret, their mean by samples; the replies have none.
+        means: where measurements were summed in secret, the mean of each; the replies have none.
     """
 
     def __init__(
@@ -43,15 +44,25 @@ class Replies(dict[str, Reply]):
         replies: Mapping[str, Reply],
         became: Became | None = None,
         sums: Mapping[str, NDArray] | None = None,
+        means: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(sorted(replies.items()))
         self.became = became or Became()
         self.sums = sums
+        self.means = means or {}
 
     def of(self, sites: Iterable[str]) -> Replies:
         """Return the replies of ``sites``, as far as there are some."""
         wanted = set(sites)
-        return Replies({s: r for s, r in self.items() if s in wanted}, self.became, self.sums)
+        chosen = {site: reply for site, reply in self.items() if site in wanted}
+        return Replies(chosen, self.became, self.sums, self.means)
+
+    def mean_metric(self, name: str) -> float:
+        """Return the mean by samples of a metric that all replies have, or of its secret sum."""
+        if name in self.means:
+            return self.means[name]
+        examples = sum(reply.examples for reply in self.values())
+        return sum(reply.examples * reply.metrics[name] for reply in self.values()) / examples
 
     def average(
         self, common: CommonSettings, before: Arrays, equal: bool = False

@@ -33,7 +33,7 @@ from fedsilo.models.contract.messages import (
     state_key,
 )
 from fedsilo.models.contract.one_line import one_line, shortened
-from fedsilo.models.contract.settings import SERVER, CommonSettings
+from fedsilo.models.contract.settings import SERVER, SUMS, CommonSettings
 from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies
 from fedsilo.strategies.loop.hooks import Hooks
 from fedsilo.strategies.loop.plausible import (
@@ -101,11 +101,20 @@ class GridAsk(Ask):
         round_: the round, from 1; the evaluation that ends a run belongs to its last one.
         sites: those that it may ask.
         spill: where the arrays of replies are until the round is over.
+        ends: whether it is the evaluation that ends a run.
     """
 
-    def __init__(self, session: Session, round_: int, sites: Sequence[str], spill: Spill) -> None:
+    def __init__(
+        self,
+        session: Session,
+        round_: int,
+        sites: Sequence[str],
+        spill: Spill,
+        ends: bool = False,
+    ) -> None:
         self.session = session
         self.round = round_
+        self.ends = ends
         self.sites = list(sites)
         self.stateful_sites = session.kept  # the same object, which grows with the replies
         self.spill = spill
@@ -149,8 +158,7 @@ class GridAsk(Ask):
         facts = session.participants.facts[site]
         told = question.notes.get(site)
         instruction = Instruction(
-            # The final evaluation comes after the last round
-            round=self.round + (phase == EVALUATE),
+            round=self.asked_round(phase),
             phase=phase,
             step=self._step,
             run_name=session.common.run_name,
@@ -170,6 +178,10 @@ class GridAsk(Ask):
         kind = EVALUATE if phase == EVALUATE else TRAIN
         node, group = session.participants.nodes[site], str(instruction.round)
         return Message(content, node, kind, group_id=group)
+
+    def asked_round(self, phase: str = "") -> int:
+        """Return the round that a message is of: the final evaluation comes after the last one."""
+        return self.round + (self.ends or phase == EVALUATE)
 
     def evaluates(self, phase: str) -> bool:
         """Tell whether sites measure the model that they are sent."""
@@ -275,15 +287,27 @@ class _Exchange:
         """Say why a reply cannot be used, if it cannot: numbers first, then method and hooks."""
         question, session = self.question, self.ask.session
         facts, metrics = session.participants.facts[reply.site], reply.metrics
-        always = (NUM_EXAMPLES, *((SECONDS, PEAK_MEMORY) if session.common.trust == SERVER else ()))
-        for key in (*always, *self._needed(facts.held()), *question.metrics):
+        trust = session.common.trust
+        needed = [] if trust == SUMS else [NUM_EXAMPLES, *self._needed(facts.held())]
+        if trust == SERVER:
+            needed += [SECONDS, PEAK_MEMORY]
+        for key in (*needed, *question.metrics):
             if key not in metrics:
                 return f"metric '{key}' is missing"
         most = most_counted(facts, session.common)
         for key, value in metrics.items():
             if fault := metric_fault(key, value, facts.classes, most):
                 return one_line(fault)
-        samples = facts.sizes()["train"]
+        if fault := self._samples_fault(metrics, facts.sizes().get("train")):
+            return fault
+        if question.fault and (fault := question.fault(reply)):
+            return shortened(fault)  # it may quote the arrays themselves
+        return session.hooks.first("objection", self.ask.round, question.phase, reply)
+
+    def _samples_fault(self, metrics: Mapping[str, float], samples: int | None) -> str | None:
+        """Say why a reply counts for no such number of samples; ``samples``: None if not known."""
+        if self.ask.session.common.trust == SUMS:
+            return None
         if metrics[NUM_EXAMPLES] < 1:
             return f"metric '{NUM_EXAMPLES}' is {metrics[NUM_EXAMPLES]:g}, less than 1"
         if metrics[NUM_EXAMPLES] != samples:
@@ -291,9 +315,7 @@ class _Exchange:
                 f"metric '{NUM_EXAMPLES}' is {metrics[NUM_EXAMPLES]:g}; the site has {samples} "
                 "samples"
             )
-        if question.fault and (fault := question.fault(reply)):
-            return shortened(fault)  # it may quote the arrays themselves
-        return session.hooks.first("objection", self.ask.round, question.phase, reply)
+        return None
 
     def _needed(self, held: Collection[str]) -> Iterable[str]:
         """Return the measurements of the splits ``held`` without which a reply is of no use."""

@@ -55,6 +55,9 @@ class Hook:
     ) -> None:
         """Called with each site's contribution to a phase whose replies are updates."""
 
+    def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
+        """Called with the means over all sites of what was measured and summed in secret."""
+
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Called when the run continues without ``site`` in this phase."""
 

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.seeding import derive_seed
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.privacy.secure_sum import needed_sites, quantisation
 from fedsilo.strategies.loop.asking import GridAsk, Session
 from fedsilo.strategies.loop.hooks import Hook, Hooks
@@ -103,8 +103,9 @@ class RoundLoop:
     def evaluate(self, session: Session) -> None:
         """Have all sites measure the current state's model."""
         state = self.current()
-        sites = self.method.participants.sites()
-        self.method.evaluate(state, GridAsk(session, state.round, sites, Spill()))
+        sites, common = self.method.participants.sites(), self.method.common
+        ask = GridAsk(session, state.round, sites, Spill(), ends=True)
+        self.method.evaluate(state, SecureAsk(ask, common) if common.trust == SUMS else ask)
 
     def current(self) -> State:
         """Return the newest round's state; before round 1 the method's initial one."""

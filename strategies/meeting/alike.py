@@ -61,7 +61,7 @@ def shared_data(facts: Facts) -> Refused:
     """Return the sites that train on the very same samples as another, which count them twice."""
     owners: dict[str, list[str]] = {}
     for site in sorted(facts):
-        if facts[site].sizes()["train"] and "train" in facts[site].fingerprints:
+        if facts[site].sizes().get("train") and "train" in facts[site].fingerprints:
             owners.setdefault(facts[site].fingerprints["train"], []).append(site)
     return {
         site: (

@@ -112,7 +112,7 @@ def _shape_faults(facts: SiteFacts) -> Iterator[str]:
 
 
 def _count_faults(facts: SiteFacts) -> Iterator[str]:
-    """Yield what is wrong with counts of samples."""
+    """Yield what is wrong with counts of samples; a site that tells sums alone says none."""
     if not facts.label_counts.keys() <= set(SPLITS):
         yield f"its 'label-counts' are not of {', '.join(SPLITS)}"
     if any(count > _MOST for counts in facts.label_counts.values() for count in counts):

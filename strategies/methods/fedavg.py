@@ -57,7 +57,6 @@ class FedAvg(Method):
         if self.common.secure_aggregation == "none":
             return Disclosures(what)
         return Disclosures(
-            f"{what}, clipped and masked: of them the server learns the mean over all sites alone, "
-            "if it follows the protocol",
+            f"{what}, clipped and masked: of them the server learns the mean over all sites alone",
             "keys for masks and shares of keys that others can open, each round",
         )

@@ -6,6 +6,7 @@ A sum of divided updates is all that is wanted of them, so it can be a secret on
 from dataclasses import replace
 
 from fedsilo.models.contract.messages import TRAIN
+from fedsilo.models.contract.settings import SUMS
 from fedsilo.models.methods.fednova import STEPS
 from fedsilo.strategies.loop.method import Ask, Disclosures, Reply, State
 from fedsilo.strategies.methods.fedavg import FedAvg
@@ -20,8 +21,7 @@ class FedNova(FedAvg):
         trained = ask(
             TRAIN, dict.fromkeys(ask.sites, model), metrics=[STEPS], fault=self.implausible_steps
         )
-        examples = sum(reply.examples for reply in trained.values())
-        steps = sum(reply.examples * reply.metrics[STEPS] for reply in trained.values()) / examples
+        steps = trained.mean_metric(STEPS)
         return replace(state, arrays=self.towards(trained, model, steps))
 
     def implausible_steps(self, reply: Reply) -> str | None:
@@ -35,4 +35,5 @@ class FedNova(FedAvg):
 
     def disclosures(self) -> Disclosures:
         """Name the weights and the steps."""
-        return super().disclosures().also("the number of optimiser steps, each round")
+        mean = ", of which the server learns the mean alone" if self.common.trust == SUMS else ""
+        return super().disclosures().also(f"the number of optimiser steps, each round{mean}")

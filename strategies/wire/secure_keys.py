@@ -1,13 +1,15 @@
 """Keys and shares of secure aggregation, by Flower's SecAgg+ arithmetic.
 
 A site has two key pairs a round: by one it agrees on masks with each other site, by the other on
-keys under which shares travel through the server, who cannot open them. Its secrets are cut into
-shares (Shamir 1979) of which any ``threshold`` give them back.
+keys under which shares travel through the server, who cannot open them. What two sites agree on is
+bound to a ``context``: run, round, names and keys of all. A site's secrets are cut into shares
+(Shamir 1979) of which any ``threshold`` give them back.
 """
 
 from __future__ import annotations
 
 import base64
+import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,9 +35,16 @@ from flwr.supercore.primitives.asymmetric import (
 )
 
 from fedsilo.models.contract.errors import SiteError
+from fedsilo.strategies.wire.signatures import digest, words
 
+_NO_KEY = (ValueError, TypeError, AttributeError, InvalidKey, UnsupportedAlgorithm)
 SECURE = "secure"  # the record's name, in messages and replies
-SENT = ("round", "mask-key", "seal-key", "to", "sealed", "of", "shares")  # keys of replies
+COUNTS = "secure/counts"  # arrays beside the weights, masked as they are: samples by split,
+METRICS = "secure/metrics"  # and measurements times samples
+SENT = (  # keys of replies
+    *("round", "mask-key", "seal-key", "public", "terms", "splits", "signature"),
+    *("to", "sealed", "check", "of", "shares"),
+)
 LONGEST_KEY = 1024  # bytes of a public key as text
 LONGEST_SEALED = 4096  # bytes of two shares, sealed
 LONGEST_SHARE = 1024  # bytes
@@ -63,25 +72,48 @@ def new_key_pair() -> KeyPair:
     return KeyPair(private_key_to_bytes(private), public_key_to_bytes(public))
 
 
-def agreed_key(private: bytes, public: bytes) -> bytes:
-    """Return the key, text of 32 bytes, that both holders of a private key agree on.
+def public_half(private: bytes) -> bytes:
+    """Return the public half of a key pair.
 
     Raises:
-        SiteError: one is no key.
+        SiteError: it is no private key.
     """
     try:
-        return generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))
-    except (ValueError, TypeError, AttributeError, InvalidKey, UnsupportedAlgorithm):
+        return public_key_to_bytes(bytes_to_private_key(private).public_key())
+    except _NO_KEY:
         raise SiteError("a key that came is none") from None
 
 
-def mask_key(private: bytes, public: bytes) -> bytes:
+def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
     """Return the 32 bytes from which two sites draw the mask between them.
 
     Raises:
         SiteError: one is no key.
     """
-    return base64.urlsafe_b64decode(agreed_key(private, public))
+    return _derived(private, public, words("mask", context))
+
+
+def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
+    """Return the key, text of 32 bytes, under which one site's shares travel to another.
+
+    Raises:
+        SiteError: one is no key.
+    """
+    return base64.urlsafe_b64encode(_derived(private, public, words("seal", context)))
+
+
+def _derived(private: bytes, public: bytes, use: bytes) -> bytes:
+    """Return what both holders of a private key derive for one use: HMAC-SHA256 under ECDH."""
+    try:
+        agreed = generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))
+    except _NO_KEY:
+        raise SiteError("a key that came is none") from None
+    return hmac.digest(agreed, use, "sha256")
+
+
+def mask_check(own_mask: bytes) -> bytes:
+    """Return by what a server knows a site's own mask key again once it is put together."""
+    return digest("own mask", own_mask)
 
 
 def refuse_no_key(public: bytes) -> None:
@@ -90,7 +122,7 @@ def refuse_no_key(public: bytes) -> None:
     Raises:
         SiteError: it is none.
     """
-    agreed_key(new_key_pair().private, public)
+    mask_key(new_key_pair().private, public, b"")
 
 
 def sealed(shares: Shares, key: bytes, way: tuple[int, int]) -> bytes:
@@ -159,6 +191,15 @@ def tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes]:
     if not isinstance(values, list) or not fits:
         raise SiteError(f"record '{SECURE}' has no list '{key}' of at most {longest} bytes each")
     return list(values)
+
+
+def token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
+    """Return bytes of a record, at most ``longest`` of them.
+
+    Raises:
+        SiteError: there are none, or more.
+    """
+    return tokens({key: [record.get(key)]}, key, longest)[0]
 
 
 def whole(record: Mapping[str, Any], key: str) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.client_app.privacy.secure_aggregation import SECRETS
+from fedsilo.client_app.privacy.round_secrets import SECRETS
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve

@@ -63,7 +63,7 @@ def test_secrets_are_files_and_each_hospital_has_its_own_key_alone(
     assert len(set(files)) == 6
     for number, name in enumerate(HOSPITALS, start=1):
         own = {"source": f"node-{number}.key", "target": "node.key"}
-        assert compose["services"][name]["secrets"] == ["ca.crt", own]
+        assert compose["services"][name]["secrets"] == ["ca.crt", "registry.json", own]
         assert files[number - 1].endswith(f"/${{SITE_{number}:-{name}}}.key")
 
 

@@ -75,7 +75,13 @@ def test_a_hospital_starts_a_supernode_with_its_own_words(hospital: Runner, plac
     assert options["--root-certificates"] == str(place / "secrets" / "ca.crt")
     assert options["--auth-supernode-private-key"] == str(place / "secrets" / "node.key")
     folders = (f'{name}-dir="{place / name}"' for name in ("data", "state", "cache"))
-    assert options["--node-config"] == " ".join(['site="north"', *folders, 'device="cpu"'])
+    secrets = place / "secrets"
+    signing = (
+        f'signing-key="{secrets / "node.key"}"',
+        f'site-registry="{secrets / "registry.json"}"',
+    )
+    own = ['site="north"', *folders, 'device="cpu"', *signing]
+    assert options["--node-config"] == " ".join(own)
     assert "--insecure" not in command
 
 

@@ -40,7 +40,7 @@ def test_an_example_is_built_by_kustomize(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(FOLDER, copy)
     there = copy / "example" / folder.name
     (there / "secrets").mkdir()
-    for name in ("ca.crt", "server.crt", "server.key", "north.key"):
+    for name in ("ca.crt", "server.crt", "server.key", "north.key", "registry.json"):
         (there / "secrets" / name).write_text("a secret")
     command = ["kubectl", "kustomize", str(there)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import json
 import os
 import shutil
 import stat
@@ -18,6 +19,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
     load_ssh_public_key,
 )
+
+from fedsilo.strategies.wire.signatures import fingerprint
 
 Runner = Callable[..., Any]
 SCRIPT = "make-secrets.sh"
@@ -45,8 +48,16 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_the_folder_holds_what_was_asked_for_and_nothing_else(made_secrets: Path) -> None:
     expected = {"ca.crt", "ca.key", "server.crt", "server.key"}
-    expected |= {"north.key", "north.pub", "south.key", "south.pub"}
+    expected |= {"north.key", "north.pub", "south.key", "south.pub", "registry.json"}
     assert {file.name for file in made_secrets.iterdir()} == expected
+
+
+def test_the_registry_has_the_fingerprint_of_each_hospital(made_secrets: Path) -> None:
+    entries = json.loads((made_secrets / "registry.json").read_text())
+    assert entries == {
+        name: {"key": fingerprint((made_secrets / f"{name}.pub").read_bytes())}
+        for name in ("north", "south")
+    }
 
 
 def test_only_the_owner_reads_the_files(made_secrets: Path) -> None:
@@ -166,8 +177,13 @@ def test_a_hospital_is_added_without_touching_the_others(script: Runner, secrets
     done = script(SCRIPT, "--out", secrets, "--add-hospital", "west")
     assert done.returncode == 0, done.stderr
     after = contents(secrets)
+    registry = json.loads(after.pop("registry.json")), json.loads(before.pop("registry.json"))
     assert {name: after[name] for name in before} == before
     assert set(after) - set(before) == {"west.key", "west.pub"}
+    assert registry[0] == {
+        **registry[1],
+        "west": {"key": fingerprint((secrets / "west.pub").read_bytes())},
+    }
     assert stat.S_IMODE((secrets / "west.key").stat().st_mode) == 0o600
 
 

@@ -21,7 +21,10 @@ _SHORTEST = 14  # characters, without what an error fills in
 # Tried in other files than those beside this one: a part of the text -> the file
 ELSEWHERE = {
     "a sum has room for numbers of a known size": "tests/test_secure_end_to_end.py",
-    "bits moves a site's update by": "tests/test_secure_end_to_end.py",
+    "bits moves the mean by": "tests/test_secure_end_to_end.py",
+    "both beside one another would tell": "tests/client_app/privacy/test_secure_aggregation.py",
+    "sites weigh themselves by their own samples": "tests/test_secure_end_to_end.py",
+    "of the others, and {x} are to be borne": "tests/attacks/test_secure_sums.py",
     "needs at least three sites": "tests/test_secure_end_to_end.py",
     "needs more of the sites' arrays than a sum": "tests/test_secure_end_to_end.py",
     "samples to compare by": "tests/server_app/studies/compare/test_over_seeds.py",

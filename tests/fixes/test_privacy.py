@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.client_app.privacy.ledger import LEDGER
-from fedsilo.client_app.privacy.secure_aggregation import SUMS
+from fedsilo.client_app.privacy.opened_sums import SUMS
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline

@@ -17,6 +17,7 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.figures.palette import GREY, colours
+from fedsilo.server_app.records.recorder import ALL
 from fedsilo.server_app.studies.compare.over_setting import (
     SweptRun,
     finished_runs,
@@ -141,7 +142,7 @@ def _cells(
     line, groups = read_run(run, split).line, _groups(run)
     for row in rows:
         own = row["metric"].startswith(_OWN)
-        if int(row["round"]) == round_ and (with_own or not own):
+        if int(row["round"]) == round_ and row["site"] != ALL and (with_own or not own):
             if row["site"] not in groups:
                 site = one_line(row["site"], 60)
                 raise RunDirectoryError(

@@ -117,7 +117,7 @@ def constant_results(
     """
     scores: dict[str, dict[str, float]] = {}
     for site, facts in silos.items():
-        counts = facts["label_counts"][split]
+        counts = facts["label_counts"].get(split, [])
         if len(counts) == 2 and sum(counts):
             scores[site] = _constant_scores(counts[1] / sum(counts))
     if not scores:

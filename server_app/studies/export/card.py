@@ -148,7 +148,9 @@ def _terms_of(name: str) -> str:
 
 def _classes(run: FinishedRun) -> list[str]:
     facts = next(iter(run.silos.values()))
-    return list(facts["classes"]) or [str(n) for n in range(len(facts["label_counts"]["train"]))]
+    return list(facts["classes"]) or [
+        str(n) for n in range(len(facts["label_counts"].get("train", [])))
+    ]
 
 
 def _shown(run: FinishedRun, sites: Sequence[str]) -> list[str]:

@@ -106,6 +106,8 @@ def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> 
 def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     """Return how many samples of which class each site has (FedEvPrompt, figure 2)."""
     sites = list(silos)
+    if not all(silos[site]["label_counts"] for site in sites):
+        return {}  # hospitals that tell sums alone do not say
     counts = np.array([_all_counts(silos[site]["label_counts"]) for site in sites])
     names: Sequence[str] = silos[sites[0]].get("classes") or [
         f"class {label}" for label in range(counts.shape[1])

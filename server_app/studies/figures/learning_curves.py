@@ -98,7 +98,7 @@ def series(
     values_of: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row["split"] == split and row["metric"] == metric:
-            name = distribution_of[row["site"]]
+            name = distribution_of.get(row["site"], row["site"])  # 'all': of a run for sums
             values_of[name][int(row["round"])].append(float(row["value"]))
     return {
         name: {round_: sum(values) / len(values) for round_, values in sorted(rounds.items())}

@@ -106,7 +106,7 @@ def open_run_model(run_dir: Path, request: FinetuneRequest) -> RunModel:
         _refuse_other_backbone(run_dir, common, digests)
     _refuse_no_encoder(run_dir, common, arrays)
     first_site = next(iter(sites.values()))
-    label_counts = next(iter(first_site["label_counts"].values()))
+    label_counts = next(iter(first_site["label_counts"].values()), first_site["classes"])
     classes = (tuple(first_site["classes"]), len(label_counts))
     has_backbone = any(name.startswith("encoder.vit.") for name in arrays)
     return RunModel(label, common.method, common, arrays, classes, has_backbone)

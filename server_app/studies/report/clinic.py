@@ -45,7 +45,7 @@ def clinic_data(run: ReportedRun) -> dict[str, Any]:
 
 
 def _test_counts(run: ReportedRun, site: str) -> list[int]:
-    return [int(count) for count in run.run.silos[site]["label_counts"]["test"]]
+    return [int(count) for count in run.run.silos[site]["label_counts"].get("test", [])]
 
 
 def _overall(run: ReportedRun, figures: Figures) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class ReportedRun:
     def class_names(self, site: str) -> list[str]:
         """Return the names of a site's classes, numbers where the data set has none."""
         facts = self.run.silos[site]
-        counts = facts["label_counts"]["test"]
+        counts = facts["label_counts"].get("test", [])
         return list(facts["classes"]) or [f"class {label}" for label in range(len(counts))]
 
 
@@ -128,7 +128,7 @@ def taking_part(run: ReportedRun) -> dict[str, Any]:
         ],
         "class_names": names,
         "by_class": [
-            [site, *(f"{count:,}" for count in facts["label_counts"]["test"])]
+            [site, *(f"{count:,}" for count in facts["label_counts"].get("test", []))]
             for site, facts in silos.items()
             if len(names) <= _MANY_CLASSES
         ],

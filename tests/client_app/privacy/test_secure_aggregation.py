@@ -1,11 +1,10 @@
-"""Sites of one round, each with its folder; a test hands on what a server would."""
+"""What a site answers and refuses in one round of secure aggregation."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,132 +12,121 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.client_app.privacy.secure_aggregation import SECRETS, SUMS, SecureSite
-from fedsilo.models.contract.errors import CheckpointError, RefusedError, SiteError
-from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.client_app.privacy.opened_sums import SUMS, OpenedSums
+from fedsilo.client_app.privacy.round_secrets import SECRETS
+from fedsilo.models.contract.errors import CheckpointError, RefusedError, SettingError, SiteError
+from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES
+from tests.support.secure_round import CAME, NAMES, SENT, Round
 
-NAMES = ["a", "b", "c", "d"]
-COMMON = CommonSettings(clip_norm=2.0, secure_aggregation="secagg")
-SENT = {"w": torch.zeros(2)}
-
-
-@dataclass
-class Round:
-    """Four sites in round 3, and what they have answered."""
-
-    folder: Path
-    keys: dict[str, Any] = field(default_factory=dict)
-    shares: dict[str, Any] = field(default_factory=dict)
-
-    def site(self, name: str, round_: int = 3, **asked: Any) -> SecureSite:
-        return SecureSite(name, round_, COMMON, self.folder / name, asked)
-
-    def make_keys(self) -> None:
-        self.keys = {name: self.site(name).answer(SECURE_KEYS) for name in NAMES}
-
-    def all_keys(self, **changes: Any) -> dict[str, Any]:
-        return {
-            "sites": NAMES,
-            "mask-keys": [self.keys[name]["mask-key"] for name in NAMES],
-            "seal-keys": [self.keys[name]["seal-key"] for name in NAMES],
-            "threshold": 3,
-            **changes,
-        }
-
-    def share(self) -> None:
-        asked = self.all_keys()
-        self.shares = {name: self.site(name, **asked).answer(SECURE_SHARES) for name in NAMES}
-
-    def sealed_for(self, name: str) -> dict[str, Any]:
-        senders = [other for other in NAMES if other != name]
-        return {
-            "from": senders,
-            "sealed": [self.shares[s]["sealed"][self.shares[s]["to"].index(name)] for s in senders],
-        }
-
-    def masked(self, name: str, values: list[float], **changes: Any) -> Any:
-        site = self.site(name, **{"sites": NAMES, "weight": 1.0, **changes})
-        return site.masked({"w": torch.tensor(values)}, SENT)["w"]
+THREE = ["a", "b", "c"]
 
 
 @pytest.fixture
 def ready(tmp_path: Path) -> Round:
     round_ = Round(tmp_path)
-    round_.make_keys()
-    round_.share()
+    round_.begin()
     return round_
 
 
-def test_what_leaves_looks_like_no_weights_and_differs_with_the_keys(tmp_path: Path) -> None:
+def test_masked_looks_like_no_weights_and_differs_with_the_keys(tmp_path: Path) -> None:
     left = []
     for attempt in ("one", "two"):
         round_ = Round(tmp_path / attempt)
-        round_.make_keys()
-        round_.share()
+        round_.begin()
         left.append(round_.masked("a", [0.5, 0.5]))
     assert left[0].dtype == np.uint32
     assert left[0][0] != left[0][1]
     assert (left[0] != left[1]).all()
 
 
-def test_the_same_masks_never_hide_two_updates(ready: Round) -> None:
+def test_masked_refuses_the_same_keys_for_two_updates(ready: Round) -> None:
     ready.masked("a", [0.5, 0.5])
     with pytest.raises(RefusedError, match=r"left already.* begin the round again"):
         ready.masked("a", [0.25, 0.5])
-    ready.make_keys()  # the fix
-    ready.share()
+    ready.begin()  # the fix
     assert len(ready.masked("a", [0.25, 0.5])) == 2
 
 
-def test_of_a_site_one_kind_of_share_leaves(ready: Round) -> None:
-    for name in NAMES:
-        ready.masked(name, [0.5, 0.5])
-    asked = ready.sealed_for("a")
-    told = ready.site("a", answered=["a", "b", "c"], **asked).answer(SECURE_UNMASK)
-    again = ready.site("a", answered=["a", "b", "c"], **asked).answer(SECURE_UNMASK)
-    assert dict(told) == dict(again)
+def test_masked_refuses_more_samples_than_all_sites_agreed_on(ready: Round) -> None:
+    with pytest.raises(SettingError, match=r"more samples than 'secure-samples' \(10\)"):
+        ready.masked("a", [0.5, 0.5], samples=11)
+    assert len(ready.masked("a", [0.5, 0.5], samples=10)) == 2
+
+
+def test_unmask_gives_one_kind_of_share_of_each_site_once(ready: Round) -> None:
+    ready.all_masked()
+    told = ready.unmask("a", agreed := ready.agree(THREE))
     assert told["of"] == NAMES
-    with pytest.raises(RefusedError, match=r"the sum of a, b, c was opened .* single sites'"):
-        ready.site("a", answered=["a", "b", "d"], **asked).answer(SECURE_UNMASK)
-    secrets = json.loads((ready.folder / "a" / SECRETS).read_text())
-    assert secrets["masking"] == secrets["own_mask"] == "", "no longer needed"
+    assert not (ready.folder / "a" / SECRETS).exists(), "keys and own shares are erased"
+    with pytest.raises(SiteError, match="it has no keys for secure aggregation"):
+        ready.unmask("a", agreed)
 
 
-def test_a_round_that_is_begun_anew_opens_no_other_sum(ready: Round) -> None:
-    for name in NAMES:
-        ready.masked(name, [0.5, 0.5])
-    ready.site("a", answered=["a", "b", "c"], **ready.sealed_for("a")).answer(SECURE_UNMASK)
-    ready.make_keys()
-    ready.share()
+def test_agree_signs_one_list_by_the_keys_of_a_round(ready: Round) -> None:
+    ready.all_masked()
+    ready.signed("a", THREE)
+    ready.signed("a", THREE)
+    with pytest.raises(RefusedError, match="another list of sites is signed already"):
+        ready.signed("a", NAMES)
+
+
+def test_unmask_refuses_before_enough_sites_have_signed_the_same_list(ready: Round) -> None:
+    ready.all_masked()
+    with pytest.raises(RefusedError, match="no site has agreed yet whose weights came"):
+        ready.unmask("a", {"signers": [], "signatures": []})
+    of_three = {name: ready.signed(name, THREE) for name in ("a", "b")}
+    of_four = {name: ready.signed(name, NAMES) for name in ("c", "d")}
+    said = {"signers": THREE, "signatures": [*of_three.values(), of_four["c"]]}
+    with pytest.raises(RefusedError, match=r"2 sites have signed the list .* and 3 are needed"):
+        ready.unmask("a", said)
+    with pytest.raises(SiteError, match="no sorted list of sites that have answered"):
+        ready.unmask("a", {"signers": NAMES, "signatures": [*said["signatures"], of_four["d"]]})
+
+
+def test_unmask_refuses_signatures_of_an_earlier_attempt(ready: Round) -> None:
+    ready.all_masked()
+    before = {name: ready.signed(name, THREE) for name in ("b", "c")}
+    ready.begin()
+    ready.all_masked()
+    signatures = [ready.signed("a", THREE), *before.values()]
+    with pytest.raises(RefusedError, match="1 sites have signed the list"):
+        ready.unmask("a", {"signers": THREE, "signatures": signatures})
+
+
+def test_a_round_that_is_begun_again_opens_no_other_sum(ready: Round) -> None:
+    ready.all_masked()
+    ready.unmask("a", ready.agree(THREE))
+    ready.begin()
     with pytest.raises(RefusedError, match=r"the sum of a, b, c was opened .* same sites answer"):
         ready.masked("a", [0.5, 0.5], sites=["a", "b", "d"])
-    ready.masked("a", [0.5, 0.5])
-    asked = ready.sealed_for("a")
+    with pytest.raises(RefusedError, match="what this site weighed in it was another"):
+        ready.masked("a", [0.5, 0.25])
+    with pytest.raises(RefusedError, match="what this site weighed in it was another"):
+        ready.masked("a", [0.5, 0.5], samples=9)
+    ready.all_masked()
     with pytest.raises(RefusedError, match="the sum of a, b, c was opened in this round before"):
-        ready.site("a", answered=NAMES, **asked).answer(SECURE_UNMASK)
-    told = ready.site("a", answered=["a", "b", "c"], **asked).answer(SECURE_UNMASK)  # the fix
-    assert told["of"] == NAMES
+        ready.signed("a", NAMES)
+    assert ready.unmask("a", ready.agree(THREE))["of"] == NAMES  # the fix
     (ready.folder / "a" / SUMS).write_text("[]")
+    ready.begin()
     with pytest.raises(CheckpointError, match=r"secure-sums.json is damaged .* bring it back"):
-        ready.site("a", answered=["a", "b", "c"], **asked).answer(SECURE_UNMASK)
+        ready.masked("a", [0.5, 0.5])
 
 
-def test_sums_of_the_newest_rounds_are_remembered(tmp_path: Path) -> None:
-    site = SecureSite("a", 1, COMMON, tmp_path, {})
+def test_opened_sums_remember_the_newest_rounds(tmp_path: Path) -> None:
     for number in range(1, 6):
-        dataclasses.replace(site, round=number)._note_sum(["a", "b", "c"])
+        OpenedSums(tmp_path, number).note(THREE, "digest")
     assert list(json.loads((tmp_path / SUMS).read_text())) == ["3", "4", "5"]
 
 
-def test_sums_of_few_sites_are_not_helped_with(ready: Round) -> None:
+def test_sums_of_few_sites_are_refused(ready: Round) -> None:
     with pytest.raises(RefusedError, match=r"2 sites share their keys, and 3 are needed"):
         ready.masked("a", [0.5, 0.5], sites=["a", "b"])
-    ready.masked("a", [0.5, 0.5], sites=["a", "b", "c"])
+    ready.masked("a", [0.5, 0.5], sites=THREE)
     with pytest.raises(RefusedError, match=r"2 sites have sent their weights, and 3 are needed"):
-        ready.site("a", answered=["a", "b"], **ready.sealed_for("a")).answer(SECURE_UNMASK)
+        ready.signed("a", ["a", "b"])
     with pytest.raises(RefusedError, match="that masks no weights is said to have sent some"):
-        ready.site("a", answered=["a", "b", "d"], **ready.sealed_for("a")).answer(SECURE_UNMASK)
+        ready.signed("a", ["a", "b", "d"])
 
 
 @pytest.mark.parametrize(
@@ -155,9 +143,11 @@ def test_sums_of_few_sites_are_not_helped_with(ready: Round) -> None:
             {"seal-keys": [b"w", b"x", b"y", b"z"]},
             "the keys under this site's name are not its own",
         ),
+        ({"signatures": [b"x"] * 4}, "the signature of site a does not fit its keys"),
+        ({"publics": [b"x"] * 4}, "a public key that came is none of OpenSSH's form"),
     ],
 )
-def test_keys_that_cannot_be_of_four_sites_are_refused(
+def test_shared_refuses_keys_that_cannot_be_of_four_sites(
     changes: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     round_ = Round(tmp_path)
@@ -169,22 +159,13 @@ def test_keys_that_cannot_be_of_four_sites_are_refused(
         round_.site("a", **round_.all_keys()).answer(SECURE_SHARES)
 
 
-def test_shares_of_another_round_do_not_open(ready: Round) -> None:
+def test_unmask_skips_shares_of_another_round(ready: Round) -> None:
     old = ready.sealed_for("a")
-    ready.make_keys()
-    ready.share()
-    for name in NAMES:
-        ready.masked(name, [0.5, 0.5])
-    with pytest.raises(SiteError, match="sealed by another key: of another round"):
-        ready.site("a", answered=NAMES, **old).answer(SECURE_UNMASK)
-    with pytest.raises(SiteError, match="the shares of site b did not come"):
-        ready.site("a", answered=NAMES, sealed=[], **{"from": []}).answer(SECURE_UNMASK)
-
-
-@pytest.mark.parametrize("weight", [None, 0.0, 1.5, "1", 1, float("nan")])
-def test_a_weight_is_a_part_of_one(weight: Any, ready: Round) -> None:
-    with pytest.raises(SiteError, match="no 'weight' above 0 and at most 1"):
-        ready.masked("a", [0.5, 0.5], weight=weight)
+    ready.begin()
+    ready.all_masked()
+    agreed = ready.agree(NAMES)
+    told = ready.site("a", **agreed, **old).answer("secure-unmask")
+    assert told["of"] == ["a"], "its own alone"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +181,7 @@ def test_a_weight_is_a_part_of_one(weight: Any, ready: Round) -> None:
         ),
     ],
 )
-def test_keys_that_are_gone_or_damaged_are_told(
+def test_keys_that_are_gone_or_damaged_are_reported(
     alter: Callable[[Path], Any], kind: type[Exception], told: str, ready: Round
 ) -> None:
     alter(ready.folder / "a" / SECRETS)
@@ -208,7 +189,42 @@ def test_keys_that_are_gone_or_damaged_are_told(
         ready.masked("a", [0.5, 0.5])
 
 
-def test_keys_are_of_one_round_and_their_files_the_owners_alone(ready: Round) -> None:
+def test_keys_are_of_one_round_and_their_file_the_owners_alone(ready: Round) -> None:
     assert (ready.folder / "a" / SECRETS).stat().st_mode & 0o777 == 0o600
     with pytest.raises(SiteError, match="are of round 3, and round 4 is asked for"):
-        ready.site("a", 4, sites=NAMES, weight=1.0).masked(SENT, SENT)
+        ready.site("a", 4, sites=NAMES).masked(SENT, CAME, {})
+
+
+@pytest.mark.parametrize("change", [{"run": "other"}, {"terms": b"other"}])
+def test_keys_of_another_run_or_of_other_settings_are_refused(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    round_ = Round(tmp_path)
+    round_.make_keys()
+    other = dataclasses.replace(round_, **change)
+    round_.keys["b"] = other.site("b").answer(SECURE_KEYS)
+    with pytest.raises(RefusedError, match="the signature of site b does not fit its keys in this"):
+        round_.share()
+
+
+def test_masks_cancel_only_for_sites_that_were_sent_the_same(ready: Round) -> None:
+    """Two sites mask with each other; what is left of both sums tells whether they cancelled."""
+
+    def left_of(came_b: Any) -> int:
+        ready.begin()
+        site = ready.site("a", sites=NAMES)
+        total = site.masked(SENT, CAME, {})["w"].copy()
+        for name in ("b", "c", "d"):
+            came = came_b if name == "b" else CAME
+            total += ready.site(name, sites=NAMES).masked(SENT, came, {})["w"]
+        for name in NAMES:  # own masks come off
+            own = json.loads((ready.folder / name / SECRETS).read_text())["own_mask"]
+            from fedsilo.models.privacy.secure_sum import masked
+
+            zeros = {"secure/counts": np.zeros(1, np.uint32), "w": np.zeros(2, np.uint32)}
+            total -= masked(zeros, [bytes.fromhex(own)])["w"]
+        return int(total[0])
+
+    half = 4 * round((2**30 - 1) / 2)  # four sites' quantised zeros, at the middle of 30 bits
+    assert abs(left_of(CAME) - half) <= 4
+    assert abs(left_of({"arrays/w": torch.ones(2).numpy()}) - half) > 4

@@ -56,7 +56,7 @@ def test_a_limit_that_cannot_be_is_refused(context: Node, key: str, value: Any, 
         ({"batch_size": 7}, "'batch-size' is 7, and 8 samples at least"),
         ({"micro_batch": 2}, "'micro-batch' is 2, and 8 samples at least"),
         ({"rounds": 100}, "100 rounds, and only 100 messages"),
-        ({"rounds": 25, "secure_aggregation": "secagg"}, "25 rounds of 4 messages, and only 100"),
+        ({"rounds": 20, "secure_aggregation": "secagg"}, "20 rounds of 5 messages, and only 100"),
     ],
 )
 def test_settings_below_a_floor_are_refused_before_any_work(

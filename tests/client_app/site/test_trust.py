@@ -59,7 +59,7 @@ def test_a_site_that_names_nobody_takes_no_part_and_says_the_three_choices(hospi
         ("sums", {}, False),
         ("sums", SECAGG, True),
         ("sums", PRIVATE, False),
-        ("sums", {**PRIVATE, "secure_aggregation": "secagg"}, True),
+        ("sums", {**PRIVATE, "secure_aggregation": "secagg"}, False),
         ("nobody", {}, False),
         ("nobody", SECAGG, False),
         ("nobody", PRIVATE, True),

@@ -46,7 +46,7 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
         *("deterministic", "fused-optimiser", "track", "purpose"),
         *("sites-per-round", "aggregation", "aggregation-faulty", "max-update-norm"),
-        *("secure-aggregation", "secure-threshold", "secure-bits", "clip-norm"),
+        *("secure-aggregation", "secure-threshold", "secure-bits", "secure-samples", "clip-norm"),
     } == private_state._FREE
 
 
@@ -138,8 +138,8 @@ def test_a_misspelt_role_is_told() -> None:
 @pytest.mark.parametrize(
     ("method", "decisive"),
     [
-        ("uefl", "3827e4834260542e10067f911f092cba64babcf344cdd5c1f65f725417f438cc"),
-        ("fedavg", "35acea78536e1fcab94f6d2dcd5bd012601992a812c626e931ad2c0acba3d56a"),
+        ("uefl", "fd4db9533e976c4c9004ccbe2e81bdb6a1f1011bc155002b87d10a0156e9a551"),
+        ("fedavg", "b737bb6a7caa82abd351ba20a11585bf171c024c888aef00ddc88f0b5c3d30f7"),
     ],
 )
 def test_decisive_settings_are_those_of_before(method: str, decisive: str) -> None:

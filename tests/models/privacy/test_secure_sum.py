@@ -17,6 +17,8 @@ from fedsilo.models.privacy.secure_sum import (
     masked,
     needed_sites,
     quantisation,
+    tolerated,
+    weight,
     why_too_coarse,
 )
 
@@ -100,15 +102,44 @@ def test_why_too_coarse_names_the_rounding_of_too_few_bits() -> None:
     way = quantisation(settings(secure_bits=8), 3)
     fault = why_too_coarse(settings(secure_bits=8), 10_000, way)
     assert fault is not None
-    assert fault.startswith("rounding 10000 numbers to 8 bits moves a site's update by 0.453")
+    assert fault.startswith("rounding 10000 numbers to 8 bits moves the mean by 0.453")
     assert why_too_coarse(settings(), 10_000_000, quantisation(settings(), 3)) is None
 
 
+def test_why_too_coarse_grows_with_the_bound_on_samples() -> None:
+    # 4 / (2^30 - 1) * 16384 / 75 * sqrt(3 * 1e6 / 12) = 4.07e-4, and 0.02 is allowed
+    way = quantisation(settings(), 3)
+    assert why_too_coarse(settings(), 10**6, way, 3, 75) is None
+    fault = why_too_coarse(settings(), 10**6, way, 3, 1)  # 75 times fewer samples
+    assert fault is not None
+    assert "moves the mean by 0.0305" in fault
+    assert fault.endswith("or lower 'secure-samples'")
+    few = settings(secure_samples=1000)
+    assert why_too_coarse(few, 10**6, quantisation(few, 3), 3, 1) is None  # the fix
+
+
+def test_weight_is_a_site_s_share_of_the_most_samples() -> None:
+    assert weight(settings(secure_samples=200), 50) == 0.25
+    with pytest.raises(SettingError, match=r"more samples than 'secure-samples' \(200\).*raise it"):
+        weight(settings(secure_samples=200), 201)
+
+
+def test_samples_of_all_sites_fit_into_a_word() -> None:
+    with pytest.raises(SettingError, match=r"the samples of 4 sites must stay below 2\^32: lower"):
+        quantisation(settings(secure_samples=2**30), 4)
+    assert quantisation(settings(secure_samples=2**30 - 1), 4).bits == 30
+
+
 def test_a_threshold_is_more_than_half_of_at_least_three() -> None:
-    assert [needed_sites(settings(), sites) for sites in (3, 4, 5, 6, 9)] == [3, 3, 4, 4, 6]
+    assert [needed_sites(settings(), sites) for sites in (3, 4, 5, 6, 9)] == [3, 3, 4, 5, 7]
     assert needed_sites(settings(secure_threshold=5), 6) == 5
     for wrong in (3, 7):
         with pytest.raises(SettingError, match=f"is {wrong}, and of 6 sites .* from 4 to 6"):
             needed_sites(settings(secure_threshold=wrong), 6)
     with pytest.raises(SettingError, match="at least three sites, and there are 2"):
         needed_sites(settings(), 2)
+
+
+def test_tolerated_sites_are_those_of_theorem_6_5() -> None:
+    assert [tolerated(t, 6) for t in (4, 5, 6)] == [1, 3, 4]  # 2t - n - 1, at most t - 2
+    assert [tolerated(3, n) for n in (3, 4, 5)] == [1, 1, 0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 from itertools import combinations
@@ -10,12 +11,14 @@ import pytest
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.strategies.wire.secure_keys import (
     Shares,
-    agreed_key,
     cut,
     joined,
+    mask_check,
     mask_key,
     new_key_pair,
     opened,
+    public_half,
+    seal_key,
     sealed,
     texts,
     tokens,
@@ -25,12 +28,24 @@ from fedsilo.strategies.wire.secure_keys import (
 
 def test_two_sites_agree_on_a_key_and_a_third_has_another() -> None:
     a, b, c = (new_key_pair() for _ in range(3))
-    assert mask_key(a.private, b.public) == mask_key(b.private, a.public)
-    assert len(mask_key(a.private, b.public)) == 32
-    assert mask_key(c.private, b.public) != mask_key(a.private, b.public)
+    key = mask_key(a.private, b.public, b"round")
+    assert key == mask_key(b.private, a.public, b"round")
+    assert len(key) == 32
+    assert key != mask_key(c.private, b.public, b"round")
+    assert key != mask_key(a.private, b.public, b"other round")
+    assert seal_key(a.private, b.public, b"round") == seal_key(b.private, a.public, b"round")
+    assert base64.urlsafe_b64decode(seal_key(a.private, b.public, b"round")) != key
     for private, public in ((a.private, b"no key"), (b"no key", a.public), (a.public, a.public)):
         with pytest.raises(SiteError, match="a key that came is none"):
-            mask_key(private, public)
+            mask_key(private, public, b"")
+
+
+def test_a_secret_is_known_again_by_its_public_half_or_its_check() -> None:
+    pair, other = new_key_pair(), new_key_pair()
+    assert public_half(pair.private) == pair.public != public_half(other.private)
+    assert mask_check(b"a" * 32) != mask_check(b"b" * 32)
+    with pytest.raises(SiteError, match="a key that came is none"):
+        public_half(b"no key")
 
 
 def test_any_threshold_of_shares_give_the_secret_and_fewer_do_not() -> None:
@@ -55,12 +70,12 @@ def test_shares_of_other_secrets_are_told() -> None:
 def test_sealed_shares_open_for_their_receiver_alone() -> None:
     a, b, c = (new_key_pair() for _ in range(3))
     shares = Shares(b"own", b"mask")
-    key = agreed_key(a.private, b.public)
+    key = seal_key(a.private, b.public, b"1")
     token = sealed(shares, key, (0, 1))
     assert b"own" not in token
-    assert opened(token, agreed_key(b.private, a.public), (0, 1)) == shares
+    assert opened(token, seal_key(b.private, a.public, b"1"), (0, 1)) == shares
     with pytest.raises(SiteError, match="sealed by another key: of another round"):
-        opened(token, agreed_key(c.private, a.public), (0, 1))
+        opened(token, seal_key(c.private, a.public, b"1"), (0, 1))
     with pytest.raises(SiteError, match="of another site or for another one"):
         opened(token, key, (2, 1))
     with pytest.raises(SiteError, match="sealed by another key"):

@@ -1,0 +1,97 @@
+"""Which sums a site has helped to open: of a round begun again it opens the same sum or none.
+
+The difference of two sums would be that of a site's own updates. So the record holds of each of the
+newest rounds whose sum it was, and a digest of what this site weighed and masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsilo.client_app.site.own_file import OwnFile
+from fedsilo.models.contract.errors import RefusedError
+
+SUMS = "secure-sums.json"
+_KEPT = 3  # rounds: a server may go back by two
+
+Sums = dict[str, tuple[list[str], str]]
+
+
+@dataclass(frozen=True)
+class OpenedSums:
+    """The record of one site in one run, and what it says of one round.
+
+    Attributes:
+        folder: of the site's private state in the run.
+        round: the round.
+    """
+
+    folder: Path
+    round: int
+
+    def refuse_without(self, partners: Sequence[str]) -> None:
+        """Refuse to mask with ``partners`` where one is missing of the sum that is open already.
+
+        Raises:
+            RefusedError: names the sites of the open sum.
+        """
+        sites, _ = self._of_round()
+        if not set(sites) <= set(partners):
+            raise self._other(sites)
+
+    def refuse_other(self, weighed: str, answered: Sequence[str] = ()) -> None:
+        """Refuse another sum than the one that is open already, if one is.
+
+        Args:
+            weighed: digest of what this site weighs and masks.
+            answered: the sites of the sum, or none where only ``weighed`` is known yet.
+
+        Raises:
+            RefusedError: says what differs.
+        """
+        sites, before = self._of_round()
+        if sites and answered and list(answered) != sites:
+            raise self._other(sites)
+        if sites and before != weighed:
+            raise RefusedError(
+                "a sum of this round was opened before, and what this site weighed in it was "
+                "another: both beside one another would tell its own part; set 'deterministic' to "
+                "'true', and choose another 'run-name'"
+            )
+
+    def note(self, answered: Sequence[str], weighed: str) -> None:
+        """Write down that the sum of ``answered`` is opened."""
+        known = {**self._sums(), str(self.round): (list(answered), weighed)}
+        newest = sorted(known, key=int)[-_KEPT:]
+        self._file().write({number: known[number] for number in newest})
+
+    def _of_round(self) -> tuple[list[str], str]:
+        return self._sums().get(str(self.round), ([], ""))
+
+    def _sums(self) -> Sums:
+        return self._file().read(_parsed, {})
+
+    def _file(self) -> OwnFile:
+        lost = (
+            "bring it back, or choose another 'run-name'; whose sums were opened is known by "
+            "nothing else"
+        )
+        return OwnFile(self.folder / SUMS, SUMS, lost)
+
+    @staticmethod
+    def _other(sites: Sequence[str]) -> RefusedError:
+        return RefusedError(
+            f"the sum of {', '.join(sites)} was opened in this round before: that of others "
+            "beside it would tell single sites' weights; let the same sites answer, or go on "
+            "without this one"
+        )
+
+
+def _parsed(content: Any) -> Sums:
+    return {
+        str(int(number)): ([str(site) for site in sites], str(weighed))
+        for number, (sites, weighed) in content.items()
+    }

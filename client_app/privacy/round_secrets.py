@@ -1,0 +1,106 @@
+"""What a site knows of one round of secure aggregation: keys, shares and what it has signed.
+
+They lie beside the site's state, their owner's alone, and are erased once the round's sum is open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsilo.client_app.site.own_file import OwnFile
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.strategies.wire.secure_keys import seal_key
+from fedsilo.strategies.wire.signatures import words
+
+SECRETS = "secure-round.json"
+
+
+@dataclass
+class RoundSecrets:
+    """What a site knows in one round, bytes as hexadecimal text.
+
+    Attributes:
+        round: the round.
+        masking: private key for masks.
+        sealing: private key for what travels. public: both keys' public halves.
+        own_mask: key of the site's own mask.
+        keys: of all sites that have some: public keys for masks and for what travels, and that by
+            which the site signs; known from the shares on, as are
+        own_shares: what the site keeps of its own secrets.
+        splits: those that all sites measure, of which measurements are summed.
+        threshold: shares that give a secret back. context: what all sites have alike.
+        partners: the sites with which it is masked; empty: nothing has left yet.
+        weighed: digest of what it masked.
+        answered: the sites whose weights came, as this site has signed; empty: it has not yet.
+    """
+
+    round: int
+    masking: str
+    sealing: str
+    public: list[str]
+    own_mask: str
+    keys: dict[str, list[str]] = field(default_factory=dict)
+    splits: list[str] = field(default_factory=list)
+    own_shares: list[str] = field(default_factory=list)
+    threshold: int = 0
+    context: str = ""
+    partners: list[str] = field(default_factory=list)
+    weighed: str = ""
+    answered: list[str] = field(default_factory=list)
+
+    @property
+    def sites(self) -> list[str]:
+        """All sites that have keys, sorted."""
+        return sorted(self.keys)
+
+    def seal_key_with(self, other: str) -> bytes:
+        """Return the key under which shares travel between this site and another."""
+        return seal_key(raw(self.sealing), raw(self.keys[other][1]), raw(self.context))
+
+    def list_words(self) -> bytes:
+        """Return what a site signs to say whose weights came, under the keys of the round."""
+        return words("answered", self.context, self.answered)
+
+    def write(self, folder: Path) -> None:
+        """Write them down; CheckpointError where the disk does not take them."""
+        _file(folder).write(asdict(self))
+
+
+def read_secrets(folder: Path, round_: int) -> RoundSecrets:
+    """Return what a site knows of a round.
+
+    Raises:
+        SiteError: there is nothing, or it is of another round.
+        CheckpointError: the file is damaged.
+    """
+    secrets: RoundSecrets | None = _file(folder).read(_parsed, None)
+    if secrets is None:
+        raise SiteError("it has no keys for secure aggregation: begin the round again")
+    if secrets.round != round_:
+        raise SiteError(
+            f"its keys for secure aggregation are of round {secrets.round}, and round {round_} is "
+            "asked for: begin the round again"
+        )
+    return secrets
+
+
+def drop_secrets(folder: Path) -> None:
+    """Erase the keys of a round: its sum is open, or the run is over."""
+    (folder / SECRETS).unlink(missing_ok=True)
+
+
+def raw(text: str) -> bytes:
+    """Return the bytes of hexadecimal text."""
+    return bytes.fromhex(text)
+
+
+def _file(folder: Path) -> OwnFile:
+    return OwnFile(folder / SECRETS, SECRETS, "remove it and begin the round again")
+
+
+def _parsed(content: Any) -> RoundSecrets | None:
+    secrets = RoundSecrets(**content)
+    raw(secrets.own_mask)
+    return secrets

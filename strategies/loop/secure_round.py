@@ -1,0 +1,322 @@
+"""One secure sum as the server sees it: keys, sealed shares, masked sums, and what is left.
+
+The phases and their messages are in ``strategies.loop.secure_ask``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord
+
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.messages import (
+    EVALUATE,
+    SECURE_AGREE,
+    SECURE_SHARES,
+    SECURE_UNMASK,
+    TRAIN,
+)
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.privacy.secure_sum import (
+    KEY,
+    Quantisation,
+    Words,
+    masked,
+    needed_sites,
+    quantisation,
+    why_too_coarse,
+)
+from fedsilo.models.privacy.summed_metrics import bounds, counted, split_of
+from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs
+from fedsilo.strategies.wire.secure_keys import (
+    COUNTS,
+    LONGEST_SEALED,
+    LONGEST_SHARE,
+    METRICS,
+    joined,
+    mask_check,
+    mask_key,
+    public_half,
+    texts,
+    tokens,
+)
+from fedsilo.strategies.wire.signatures import (
+    bound_to,
+    common_splits,
+    context_of,
+)
+
+_KEYS = ("mask-key", "seal-key")
+_VARIANCE = "running_var"
+_MARGIN = 1.001
+
+
+class SecureSum:
+    """What the server knows of one sum.
+
+    Attributes:
+        round: the round.
+        common: the run's settings.
+        specs: of the arrays that are summed.
+        asked: sites that the round asks.
+        classes: of the data.
+        threshold: sites that must stay to the end; 0 before all keys have come.
+        bound: to what masks are bound: the context, and what all sites are sent and asked.
+        keys: by site, its public keys of the round.
+        context: what all sites of the round have alike, to which masks are bound.
+        sealed: by sender, then by receiver, the sealed shares.
+        replies: those of the phase that trained, without arrays, by site.
+        signers: by site, the public key by which it signs, and the signature of its keys.
+        signatures: by site, that under the list of ``replies``.
+        splits: those that all sites measure, of which measurements may be summed.
+        metrics: the measurements that are summed, sorted.
+    """
+
+    def __init__(
+        self, round_: int, common: CommonSettings, specs: Specs, asked: int, classes: int
+    ) -> None:
+        self.round = round_
+        self.asked = asked
+        self.common = common
+        self.classes = classes
+        self.specs = specs
+        self.numbers = sum(math.prod(n or 1 for n in spec.shape) for spec in specs.values())
+        self.threshold = 0
+        self.bound = self.context = b""
+        self.keys: dict[str, tuple[bytes, bytes]] = {}
+        self.sealed: dict[str, dict[str, bytes]] = {}
+        self.replies: dict[str, Reply] = {}
+        self.signatures: dict[str, bytes] = {}
+        self.signers: dict[str, tuple[bytes, bytes]] = {}  # public key and signature of its keys
+        self.splits: list[str] = []
+        self.metrics: list[str] = []
+        self._said: list[str] = []
+        self._checks: dict[str, bytes] = {}
+        self._sums: dict[str, Words] = {}
+
+    def masked_specs(self) -> dict[str, ArraySpec]:
+        """Return the arrays of a reply: whole numbers in place of floats."""
+        specs = {name: ArraySpec(spec.shape, "uint32") for name, spec in self.specs.items()}
+        specs[COUNTS] = ArraySpec((len(counted(self.splits)),), "uint32")
+        if self.metrics:
+            specs[METRICS] = ArraySpec((len(self.metrics),), "uint32")
+        return specs
+
+    def record(self, phase: str, site: str) -> ConfigRecord:
+        """Return what ``site`` is told in a phase."""
+        values: dict[str, Any] = {"round": self.round}
+        if phase == SECURE_SHARES:
+            values |= {
+                "sites": list(self.keys),
+                "mask-keys": [mask for mask, _ in self.keys.values()],
+                "seal-keys": [seal for _, seal in self.keys.values()],
+                "publics": [public for public, _ in self.signers.values()],
+                "signatures": [signature for _, signature in self.signers.values()],
+                "splits": self._said,
+                "threshold": self.threshold,
+            }
+        elif phase in (TRAIN, EVALUATE):
+            values |= {"sites": list(self.sealed), "metrics": self.metrics}
+        elif phase == SECURE_AGREE:
+            values |= {"answered": list(self.replies)}
+        elif phase == SECURE_UNMASK:
+            senders = [sender for sender in self.sealed if sender != site]
+            values |= {
+                "signers": list(self.signatures),
+                "signatures": list(self.signatures.values()),
+                "from": senders,
+                "sealed": [self.sealed[sender][site] for sender in senders],
+            }
+        return ConfigRecord(values)
+
+    def take_keys(self, replies: Mapping[str, Reply]) -> None:
+        """Take the sites' public keys.
+
+        Raises:
+            SettingError: so many sites do not fit 'secure-threshold' or 'secure-bits'.
+            SiteError: too few sites are left.
+        """
+        try:
+            self.threshold = needed_sites(self.common, len(replies))
+        except SettingError as error:
+            raise SiteError(
+                f"round {self.round}: {len(replies)} of {self.asked} sites have sent keys for "
+                f"secure aggregation, and {error.args[0].partition(':')[0]}: repair the sites and "
+                "resume"
+            ) from None
+        way = quantisation(self.common, len(replies))
+        if reason := why_too_coarse(self.common, self.numbers, way):
+            raise SettingError(reason)
+        for site, reply in sorted(replies.items()):
+            record = reply.secure
+            mask, seal = (bytes(record[key]) for key in _KEYS)
+            self.keys[site] = mask, seal
+            self.signers[site] = bytes(record["public"]), bytes(record["signature"])
+        self._said = [str(reply.secure["splits"]) for _, reply in sorted(replies.items())]
+        self.splits = common_splits(self._said)
+        self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
+
+    def bind(self, sent: Mapping[str, NDArray]) -> None:
+        """Bind the masks to the arrays that all sites are sent, and to the metrics."""
+        self.bound = bound_to(self.context, sent, self.metrics)
+
+    def take_shares(self, replies: Mapping[str, Reply]) -> None:
+        """Take the sealed shares, each for one other site."""
+        self._refuse_few(replies, "shared their keys")
+        for site, reply in sorted(replies.items()):
+            record = reply.secure
+            listed = zip(texts(record, "to"), tokens(record, "sealed", LONGEST_SEALED), strict=True)
+            self.sealed[site] = dict(listed)
+            self._checks[site] = bytes(record["check"])
+
+    def take_masked(self, replies: Mapping[str, Reply]) -> None:
+        """Add up masked arrays; an array of one site is in memory at a time."""
+        self._refuse_few(replies, "sent masked weights")
+        for name in sorted(self.masked_specs()):
+            total: Any = None
+            for _, reply in sorted(replies.items()):
+                array = reply.arrays[name]
+                total = array if total is None else total + array  # modulo 2^32
+            self._sums[name] = total
+        self.replies = {s: replace(reply, arrays={}) for s, reply in sorted(replies.items())}
+
+    def take_signatures(self, replies: Mapping[str, Reply]) -> None:
+        """Take the signatures under the list of sites whose weights came."""
+        self._refuse_few(replies, "signed whose weights came")
+        self.signatures = {s: bytes(r.secure["signature"]) for s, r in sorted(replies.items())}
+
+    def mean(
+        self, replies: Mapping[str, Reply], before: Arrays
+    ) -> tuple[dict[str, NDArray], dict[str, float]]:
+        """Return the means by samples of what was trained, float32, and of measurements.
+
+        Args:
+            replies: of phase ``secure-unmask``.
+            before: what the sites began with, by the names of their arrays.
+
+        Raises:
+            SiteError: too few have answered, or their shares do not fit together.
+        """
+        self._refuse_few(replies, "helped to take the masks off")
+        sums = masked(self._sums, *self._masks_left(replies))
+        counts = dict(zip(counted(self.splits), map(int, sums.pop(COUNTS)), strict=True))
+        portions = sums.pop(METRICS, np.zeros(0, np.uint32))
+        samples, sites = counts["train"], len(self.replies)
+        way = quantisation(self.common, len(self.keys))
+        self._refuse_samples(counts)
+        if reason := why_too_coarse(self.common, self.numbers, way, sites, samples):
+            raise SettingError(reason)
+        share = self.common.secure_samples / samples
+        updates = {name: way.total(words, sites) * share for name, words in sums.items()}
+        self._refuse_unlikely(updates, way, share)
+        mean = {}
+        for name, update in updates.items():
+            became = before[name].astype(np.float64) + update
+            # Rounding may leave a variance of zero just below it
+            at_least = 0.0 if name.endswith(_VARIANCE) else -np.inf
+            mean[name] = np.asarray(np.maximum(became, at_least), np.float32)
+        return mean, self._measured(replace(way, limit=1.0).total(portions, sites), counts)
+
+    def _measured(self, portions: NDArray, counts: Mapping[str, int]) -> dict[str, float]:
+        """Return the mean of each metric over the samples of all sites, from the sums."""
+        means = {}
+        for name, portion in zip(self.metrics, portions, strict=True):
+            low, high = bounds(name, self.classes) or (0.0, 0.0)
+            weight = counts[split_of(name) or "train"] / self.common.secure_samples
+            # Finer digits are those of rounding to whole numbers
+            means[name] = round(low + (high - low) * float(portion) / weight, 6)
+        return means
+
+    def _masks_left(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
+        """Return the keys of masks to add to the sum, and of those to take off."""
+        plus: list[bytes] = []
+        shares = {giver: _shares(reply) for giver, reply in replies.items()}
+        minus = [self._secret(site, shares) for site in self.replies]
+        for gone in sorted(self.sealed.keys() - self.replies.keys()):
+            private = self._secret(gone, shares)
+            for site in self.replies:
+                key = mask_key(private, self.keys[site][0], self.bound)
+                # What the site has added because of the one that is gone comes off, and back
+                (minus if site < gone else plus).append(key)
+        return plus, minus
+
+    def _secret(self, site: str, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
+        """Return the secret of ``site``, of which sites have given a share each.
+
+        With more shares than are needed one that is wrong does no harm: each can be left out.
+
+        Raises:
+            SiteError: no shares give it; names the site that is at fault, as far as can be known.
+        """
+        given = {giver: held[site] for giver, held in shares.items() if site in held}
+        for left_out in (None, *given):
+            some = [share for giver, share in given.items() if giver != left_out]
+            if len(some) < self.threshold:
+                continue
+            with suppress(SiteError):
+                if self._fits(site, secret := joined(some[: self.threshold])):
+                    return secret
+        raise SiteError(
+            f"round {self.round}: the masks of site {site} cannot be taken off: of "
+            f"{len(shares)} sites {len(given)} could open its shares, and they do not give its "
+            f"secret; site {site} is at fault, or where no more than {self.threshold} answered "
+            f"one of {', '.join(shares)}: repair it or leave it out, and resume the run, which "
+            "begins the round again"
+        )
+
+    def _fits(self, site: str, secret: bytes) -> bool:
+        """Tell whether it is the secret that ``site`` has cut."""
+        if site in self.replies:
+            return len(secret) == KEY and mask_check(secret) == self._checks[site]
+        return public_half(secret) == self.keys[site][0]
+
+    def _refuse_samples(self, counts: Mapping[str, int]) -> None:
+        """Refuse sums of samples that so many sites cannot have.
+
+        Raises:
+            SiteError: one is 0, or above 'secure-samples' for each.
+        """
+        for split, samples in counts.items():
+            if not 0 < samples <= len(self.replies) * self.common.secure_samples:
+                raise self._spoilt(f"counts {samples} samples of '{split}'")
+
+    def _spoilt(self, what: str) -> SiteError:
+        return SiteError(
+            f"round {self.round}: the masks did not go out of the sum, which {what}: one of "
+            f"{', '.join(self.replies)} masked something else than it was asked for, or by other "
+            "keys, and of a sum nobody can tell which; start again with fewer of them"
+        )
+
+    def _refuse_unlikely(
+        self, updates: Mapping[str, NDArray], way: Quantisation, share: float
+    ) -> None:
+        """Refuse a mean that no clipped updates have: masks that do not fit leave random numbers.
+
+        Raises:
+            SiteError: it is longer than 'clip-norm' allows.
+        """
+        rounding = len(self.replies) * way.step * math.sqrt(self.numbers)
+        longest = self.common.clip_norm + share * rounding
+        length = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))
+        if length > _MARGIN * longest:
+            raise self._spoilt(f"has a mean {length:.3g} long where {longest:.3g} is the most")
+
+    def _refuse_few(self, sites: Iterable[str], what: str) -> None:
+        if (number := len(list(sites))) < self.threshold:
+            raise SiteError(
+                f"round {self.round}: {number} sites {what}, and {self.threshold} of "
+                f"{len(self.keys)} are needed ('secure-threshold'): repair the sites and resume"
+            )
+
+
+def _shares(reply: Reply) -> dict[str, bytes]:
+    """Return the shares that a site has given, by the site whose secret they are of."""
+    record = reply.secure
+    return dict(zip(texts(record, "of"), tokens(record, "shares", LONGEST_SHARE), strict=True))

@@ -1,0 +1,130 @@
+"""Who says it: signatures by the keys with which hospitals are registered, and what is signed.
+
+A hospital is known by the fingerprint of its SuperNode's public key (OpenSSH form), as
+``ssh-keygen -l`` prints it. What is signed or hashed begins with its purpose: a signature for one
+purpose is none for another, nor for Flower, which signs times with the same key.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+    derive_private_key,
+)
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_public_key,
+    ssh_key_fingerprint,
+)
+
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.strategies.wire.records import NDArray
+
+LONGEST_SIGNATURE = 256  # bytes
+
+
+def words(purpose: str, *parts: object) -> bytes:
+    """Return what is signed or hashed for ``purpose``: parts that cannot run into each other."""
+    return json.dumps(["fedsilo secure sum", purpose, *parts], default=bytes.hex).encode()
+
+
+def digest(purpose: str, *parts: object) -> bytes:
+    """Return the SHA-256 of ``words``, 32 bytes."""
+    return hashlib.sha256(words(purpose, *parts)).digest()
+
+
+def key_words(
+    run: str, round_: int, site: str, keys: tuple[bytes, bytes], terms: bytes, splits: str
+) -> bytes:
+    """Return what a site signs to vouch for its two public keys of a round."""
+    return words("keys", run, round_, site, *keys, terms, splits)
+
+
+def common_splits(said: Iterable[str]) -> list[str]:
+    """Return the splits that all sites measure, of what each has said, sorted."""
+    measured = [set(filter(None, splits.split(","))) for splits in said]
+    return sorted(set.intersection(*measured)) if measured else []
+
+
+def context_of(
+    run: str, round_: int, keys: Mapping[str, tuple[bytes, bytes]], threshold: int
+) -> bytes:
+    """Return what all sites of a round must have alike, 32 bytes: all names and keys among it."""
+    listed = [[site, *keys[site]] for site in sorted(keys)]
+    return digest("round", run, round_, threshold, listed)
+
+
+def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
+    """Return the SHA-256 of arrays with their names, types and shapes, 32 bytes."""
+    total = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        total.update(words("array", name, array.dtype.str, list(arrays[name].shape)))
+        total.update(array.data)
+    return total.digest()
+
+
+def bound_to(context: bytes, came: Mapping[str, NDArray], metrics: Iterable[str]) -> bytes:
+    """Return to what the masks between sites are bound, 32 bytes.
+
+    The masks of sites that are sent other arrays, or asked for other metrics, do not cancel.
+
+    Args:
+        context: of the round.
+        came: all arrays that a site is sent, by record and name.
+        metrics: what it is asked to sum.
+    """
+    return digest("bound", context, arrays_digest(came), sorted(metrics))
+
+
+def public_text(private: EllipticCurvePrivateKey) -> bytes:
+    """Return the public half of a key in OpenSSH's form."""
+    return private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+
+def fingerprint(public: bytes) -> str:
+    """Return the fingerprint of a public key in OpenSSH's form, as ``ssh-keygen -l`` prints it.
+
+    Raises:
+        SiteError: it is no such key.
+    """
+    try:
+        found = ssh_key_fingerprint(load_ssh_public_key(public), SHA256())
+    except (ValueError, UnsupportedAlgorithm):
+        raise SiteError("a public key that came is none of OpenSSH's form") from None
+    return f"SHA256:{base64.b64encode(found).decode().rstrip('=')}"
+
+
+def signed(private: EllipticCurvePrivateKey, text: bytes) -> bytes:
+    """Return the signature of ``text``, ECDSA with SHA-256."""
+    return private.sign(text, ECDSA(SHA256()))
+
+
+def is_signed(public: bytes, text: bytes, signature: bytes) -> bool:
+    """Tell whether ``signature`` of ``text`` is by the holder of an OpenSSH public key."""
+    try:
+        key = load_ssh_public_key(public)
+        if not isinstance(key, EllipticCurvePublicKey):
+            return False
+        key.verify(signature, text, ECDSA(SHA256()))
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def simulated_key(seed: int, site: str) -> EllipticCurvePrivateKey:
+    """Return the key of a simulated site: anybody who knows the seed has it."""
+    number = int.from_bytes(digest("simulated key", seed, site)) >> 1 | 1  # below the curve's order
+    return derive_private_key(number, SECP256R1())
