@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedsilo.server_app.run.inline_engine import flower_identity
-from tests.support.quadratic import HESSIANS, RATE, SAMPLES, SITES, SLOPES, rounds_of
+from tests.support.quadratic import HESSIANS, RATE, SAMPLES, SITES, SLOPES, START, rounds_of
 
 Vector = np.ndarray[Any, Any]
 P = np.array(SAMPLES) / sum(SAMPLES)
@@ -37,7 +37,7 @@ def gradient(site: int, w: Vector) -> Vector:
 
 def scaffold(eta_g: float) -> list[Vector]:
     """Algorithm 1, option II, with sites weighted by samples."""
-    x, c, own, found = np.array([1.0, -1.0]), np.zeros(2), np.zeros((3, 2)), []
+    x, c, own, found = np.array(START), np.zeros(2), np.zeros((3, 2)), []
     for number in range(1, 11):
         here = asked(number)
         weights = P[here] / P[here].sum()
@@ -58,7 +58,7 @@ def scaffold(eta_g: float) -> list[Vector]:
 
 def fednova() -> list[Vector]:
     """Eq. 6 and 7, a_i of ones."""
-    x, found = np.array([1.0, -1.0]), []
+    x, found = np.array(START), []
     for number in range(1, 11):
         here = asked(number)
         weights, steps = P[here] / P[here].sum(), np.array(STEPS)[here]
@@ -75,7 +75,7 @@ def fednova() -> list[Vector]:
 
 def feddyn(alpha: float) -> list[Vector]:
     """Algorithm 1, the argmin by the sites' steps of SGD, with sites weighted by samples."""
-    x, h, own, found = np.array([1.0, -1.0]), np.zeros(2), np.zeros((3, 2)), []
+    x, h, own, found = np.array(START), np.zeros(2), np.zeros((3, 2)), []
     for number in range(1, 11):
         here = asked(number)
         weights = P[here] / P[here].sum()
@@ -93,6 +93,28 @@ def feddyn(alpha: float) -> list[Vector]:
     return found
 
 
+def adaptive(second: Callable[[Vector, Vector], Vector], beta1: float) -> list[Vector]:
+    """Algorithm 2 of Reddi et al., eta 0.5 and tau 0.1, with sites weighted by samples."""
+    x, m, v, found = np.array(START), np.zeros(2), np.full(2, 0.1**2), []
+    for number in range(1, 11):
+        here = asked(number)
+        moved = []
+        for i in here:
+            y = x
+            for _ in range(STEPS[i]):
+                y = y - RATE * gradient(i, y)
+            moved.append(y - x)
+        delta = P[here] / P[here].sum() @ np.array(moved)
+        m = beta1 * m + (1 - beta1) * delta
+        v = second(v, delta**2)
+        x = x + 0.5 * m / (np.sqrt(v) + 0.1)
+        found.append(x)
+    return found
+
+
+ADAPTIVE = {"fedadam.server-learning-rate": 0.5, "fedadam.tau": 0.1}
+
+
 @pytest.mark.parametrize(
     ("method", "own", "numpy_version"),
     [
@@ -100,6 +122,13 @@ def feddyn(alpha: float) -> list[Vector]:
         ("scaffold", {"scaffold.server-learning-rate": 0.5}, lambda: scaffold(0.5)),
         ("fednova", {}, fednova),
         ("feddyn", {"feddyn.regularisation-alpha": 0.5}, lambda: feddyn(0.5)),
+        ("fedadam", ADAPTIVE, lambda: adaptive(lambda v, d: 0.99 * v + 0.01 * d, 0.9)),
+        (
+            "fedyogi",
+            ADAPTIVE,
+            lambda: adaptive(lambda v, d: v - 0.01 * d * np.sign(v - d), 0.9),
+        ),
+        ("fedadagrad", ADAPTIVE, lambda: adaptive(lambda v, d: v + d, 0.0)),
     ],
 )
 def test_ten_rounds_are_those_of_the_papers_equations_to_a_millionth(

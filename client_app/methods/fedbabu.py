@@ -1,20 +1,24 @@
-"""FedBABU at a site: FedAvg+FT, whose shared rounds leave the last layer as it is."""
+"""FedBABU at a site: FedAvg+FT, whose shared rounds train and send all but the last layer."""
 
 from __future__ import annotations
 
-from fedsilo.client_app.methods.base import Lab, SiteNetwork
+from fedsilo.client_app.methods.base import Answer, Lab
 from fedsilo.client_app.methods.fedavg_ft import FedAvgFTSite
-from fedsilo.models.networks.exchanged import last_layers
+from fedsilo.models.networks.exchanged import exchanged_arrays, last_layers
 
 
 class FedBABUSite(FedAvgFTSite):
-    """Trains the body, and all at the end."""
+    """Trains and sends the body, and trains all at the end."""
 
-    def open(self, lab: Lab) -> SiteNetwork:
-        """Open as FedAvg+FT does, with the head frozen while there is averaging."""
-        network = super().open(lab)
-        if lab.instruction.returns:
-            head = set(last_layers(network, 1))
-            for name, parameter in network.named_parameters():
-                parameter.requires_grad_(parameter.requires_grad and name not in head)
-        return network
+    def train(self, lab: Lab) -> Answer:
+        """Train the body and send it, or fine-tune as FedAvg+FT does."""
+        if not lab.instruction.returns:
+            return super().train(lab)
+        network = lab.open()
+        lab.measure(network)
+        head = set(last_layers(network, 1))
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and name not in head)
+        lab.fit(network)
+        body = {n: array for n, array in exchanged_arrays(network).items() if n not in head}
+        return lab.reply(network, send=body)

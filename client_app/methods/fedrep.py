@@ -28,7 +28,7 @@ class FedRepSite(FedPerSite):
                 "and one for the rest: raise 'local-epochs' or 'local-steps'"
             )
         first = self.settings.head_steps(steps)
-        own, trained = set(self._own(network)), dict(network.named_parameters())
+        own, trained = set(self.settings.personal(network)), dict(network.named_parameters())
         head = [name for name, p in trained.items() if name in own and p.requires_grad]
         rest = [name for name, p in trained.items() if name not in own and p.requires_grad]
         for part, count, aside in ((head, first, ("head",)), (rest, steps - first, ())):

@@ -9,7 +9,7 @@ Equations (arXiv:2003.00295):
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -61,7 +61,13 @@ class FedYogiSettings(FedAdamSettings):
 
 @dataclass(frozen=True)
 class FedAdagradSettings(AdaptiveSettings):
-    """Settings of FedAdagrad, whose second moment is the sum of all squares."""
+    """Settings of FedAdagrad, whose second moment is the sum of all squares.
+
+    As Adagrad has no momentum, the paper sets beta_1 to 0 (appendix D).
+    """
+
+    group: ClassVar[str] = "fedadagrad"
+    beta1: float = setting(0.0, "decay of the mean of the deltas", minimum=0.0, below=1.0)
 
     def second_moment(self, v: Any, squared: Any) -> Any:
         """Return the sum of squares."""

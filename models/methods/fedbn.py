@@ -6,7 +6,6 @@ Equations (arXiv:2102.07623):
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import nn
@@ -19,6 +18,6 @@ from fedsilo.models.networks.exchanged import batch_norms
 class FedBNSettings(OwnSettings):
     """FedBN has no settings."""
 
-    def personal(self, network: nn.Module) -> Collection[str]:
+    def personal(self, network: nn.Module) -> list[str]:
         """Return the names of the arrays that stay."""
         return batch_norms(network)

@@ -5,9 +5,6 @@ Equations (arXiv:1912.00818):
   (algorithm 1, client) trains both together -> client_app.methods.fedper.FedPerSite.train
 """
 
-from __future__ import annotations
-
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import nn
@@ -23,6 +20,6 @@ class FedPerSettings(OwnSettings):
 
     personal_layers: int = setting(1, "last layers with weights that stay at the silo", minimum=1)
 
-    def personal(self, network: nn.Module) -> Collection[str]:
+    def personal(self, network: nn.Module) -> list[str]:
         """Return the names of the arrays that stay."""
         return last_layers(network, self.personal_layers)

@@ -1,7 +1,14 @@
-"""FedBABU at the server: FedAvg+FT's rounds; the head that is averaged never moved."""
+"""FedBABU at the server: FedAvg+FT's rounds; the head goes out as it began, and none comes back.
+
+So neither the noise of differential privacy nor a site's answer can move it.
+"""
+
+from dataclasses import replace
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.networks.exchanged import last_layers
+from fedsilo.strategies.loop.method import Ask, Disclosures, State
 from fedsilo.strategies.methods.fedavg_ft import FedAvgFT
 from fedsilo.strategies.methods.personal_models import PersonalState
 
@@ -20,3 +27,19 @@ class FedBABU(FedAvgFT):
             )
         state: PersonalState = super().initial_state()
         return state
+
+    def round(self, state: PersonalState, ask: Ask) -> State:
+        """Average bodies; in the last rounds have each site fine-tune its own model."""
+        if self._finetunes(state):
+            return super().round(state, ask)
+        head = last_layers(self.blueprint, 1)
+        body = {name: array for name, array in state.arrays.items() if name not in head}
+        send, before = (dict.fromkeys(ask.sites, arrays) for arrays in (state.arrays, body))
+        trained = ask(TRAIN, send, reference=before)
+        return replace(state, arrays={**state.arrays, **self.average(trained, body)})
+
+    def disclosures(self) -> Disclosures:
+        """Name the weights, without the head."""
+        (said,) = super().disclosures().leaves
+        head = f"of the network but for {', '.join(last_layers(self.blueprint, 1))}"
+        return Disclosures(said.replace("of the network", head))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import TRAIN
+from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.strategies.loop.method import Ask, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 
@@ -33,6 +33,11 @@ class FedPer(FedAvg):
         send = {site: {**model, **self.start(site, ask)} for site in ask.sites}
         trained = ask(TRAIN, send, reference=dict.fromkeys(send, model))
         return replace(state, arrays=self.average(trained, model))
+
+    def evaluate(self, state: State, ask: Ask) -> None:
+        """Have each site measure the shared arrays with its own, or with what that starts from."""
+        send = {site: {**state.arrays, **self.start(site, ask)} for site in ask.sites}
+        ask(EVALUATE, send, expect={})
 
     def disclosures(self) -> Disclosures:
         """Name the weights that are shared, and what stays."""

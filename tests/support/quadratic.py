@@ -33,6 +33,7 @@ from fedsilo.strategies.wire.records import to_record, unpack
 from fedsilo.strategies.wire.reply import Reply
 
 RATE = 0.1
+START = (1.0, -1.0)
 SITES = ("a", "b", "c")
 SAMPLES = (2, 4, 6)  # in batches of two: one, two and three steps an epoch
 HESSIANS = np.array(
@@ -106,9 +107,12 @@ def rounds_of(
     **own: Any,
 ) -> list[np.ndarray[Any, Any]]:
     """Return w after each round; ``away`` names the sites that a round does not ask."""
+    start, method_file = {"w": np.float32(START)}, "fedsilo.strategies.loop.method"
     monkeypatch.setattr(
         "fedsilo.client_app.lab.initial_classifier", lambda _, silo: Quadratic(silo.name)
     )
+    monkeypatch.setattr(f"{method_file}.starting_network", lambda *_: None)
+    monkeypatch.setattr(f"{method_file}.initial_weights", lambda _: start)
     values = {"batch-size": 2, "optimiser": "sgd", "learning-rate": RATE, "local-epochs": 1}
     settings = resolve({"method": method, "device": "cpu", "seed": 1, **values, **own})
     facts = {
@@ -116,8 +120,7 @@ def rounds_of(
         for site, count in zip(SITES, SAMPLES, strict=True)
     }
     server = strategy_class(method)(settings.common, settings.own, Participants(facts, {}))
-    beside = {f"{kind}w": np.zeros(2, np.float32) for kind in server.beside if kind != "h/"}
-    state = State({"w": np.float32([1, -1]), **beside})
+    state: State = server.initial_state()
     found = []
     for number in range(1, rounds + 1):
         ask = QuadraticAsk(settings, number, folder, away.get(number, ()))

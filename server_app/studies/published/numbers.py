@@ -24,7 +24,7 @@ Numbers = dict[str, dict[str, float]]
 
 _FOLDER = Path(__file__).parent
 _MOST_PHRASES = 4
-PAPERS = ("picsr", "fedevprompt", "fedaligncl", "uefl")
+PAPERS = ("flamby", "picsr", "fedevprompt", "fedaligncl", "uefl")
 
 
 @dataclass(frozen=True)

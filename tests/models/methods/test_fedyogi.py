@@ -24,3 +24,11 @@ def test_adagrads_v_is_the_sum_of_squares() -> None:
     step, moments = settings.step(np.float64(1), moments)
     assert moments.tolist() == [0.5 * 1.5 + 0.5, 4 + 9 + 1]
     assert step == pytest.approx(3 * 1.25 / (14**0.5 + 2))
+
+
+def test_adagrad_has_no_momentum_unless_one_is_set() -> None:
+    settings = FedAdagradSettings(tau=1.0, server_learning_rate=2.0)
+    _, moments = settings.step(np.float64(3))
+    step, (m, v) = settings.step(np.float64(-2), moments)
+    assert (m, v) == (-2, 1 + 9 + 4)  # of the first delta nothing is left in m
+    assert step == pytest.approx(2 * -2 / (14**0.5 + 1))

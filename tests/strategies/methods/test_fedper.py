@@ -9,18 +9,22 @@ import pytest
 
 from fedsilo.models.contract.array_names import is_statistic
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.contract.own_settings import NoSettings
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 from fedsilo.models.methods.fedbn import FedBNSettings
 from fedsilo.models.methods.fedper import FedPerSettings
 from fedsilo.models.methods.fedrep import FedRepSettings
+from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.methods.fedbabu import FedBABU
 from fedsilo.strategies.methods.fedbn import FedBN
 from fedsilo.strategies.methods.fedper import FedPer
-from tests.support.asking import question_of
+from fedsilo.strategies.methods.personal_models import PersonalState
+from fedsilo.strategies.wire.reply import Reply
+from tests.support.asking import question_of, state_after
 
 COMMON = CommonSettings(silos=3, width=2)
 
@@ -65,6 +69,37 @@ def test_fedbabu_of_a_network_that_is_a_head_alone_is_refused(participants: Part
     common = CommonSettings(dataset="heart-synthetic", network="logistic")
     with pytest.raises(SettingError, match="no other: choose another 'network'"):
         FedBABU(common, FedAvgFTSettings(1), _of_rows(participants)).initial_state()
+
+
+def test_fedbabu_averages_bodies_beneath_the_head_that_it_sent(
+    participants: Participants, site_reply: Callable[..., Reply]
+) -> None:
+    server = FedBABU(COMMON, FedAvgFTSettings(1), participants)
+    bias = "head.4.bias"
+    start = PersonalState({"body": np.float32([1]), bias: np.float32([8])})
+    asked = question_of(server, start)
+    assert set(asked.send["s1a"]) == {"body", bias}
+    assert set(asked.expect["s1a"]) == set(asked.reference["s1a"]) == {"body"}
+    replies = {
+        site: site_reply(site, {"body": np.float32([value])}, num_examples=count)
+        for site, value, count in (("s1a", 2.0, 1), ("s2a", 6.0, 3))
+    }
+    after = state_after(server, start, replies)
+    assert {n: a.tolist() for n, a in after.arrays.items()} == {"body": [5.0], bias: [8.0]}
+    (said,) = server.disclosures().leaves
+    assert "of the network but for head.4.bias, head.4.weight, each of the first 29" in said
+
+
+def test_a_site_that_never_trained_is_measured_with_the_weights_that_the_user_named(
+    participants: Participants,
+) -> None:
+    common = CommonSettings(silos=3, width=2, initial_weights="timm:vgg16_bn")
+    server = FedPer(common, FedPerSettings(), participants)
+    server.__dict__["_start"] = {"start/head": np.float32([3])}
+    state = State({"body": np.float32([1])}, 2, ("s2a",))
+    sent = question_of(server, state, EVALUATE).send
+    assert set(sent["s1a"]) == {"body", "start/head"}
+    assert set(sent["s2a"]) == {"body"}
 
 
 @pytest.mark.parametrize(("share", "steps", "head"), [(0.5, 5, 2), (0.01, 5, 1), (0.99, 5, 4)])
