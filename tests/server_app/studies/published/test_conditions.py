@@ -101,7 +101,17 @@ def test_every_experiment_at_a_papers_size_has_its_numbers() -> None:
     without = {name for name in of_papers if not _of_experiment(experiments[name]).numbers}
     # PICSR's table has neither pooled patients nor these rivals of ours
     ours = (
-        *("fedyogi", "fedadagrad", "scaffold", "fednova", "feddyn", "cyclic", "fedper", "fedrep"),
+        *(
+            "fedadam",
+            "fedyogi",
+            "fedadagrad",
+            "scaffold",
+            "fednova",
+            "feddyn",
+            "cyclic",
+            "fedper",
+            "fedrep",
+        ),
         *("fedswa", "ditto", "apfl", "fedbabu"),
     )
     rivals = {f"{name}-heart" for name in ours}
