@@ -138,8 +138,8 @@ def test_a_misspelt_role_is_told() -> None:
 @pytest.mark.parametrize(
     ("method", "decisive"),
     [
-        ("uefl", "fd4db9533e976c4c9004ccbe2e81bdb6a1f1011bc155002b87d10a0156e9a551"),
-        ("fedavg", "b737bb6a7caa82abd351ba20a11585bf171c024c888aef00ddc88f0b5c3d30f7"),
+        ("uefl", "fdccb1d2e3add2c2666ae4d561211a7254fb517b9b32ebf4a9e510b60310a770"),
+        ("fedavg", "dd59440bc45311281b07fd2597b66724b42e2dab39b3bdcda01bd51eb06f1e32"),
     ],
 )
 def test_decisive_settings_are_those_of_before(method: str, decisive: str) -> None:
