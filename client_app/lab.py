@@ -122,7 +122,6 @@ class Lab:
         self._trained: SiteNetwork | None = None
         self._continued: Arrays | None = None  # what training continues from in the next round
         self.outbound = Outbound(session, instruction, content, self.state_files.folder)
-        self.privacy = PatientPrivacy(session, instruction.round, self.outbound.account)
         self.packed: RecordDict | None = None
         self.unrepeatable: Collection[str] = ()
         self._started = time.perf_counter()
@@ -148,6 +147,11 @@ class Lab:
             for name, array in self.stored.items()
             if name.startswith(prefix) and not name.startswith(PREFIX)
         }
+
+    @cached_property
+    def privacy(self) -> PatientPrivacy:
+        """How this message's training and statistics hide each patient."""
+        return PatientPrivacy(self.session, self.instruction.round, self.outbound.account)
 
     @cached_property
     def stored(self) -> dict[str, Tensor]:
@@ -219,7 +223,8 @@ class Lab:
         settings, split = settings or self.sampling, self.silo.train if split is None else split
         limits, rounds = self.session.limits, self.instruction.round - 1
         taking = replace(settings, local_steps=steps) if steps else settings
-        private = None if stays else self.privacy.training(taking, aside)
+        hides = taking.is_private() and not stays
+        private = self.privacy.training(taking, aside) if hides else None
         # The real number of samples would be in the learning rate and in the loss
         samples = private.told if private else len(split.labels)
         before = rounds * private.steps() if private else 0
@@ -243,7 +248,7 @@ class Lab:
             before_pass=anneal,
             steps_before=before,
             minimum_steps=limits.minimum_steps_per_reply,
-            minimum_batch=self.privacy.smallest_batch(private is not None),
+            minimum_batch=self.privacy.smallest_batch() if private else limits.minimum_batch,
             private=private,
         )
         if aside:
@@ -287,26 +292,17 @@ class Lab:
             seconds = time.perf_counter() - self._started
             cost = {SECONDS: seconds, PEAK_MEMORY: self.compute.peak_memory()}
         if self.common.trust != SUMS:
-            cost[NUM_EXAMPLES] = self.privacy.told_samples()
+            cost[NUM_EXAMPLES] = sum(self.session.told()["train"])
         metrics = dict(self.outbound.metrics(self.metrics))  # under a cap they cost epsilon
         if self.common.is_private():
             metrics[DP_EPSILON] = self.outbound.account.epsilon()
-        record = MetricRecord(
-            {
-                **metrics,
-                **cost,
-                KEPT_STATE: int(kept),
-                **{f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)},
-            }
-        )
+        marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)}
+        record = MetricRecord({**metrics, **cost, KEPT_STATE: int(kept), **marks})
         self.packed = RecordDict({METRICS: record})
-        if send or self._is_summed():
+        # Measurements are summed in secret, though at the end no arrays are
+        if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
             self.packed[ARRAYS] = self.outbound.record(send, self.arrays(), self.metrics)
         return self.packed
-
-    def _is_summed(self) -> bool:
-        """Tell whether measurements are summed in secret though no arrays are."""
-        return self.common.trust == SUMS and self.instruction.phase == EVALUATE
 
     def measured(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]

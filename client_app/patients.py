@@ -33,28 +33,21 @@ class PatientPrivacy:
     round: int
     account: Account
 
-    def training(
-        self, settings: CommonSettings, aside: tuple[str, ...] = ()
-    ) -> PrivateTraining | None:
-        """Return how a training hides patients, once it is paid for.
+    def training(self, settings: CommonSettings, aside: tuple[str, ...] = ()) -> PrivateTraining:
+        """Return how a private training hides patients, once it is paid for.
 
         Args:
             settings: of the training.
             aside: names a training of something else than the site's own model.
 
-        Returns:
-            None where it need not.
-
         Raises:
             EpsilonSpentError: it would exceed a cap.
             RefusedError: no cap bounds the run, and its batches are small.
         """
-        if not settings.is_private():
-            return None
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
         private = PrivateTraining(
             settings,
-            self.told_samples(),
+            sum(self.session.told()["train"]),
             self._noise("privacy", *key),
             self._noise("batches", *key) or torch.Generator().manual_seed(secrets.randbits(63)),
         )
@@ -80,26 +73,21 @@ class PatientPrivacy:
         counts = self.session.told()["train"]
         return PrivateMeans(settings.statistics_clip_norm, noise, counts, source)
 
-    def told_samples(self) -> int:
-        """Return how many training samples this site says it has."""
-        return sum(self.session.told()["train"])
-
-    def smallest_batch(self, private: bool) -> int:
-        """Return the samples that must be behind an optimiser step.
+    def smallest_batch(self) -> int:
+        """Return the samples that must be behind a private optimiser step.
 
         Under a cap of the hospital's own noise hides who is in a batch, and so does its size.
         Without one the server chooses how little noise there is: the floor holds.
         """
-        return 1 if private and self.session.cap else self.session.limits.minimum_batch
+        return 1 if self.session.cap else self.session.limits.minimum_batch
 
     def _refuse_small_batches(self, private: PrivateTraining) -> None:
-        least = _CROWD * self.smallest_batch(True)
-        size = private.settings.batch_size
-        if private.rate < 1 and self.smallest_batch(True) > 1 and size < least:
+        floor, size = self.smallest_batch(), private.settings.batch_size
+        if private.rate < 1 and floor > 1 and size < _CROWD * floor:
             raise RefusedError(
                 f"private batches are drawn at random, {size} samples on average, and fewer than "
-                f"{self.smallest_batch(True)} could be in one ('minimum-batch'): set 'batch-size' "
-                f"to at least {least}, or 'max-epsilon' in the site file"
+                f"{floor} could be in one ('minimum-batch'): set 'batch-size' to at least "
+                f"{_CROWD * floor}, or 'max-epsilon' in the site file"
             )
 
     def _noise(self, *key: int | str) -> torch.Generator | None:
