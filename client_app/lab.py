@@ -223,8 +223,9 @@ class Lab:
         settings, split = settings or self.sampling, self.silo.train if split is None else split
         limits, rounds = self.session.limits, self.instruction.round - 1
         taking = replace(settings, local_steps=steps) if steps else settings
-        hides = taking.is_private() and not stays
-        private = self.privacy.training(taking, aside) if hides else None
+        private = (
+            self.privacy.training(taking, aside) if taking.is_private() and not stays else None
+        )
         # The real number of samples would be in the learning rate and in the loss
         samples = private.told if private else len(split.labels)
         before = rounds * private.steps() if private else 0

@@ -54,7 +54,10 @@ def _modules() -> dict[str, int]:
 
 def _windows(lines: list[str]) -> Iterator[tuple[str, ...]]:
     """Yield each run of lines of code; blank lines, comments, imports and brackets are left out."""
-    code = [line.strip() for line in lines]
+    text = re.sub(
+        r"^from .*? import \(.*?^\)$", "", "\n".join(lines), flags=re.MULTILINE | re.DOTALL
+    )
+    code = [line.strip() for line in text.split("\n")]
     code = [
         line for line in code if re.search(r"\w", line) and not re.match(r"#|import |from ", line)
     ]

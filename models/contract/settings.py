@@ -23,13 +23,15 @@ from functools import partial
 
 from fedsilo.models.contract.settings_schema import choice, setting
 
-AGGREGATIONS = ("mean", "norm-clip", "median", "trimmed", "multikrum")
-AUTO = "auto"
+AUTO, AGGREGATIONS = "auto", ("mean", "norm-clip", "median", "trimmed", "multikrum")
 SERVER, SUMS, NOBODY = "server", "sums", "nobody"  # whom a hospital trusts
 GPU_SHARE = "FEDSILO_GPU_SHARE"  # in the environment: the part of a GPU that a client may take
 
 _count = partial(setting, minimum=0)
 _positive = partial(setting, minimum=1)
+_private = partial(_count, roles="privacy")
+_summing = partial(_count, roles="combining")
+_circumstance = partial(setting, roles="circumstance")
 _NETWORK = ("network", "vit")
 _SHAPE = (*_NETWORK, "shape")
 _FOLDS = ("split", "folds", "validation")
@@ -248,57 +250,41 @@ class CommonSettings:
     trust: str = choice(
         *(SERVER, SUMS, NOBODY),
         help="whom sites must trust to take part: the server with single answers, the server with "
-        "sums over sites (needs secagg), or nobody (all that leaves is differentially private per "
-        "patient)",
+        "sums over sites (needs secagg), or nobody (what leaves is private per patient)",
         roles="privacy",
     )
-    sample_clip_norm: float = _count(
-        0.0,
-        "differential privacy per patient: L2 norm of a sample's gradient (DP-SGD); 0: none",
-        roles="privacy",
+    sample_clip_norm: float = _private(
+        0.0, "differential privacy per patient: L2 norm of a sample's gradient (DP-SGD); 0: none"
     )
-    noise_multiplier: float = _count(
-        0.0,
-        "standard deviation of the noise on a step's gradients, in sample-clip-norms",
-        roles="privacy",
+    noise_multiplier: float = _private(
+        0.0, "standard deviation of the noise on a step's gradients, in sample-clip-norms"
     )
     statistics_clip_norm: float = setting(
-        10.0,
-        "L2 norm of a sample's part in class means and prototypes, where samples are clipped",
-        roles="privacy",
-        above=0.0,
+        10.0, "L2 norm of a sample's part in class means and prototypes", roles="privacy", above=0.0
     )
-    statistics_noise: float = _count(
+    statistics_noise: float = _private(
         0.0,
         "standard deviation of the noise on statistics (class means, prototypes, measurements, "
         "label counts), in a patient's part; 0: noise-multiplier",
-        roles="privacy",
     )
     delta: float = setting(1e-5, "delta of (epsilon, delta)", roles="privacy", above=0.0, below=1.0)
-    max_epsilon: float = _count(
-        0.0,
-        "a site spends no more than this in the run, which then ends; 0: no limit",
-        roles="privacy",
+    max_epsilon: float = _private(
+        0.0, "a site spends no more than this in the run, which then ends; 0: no limit"
     )
     secure_aggregation: str = choice(
-        "none",
-        "secagg",
+        *("none", "secagg"),
         help="secagg: sites mask their weights, and the server learns only the sum; needs "
         "clip-norm and three sites",
         roles="combining",
     )
-    clip_norm: float = _count(
-        0.0, "secagg: L2 norm that a site's update is clipped to", roles="combining"
+    clip_norm: float = _summing(0.0, "secagg: L2 norm that a site's update is clipped to")
+    secure_threshold: int = _summing(
+        0, "secagg: sites that must stay, more than half; 0: over two thirds"
     )
-    secure_threshold: int = _count(
-        0, "secagg: sites that must stay, more than half; 0: over two thirds", roles="combining"
+    secure_bits: int = _summing(
+        0, "secagg: bits of a number; 0: what 32-bit sums allow", maximum=30
     )
-    secure_bits: int = _count(
-        0, "secagg: bits of a number; 0: what 32-bit sums allow", roles="combining", maximum=30
-    )
-    secure_samples: int = _positive(
-        16384, "secagg: most samples that a site may have in a split", roles="combining"
-    )
+    secure_samples: int = _summing(16384, "secagg: most samples of a site's split", minimum=1)
     device: str = setting(
         "auto",
         "where a site computes; auto: on a GPU if there is one",
@@ -326,33 +312,28 @@ class CommonSettings:
     cache_dir: str = setting(
         "", "folder of decoded data; empty: $FEDSILO_CACHE, ~/.cache/fedsilo", roles=_FOLDERS
     )
-    out: str = setting(
-        "", "folder of run directories; empty: $FEDSILO_RUNS, ~/.fedsilo/runs", roles="circumstance"
-    )
+    out: str = _circumstance("", "folder of run directories; empty: $FEDSILO_RUNS, ~/.fedsilo/runs")
     purpose: str = choice(
         *("train", "survey", "meet"),
         help="train; survey the sites' data; or meet: write what sites report of themselves to "
         "<out>/<run-name>-meeting.json",
         roles="circumstance",
     )
-    run_name: str = setting(
-        "", "name of the run directory; empty: from method, data and time", roles="circumstance"
+    run_name: str = _circumstance(
+        "", "name of the run directory; empty: from method, data and time"
     )
-    resume: bool = setting(
-        False, "continue the run run-name from its newest checkpoint", roles="circumstance"
-    )
-    reply_timeout: float = setting(
-        3600.0, "seconds to wait for the replies of a phase", roles="circumstance", above=0.0
+    resume: bool = _circumstance(False, "continue the run run-name from its newest checkpoint")
+    reply_timeout: float = _circumstance(
+        3600.0, "seconds to wait for the replies of a phase", above=0.0
     )
     away_timeout: float = _count(
         300.0, "seconds that a site may be disconnected before it is given up", roles="circumstance"
     )
-    join_timeout: float = _count(60.0, "seconds to wait for sites to connect", roles="circumstance")
-    site_weights: str = setting(
+    join_timeout: float = _circumstance(60.0, "seconds to wait for sites to connect", minimum=0.0)
+    site_weights: str = _circumstance(
         "",
         "file at the server: training samples agreed for each site, the weights in averages; "
         "empty: those that sites report",
-        roles="circumstance",
     )
     track: str = choice(
         *("none", "tensorboard", "mlflow"),

@@ -147,8 +147,7 @@ class GridAsk(Ask):
         """Measure the updates of the last phase, once it is known what became of them."""
         if self._last and self.session.hooks.has("updates_measured"):
             phase, replies = self._last
-            became = replies.became
-            if parts := update_statistics(became.before, became.after, replies):
+            if parts := update_statistics(replies.became.before, replies.became.after, replies):
                 self.session.hooks.call("updates_measured", self.round, phase, parts)
         self._last = None
 
@@ -156,7 +155,6 @@ class GridAsk(Ask):
         """Return what a site is sent."""
         session, phase = self.session, question.phase
         facts = session.participants.facts[site]
-        told = question.notes.get(site)
         instruction = Instruction(
             round=self.asked_round(phase),
             phase=phase,
@@ -166,7 +164,7 @@ class GridAsk(Ask):
             evaluate=self.evaluates(phase),
             expects_state=session.kept.get(site, 0),
             returns=bool(question.expect.get(site)),
-            notes=told.to_values() if told else {},
+            notes=question.notes[site].to_values() if site in question.notes else {},
         )
         content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
         if site in question.records:
@@ -175,9 +173,8 @@ class GridAsk(Ask):
             content[ARRAYS] = to_record(question.send[site], self._packed)
         if session.figures is not None and phase not in SECURING:
             content[FIGURES] = session.figures
-        kind = EVALUATE if phase == EVALUATE else TRAIN
-        node, group = session.participants.nodes[site], str(instruction.round)
-        return Message(content, node, kind, group_id=group)
+        nodes, kind = session.participants.nodes, EVALUATE if phase == EVALUATE else TRAIN
+        return Message(content, nodes[site], kind, group_id=str(instruction.round))
 
     def asked_round(self, phase: str = "") -> int:
         """Return the round that a message is of: the final evaluation comes after the last one."""
@@ -185,9 +182,8 @@ class GridAsk(Ask):
 
     def evaluates(self, phase: str) -> bool:
         """Tell whether sites measure the model that they are sent."""
-        return phase == EVALUATE or (
-            phase in TRAINING and self.session.common.measures_in(self.round)
-        )
+        measured = phase in TRAINING and self.session.common.measures_in(self.round)
+        return phase == EVALUATE or measured
 
 
 class _Exchange:
