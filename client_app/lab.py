@@ -222,10 +222,8 @@ class Lab:
         """
         settings, split = settings or self.sampling, self.silo.train if split is None else split
         limits, rounds = self.session.limits, self.instruction.round - 1
-        taking = replace(settings, local_steps=steps) if steps else settings
-        private = (
-            self.privacy.training(taking, aside) if taking.is_private() and not stays else None
-        )
+        own = replace(settings, local_steps=steps) if steps else settings
+        private = self.privacy.training(own, aside) if own.is_private() and not stays else None
         # The real number of samples would be in the learning rate and in the loss
         samples = private.told if private else len(split.labels)
         before = rounds * private.steps() if private else 0
@@ -240,7 +238,7 @@ class Lab:
             train_locally,
             network,
             split,
-            taking,
+            own,
             self.compute,
             (self.instruction.round, self.site, *aside),
             objective=objective,
