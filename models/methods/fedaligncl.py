@@ -116,12 +116,6 @@ class FedAlignCLSettings(OwnSettings):
                 f"{common.rounds} rounds end in epoch {epoch_of(common.rounds, common)}, counted "
                 "from 0: alignment and curriculum would never begin; lower it, or raise 'rounds'"
             )
-        if common.clip_norm and self.noise_variance:
-            raise SettingError(
-                "settings 'clip-norm' and 'fedaligncl.noise-variance' both add noise: set "
-                "'fedaligncl.noise-variance' "
-                "to 0 for differential privacy, or 'clip-norm' to 0 for the paper's perturbation"
-            )
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,12 @@ _ROUNDING, _TINY = 1e-9, 1e-300  # relative, of sums over rows; and of squares t
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def read_hello(content: RecordDict) -> SiteFacts:
+def read_hello(content: RecordDict, counted: bool = True) -> SiteFacts:
     """Return what a node says of itself.
+
+    Args:
+        content: the hello.
+        counted: whether it must have label counts; a run for sums alone is told none.
 
     Raises:
         SiteError: it cannot be read, or says what cannot be; one line.
@@ -45,6 +49,8 @@ def read_hello(content: RecordDict) -> SiteFacts:
         if (size := record_bytes(content)) > _BYTES:
             raise ValueError(f"it has {size} bytes, more than {_BYTES}")
         facts = SiteFacts.from_config(content.config_records[CONFIG])
+        if counted and not facts.label_counts:
+            raise ValueError("it has no 'label-counts'")
     except Exception as error:  # a stranger's words can make a reader fail in any way
         reason = one_line(f"{type(error).__name__}: {error}", 200)
         raise SiteError(
@@ -125,7 +131,7 @@ def _count_faults(facts: SiteFacts) -> Iterator[str]:
 
 def sums_fault(facts: SiteFacts, sums: Sums) -> str | None:
     """Say why a table's sums cannot be those of its training rows, if they cannot."""
-    rows = facts.sizes()["train"]
+    rows = facts.sizes().get("train", 0)
     if (sums.count != np.floor(sums.count)).any() or (sums.count > rows).any():
         return f"'sums-count' are no whole numbers of at most its {rows} training rows"
     if (abs(sums.total) > _SUM).any() or (sums.squares > _SUM**2).any():

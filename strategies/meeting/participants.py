@@ -18,7 +18,7 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.feature_statistics import FeatureStatistics
 from fedsilo.models.contract.messages import CONFIG, HELLO
 from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.contract.versions import own_versions
 from fedsilo.models.maths.standardisation import pooled_statistics
@@ -159,7 +159,7 @@ def hear_sites(
         SiteError: too few, or too many, are connected.
     """
     nodes, terms = wait_for_nodes(grid, settings), terms or Terms()
-    answers = _ask(grid, nodes, settings.away_timeout)
+    answers = _ask(grid, nodes, settings.away_timeout, settings.trust != SUMS)
     simulated = all(facts.simulated for _, facts, _ in answers.heard)
     heard, refused = _admitted(answers, terms, simulated)
     doubles = _doubles(heard, simulated)
@@ -241,7 +241,9 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     new_nodes = sorted(connected - participants.asked - set(participants.nodes.values()))
     if not new_nodes:
         return participants, []
-    heard, refused = _admitted(_ask(grid, new_nodes), participants.terms, participants.simulated())
+    counted = all(facts.label_counts for facts in participants.facts.values())
+    answers = _ask(grid, new_nodes, counted=counted)
+    heard, refused = _admitted(answers, participants.terms, participants.simulated())
     asked = participants.asked | set(new_nodes)
     for node, facts, weight in heard:
         if participants.nodes.get(facts.site) in connected:
@@ -289,7 +291,9 @@ class _Answers:
     refused: list[str] = field(default_factory=list)
 
 
-def _ask(grid: Grid, nodes: Iterable[int], away_timeout: float = 300.0) -> _Answers:
+def _ask(
+    grid: Grid, nodes: Iterable[int], away_timeout: float = 300.0, counted: bool = True
+) -> _Answers:
     """Ask nodes who they are; who is disconnected for longer than ``away_timeout`` is given up."""
     content = RecordDict({CONFIG: ConfigRecord({"hello": True, **own_versions()})})
     messages = [Message(content, node, HELLO) for node in nodes]
@@ -304,7 +308,7 @@ def _ask(grid: Grid, nodes: Iterable[int], away_timeout: float = 300.0) -> _Answ
             answers.refused.append(one_line(reason))
             continue
         try:
-            facts = read_hello(reply.content)
+            facts = read_hello(reply.content, counted)
         except SiteError as error:
             answers.refused.append(f"node {node}: {error}")
             continue
