@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
@@ -158,10 +159,6 @@ class Lab:
         """The site's whole state before this message, read and checked once."""
         return self.state_files.before(self.instruction) or {}
 
-    def has_read_state(self) -> bool:
-        """Tell whether the site's own state was read: the network is then this site's alone."""
-        return "stored" in vars(self)
-
     def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
         """Return the run's network with ``arrays``, or with the seed's initial weights, placed.
 
@@ -174,8 +171,7 @@ class Lab:
 
     def open(self) -> SiteNetwork:
         """Return the method's network for this message, in training and in evaluation alike."""
-        network: SiteNetwork = self.session.method.open(self)
-        return network
+        return cast(SiteNetwork, self.session.method.open(self))
 
     def measure(self, network: SiteNetwork) -> None:
         """Measure the model that came, if the server wants that."""
@@ -246,7 +242,8 @@ class Lab:
             after_step=after_step,
             before_pass=anneal,
             steps_before=before,
-            minimum_steps=limits.minimum_steps_per_reply,
+            # Not even a refusal may tell of what stays
+            minimum_steps=0 if stays and self.session.cap else limits.minimum_steps_per_reply,
             minimum_batch=self.privacy.smallest_batch() if private else limits.minimum_batch,
             private=private,
         )
@@ -254,7 +251,8 @@ class Lab:
             train(plan=plan)
             return
         self._continued, self._trained = {}, network
-        if settings.epoch_steps or settings.optimiser_state == "run":
+        alone = stays and settings.is_private()  # its moments have no noise: they end with it
+        if settings.epoch_steps or (settings.optimiser_state == "run" and not alone):
             loss, self._continued = train_continued(
                 train, network, self.stored, settings, samples, rounds + 1, self.site, order
             )
@@ -286,17 +284,16 @@ class Lab:
             send = {}
         elif send is None:
             send = {} if network is None else exchanged_arrays(network)
-        cost: dict[str, float] = {}
-        if self.common.trust == SERVER:  # what an answer takes depends on the data
-            seconds = time.perf_counter() - self._started
-            cost = {SECONDS: seconds, PEAK_MEMORY: self.compute.peak_memory()}
-        if self.common.trust != SUMS:
-            cost[NUM_EXAMPLES] = sum(self.session.told()["train"])
         metrics = dict(self.outbound.metrics(self.metrics))  # under a cap they cost epsilon
+        if self.common.trust == SERVER:  # what an answer takes depends on the data
+            metrics[SECONDS] = time.perf_counter() - self._started
+            metrics[PEAK_MEMORY] = self.compute.peak_memory()
+        if self.common.trust != SUMS:
+            metrics[NUM_EXAMPLES] = sum(self.session.told()["train"])
         if self.common.is_private():
             metrics[DP_EPSILON] = self.outbound.account.epsilon()
         marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)}
-        record = MetricRecord({**metrics, **cost, KEPT_STATE: int(kept), **marks})
+        record = MetricRecord({**metrics, KEPT_STATE: int(kept), **marks})
         self.packed = RecordDict({METRICS: record})
         # Measurements are summed in secret, though at the end no arrays are
         if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
@@ -339,12 +336,13 @@ class Lab:
         if continued is None and arrays:
             continued = {n: array for n, array in self.stored.items() if n.startswith(PREFIX)}
         kept = {**arrays, **(continued or {})}
-        for name, array in kept.items():
-            if not array.isfinite().all():
-                raise SiteError(
-                    f"training diverged, '{name}' holds values that are not finite: lower "
-                    "'learning-rate'; nothing of it was kept"
-                )
+        if self.session.cap:  # an error would tell what training made of a patient
+            kept = {name: torch.nan_to_num(array) for name, array in kept.items()}
+        if odd := [name for name, array in kept.items() if not array.isfinite().all()]:
+            raise SiteError(
+                f"training diverged, '{odd[0]}' holds values that are not finite: lower "
+                "'learning-rate'; nothing of it was kept"
+            )
         if kept:
             self.state_files.store(self.instruction, kept)
         return bool(kept)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,8 @@ from fedsilo.client_app.privacy.ledger import Account
 from fedsilo.client_app.privacy.noise_source import noise_source
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.class_means import PrivateMeans
-from fedsilo.client_app.training.private import PrivateTraining
+from fedsilo.client_app.training.loop import steps_of
+from fedsilo.client_app.training.private import PrivateTraining, private_steps
 from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.privacy.promises import statistics_noise
@@ -49,11 +49,18 @@ class PatientPrivacy:
             settings,
             sum(self.session.told()["train"]),
             self._noise("privacy", *key),
-            self._noise("batches", *key) or torch.Generator().manual_seed(secrets.randbits(63)),
+            self._noise("batches", *key),
         )
         self._refuse_small_batches(private)
         self.account.spend({(settings.noise_multiplier, private.rate): private.steps()})
         return private
+
+    def steps(self, settings: CommonSettings) -> int:
+        """Return the optimiser steps of a round; of private ones the real samples tell nothing."""
+        if settings.is_private():
+            return private_steps(settings, sum(self.session.told()["train"]))
+        samples, floor = len(self.session.silo.train.labels), self.session.limits.minimum_batch
+        return steps_of(samples, settings, floor)
 
     def means(self) -> PrivateMeans | None:
         """Return what makes means of this site's samples private, once they are paid for.

@@ -231,7 +231,12 @@ def open_session(context: Context) -> SiteSession:
         _refuse_without_epsilon(settings)
     check_privacy_settings(settings, bool(silo.features))  # whatever the server has checked
     cap = None
-    if capped.max_epsilon and folder:
+    if capped.max_epsilon:
+        if folder is None:
+            raise RefusedError(
+                f"site {site} has a cap on epsilon and no 'state-dir' for its ledger: name one in "
+                "the node config"
+            )
         cap = OwnCap(folder / LEDGER, capped.max_epsilon, capped.delta)
     node, run = context.node_config, context.run_config
     return SiteSession(settings, silo, simulated, limits_of(context), node, run, cap)

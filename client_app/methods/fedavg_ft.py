@@ -19,9 +19,10 @@ class FedAvgFTSite(SiteMethod):
         """Load the weights that came, else the site's own.
 
         Raises:
-            SiteError: there are neither.
+            SiteError: there are neither; or the reply would return what this site trained alone,
+                without the noise that weights need where training is private.
         """
-        arrays = lab.arrays() or lab.state()
+        arrays = lab.arrays() or ({} if lab.instruction.returns else lab.state())
         if not arrays:
             raise SiteError(
                 f"site {lab.site} has no model of its own yet, and none came: it missed the round "

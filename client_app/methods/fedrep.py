@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fedsilo.client_app.methods.base import Lab, SiteNetwork
 from fedsilo.client_app.methods.fedper import FedPerSite
-from fedsilo.client_app.training.loop import steps_of
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.methods.fedrep import FedRepSettings
 
@@ -20,8 +19,7 @@ class FedRepSite(FedPerSite):
         Raises:
             SiteError: a round has a single step.
         """
-        samples, floor = len(lab.silo.train.labels), lab.session.limits.minimum_batch
-        steps = steps_of(samples, lab.sampling, floor)
+        steps = lab.privacy.steps(lab.sampling)
         if steps < 2:
             raise SiteError(
                 f"site {lab.site} takes {steps} step a round, and fedrep needs one for the head "

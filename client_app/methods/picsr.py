@@ -51,10 +51,10 @@ class PICSRSite(SiteMethod):
             "sums-min-count": session.settings.sums_min_count,  # a hospital's floor may be in it
         }
         silo, key = session.silo, max(bounds, key=lambda name: bounds[name])
-        if len(silo.train) < bounds[key]:
+        if sum(session.told()["train"]) < bounds[key]:
             raise SiteError(
-                f"site {silo.name} sends no prototype: it has {len(silo.train)} training samples "
-                f"and at least {bounds[key]} are needed ('{key}'); leave the site out"
+                f"site {silo.name} sends no prototype: it has fewer than {bounds[key]} training "
+                f"samples ('{key}'); leave the site out"
             )
 
     def open(self, lab: Lab) -> SiteNetwork:

@@ -19,6 +19,7 @@ from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import measure, tokens_of
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.models.contract.array_names import arrays_below
+from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.methods.uefl import (
     CODEBOOK,
@@ -83,6 +84,8 @@ class UEFLSite(SiteMethod):
             dimension = network.codebook().shape[1]
             centres = gaussian_codebook(own.codes, dimension, lab.common.seed, len(books))
             return lab.reply(keep=books | {f"{CODEBOOK}{len(books)}": centres})
+        if lab.common.is_private():  # whatever the message says: centroids have no noise
+            raise RefusedError("training is private, and no centroids of features are made")
         tokens = tokens_of(network, lab.silo.train, lab.compute)
         seed = derive_seed(lab.sampling.seed, "kmeans", lab.instruction.round, lab.site)
         found = clustered(tokens, own, seed, lab.session.limits.sums_min_count)

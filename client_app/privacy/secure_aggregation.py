@@ -152,7 +152,6 @@ class SecureSite:
                 "weights masked by the keys of this round have left already, and what leaves "
                 "twice by the same masks can be distinguished: begin the round again"
             )
-        self.summand.refuse_too_many(secrets.splits)
         partners = texts(self.asked, "sites")
         self._refuse_few(partners, secrets, "share their keys")
         self._sums().refuse_without(partners)

@@ -29,15 +29,6 @@ class Summand:
     counts: Mapping[str, int] = field(default_factory=dict)
     measures: Sequence[str] = ()
 
-    def refuse_too_many(self, splits: Sequence[str]) -> None:
-        """Refuse, before training, splits of more samples than the run's bound.
-
-        Raises:
-            SettingError: names 'secure-samples'.
-        """
-        for split in {"train", *splits}:
-            weight(self.common, self.counts[split])
-
     def numbers(
         self,
         way: Quantisation,
@@ -58,7 +49,8 @@ class Summand:
         """
         if odd := [name for name in portions if split_of(name) not in ("", *splits)]:
             raise RefusedError(f"'{odd[0]}' is of a split that not all sites measure")
-        counts = [self.counts[split] for split in counted(splits)]
+        most = self.common.secure_samples
+        counts = [min(self.counts[split], most) for split in counted(splits)]
         numbers = {COUNTS: np.array(counts, np.uint32)}
         if portions:
             weights = [self._weight(split_of(name) or "train") for name in sorted(portions)]

@@ -69,7 +69,14 @@ def measure(
 def figures_of(
     probabilities: Tensor, labels: Tensor, loss_bound: float = math.inf
 ) -> dict[str, float]:
-    """Return what ``measure`` says of class probabilities (n, classes) and labels (n,)."""
+    """Return what ``measure`` says of class probabilities (n, classes) and labels (n,).
+
+    Where losses are bounded a sample without finite probabilities counts as one without knowledge:
+    a mean that is not finite would tell that it is there.
+    """
+    if loss_bound < math.inf:
+        known = probabilities.isfinite().all(dim=1, keepdim=True)
+        probabilities = torch.where(known, probabilities, 1 / probabilities.shape[1])
     losses = nn.functional.nll_loss(probabilities.clamp_min(1e-12).log(), labels, reduction="none")
     right = probabilities.argmax(dim=1) == labels
     values = {

@@ -204,7 +204,7 @@ def train_locally(
         before_pass: called with the number of each pass, from 0.
         after_step: called with each batch's inputs and the optimiser after its step.
         steps_before: steps that the site has taken before, for 'rate-decay'.
-        minimum_steps: steps that must be taken.
+        minimum_steps: steps that must be taken; 0: whatever comes of them is kept.
         minimum_batch: different samples that must be behind each step.
         private: draws the batches and bounds each patient's gradient; None for plain training.
 
@@ -245,7 +245,8 @@ def train_locally(
                 total += loss * len(indices)
             steps += len(batches_of_pass)
         mean = total.item() / max(1, sum(map(len, batches_of_pass)))
-        _refuse_unusable(mean, steps, minimum_steps)
+        if minimum_steps:
+            _refuse_unusable(mean, steps, minimum_steps)
     return mean
 
 

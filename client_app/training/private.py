@@ -24,13 +24,13 @@ class PrivateTraining:
         settings: clip norm C, noise multiplier z and how long.
         told: training samples, as the site has told them; the real number would say who is there.
         noise: source of the noise, or None for the operating system.
-        sampling: source of the batches.
+        sampling: source of the batches, or None for the operating system.
     """
 
     settings: CommonSettings
     told: int
     noise: torch.Generator | None
-    sampling: torch.Generator
+    sampling: torch.Generator | None
 
     @property
     def rate(self) -> float:
@@ -39,8 +39,7 @@ class PrivateTraining:
 
     def steps(self) -> int:
         """Return the optimiser steps of the training."""
-        per_epoch = math.ceil(1 / self.rate)
-        return self.settings.local_steps or self.settings.local_epochs * per_epoch
+        return private_steps(self.settings, self.told)
 
     def plan(self, count: int) -> Iterator[list[Tensor]]:
         """Yield passes over ``count`` samples, each a list of batches drawn sample by sample."""
@@ -79,3 +78,9 @@ class PrivateTraining:
             term.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
             mean = mean + term.detach()
         return mean
+
+
+def private_steps(settings: CommonSettings, told: int) -> int:
+    """Return the optimiser steps of a private training over as many samples as a site has told."""
+    per_epoch = max(1, math.ceil(told / settings.batch_size))
+    return settings.local_steps or settings.local_epochs * per_epoch

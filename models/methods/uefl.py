@@ -84,7 +84,7 @@ class UEFLSettings(OwnSettings):
         Raises:
             SettingError: names the settings by which none leaves a site.
         """
-        if common.is_private() and any(map(self.sends_centroids, (True, False))):
+        if common.is_private() and "kmeans" in (self.codeword_start, self.refresh):
             raise SettingError(
                 "setting 'sample-clip-norm' is set, and centroids of a site's features have no "
                 "noise: set 'uefl.codeword-start' to 'gaussian' and 'uefl.refresh' to 'none'"

@@ -14,17 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedsilo.models.privacy.gaussian_noise import normals
+from fedsilo.models.privacy.gaussian_noise import normals, uniforms
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _HELD = 2**26  # numbers of gradients that are held at once
 
 
-def poisson_batch(count: int, rate: float, rng: torch.Generator) -> Tensor:
-    """Return the numbers of the samples of a batch; it may be empty. With rate 1 it is all."""
+def poisson_batch(count: int, rate: float, rng: torch.Generator | None) -> Tensor:
+    """Return the numbers of the samples of a batch; it may be empty. With rate 1 it is all.
+
+    ``rng`` is the source, or None for batches that nobody can repeat.
+    """
     if rate >= 1:
         return torch.arange(count)
-    return torch.nonzero(torch.rand(count, generator=rng) < rate).flatten()
+    return torch.nonzero(uniforms(count, rng) < rate).flatten()
 
 
 class _WithLoss(nn.Module):
@@ -73,15 +76,28 @@ def clipped_gradients(
         losses = losses_of(copies, own, truth)
         found = torch.autograd.grad(losses.sum(), list(copies.values()), allow_unused=True)
         gradients = {n: g for n, g in zip(copies, found, strict=True) if g is not None}
-        each = [
-            torch.linalg.vector_norm(g.reshape(len(truth), -1), dim=1) for g in gradients.values()
-        ]
+        for name, gradient in _clipped(gradients, clip_norm).items():
+            sums[name] += gradient
+        total += _finite(losses.detach()).sum()
+    return {name.removeprefix("network."): value for name, value in sums.items()}, total
+
+
+def _clipped(gradients: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
+    """Return the sums over the samples of gradients (batch, ...), each clipped.
+
+    In float32 also under autocast: a sum that is rounded to bf16 moves by more than C with a
+    sample. What overflows counts as 0: by a value that is not finite one sample would be seen.
+    """
+    with torch.autocast(next(iter(gradients.values())).device.type, enabled=False):
+        whole = {name: _finite(gradient.float()) for name, gradient in gradients.items()}
+        each = [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in whole.values()]
         norms = torch.linalg.vector_norm(torch.stack(each), dim=0)
         scales = (clip_norm / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
-        for name, gradient in gradients.items():
-            sums[name] += torch.einsum("b,b...->...", scales, gradient)
-        total += losses.detach().sum()
-    return {name.removeprefix("network."): value for name, value in sums.items()}, total
+        return {n: torch.einsum("b,b...->...", scales, g) for n, g in whole.items()}
+
+
+def _finite(values: Tensor) -> Tensor:
+    return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def noisy_mean(

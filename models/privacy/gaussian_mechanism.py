@@ -35,7 +35,8 @@ def clipped_to(values: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tens
 
 def clipped_rows(rows: Tensor, clip_norm: float) -> Tensor:
     """Return rows (n, d), a patient's each, shortened to ``clip_norm``; float64, on the CPU."""
-    wide = rows.detach().cpu().double()
+    # What overflows counts as 0: by a value that is not finite one patient would be seen
+    wide = torch.nan_to_num(rows.detach().cpu().double(), nan=0.0, posinf=0.0, neginf=0.0)
     norms: Tensor = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
     tiny = torch.finfo(norms.dtype).tiny
     return wide * (clip_norm / norms.clamp(min=tiny)).clamp(max=1.0)

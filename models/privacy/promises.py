@@ -70,6 +70,11 @@ def _check_trust(common: CommonSettings, table: bool) -> None:
             "setting 'trust' is 'sums' and 'secure-aggregation' is 'none': the server would see "
             "what single sites answer; set it to 'secagg'"
         )
+    if common.trust == SUMS and common.is_private():
+        raise SettingError(
+            "setting 'trust' is 'sums' and 'sample-clip-norm' is set: epsilon is told by each site "
+            "alone; set 'trust' to 'nobody', or 'sample-clip-norm' to 0"
+        )
     if common.trust == NOBODY and not common.is_private():
         raise SettingError(
             "setting 'trust' is 'nobody' and 'sample-clip-norm' is 0: nothing that leaves is "

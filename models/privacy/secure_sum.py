@@ -85,15 +85,9 @@ def quantisation(common: CommonSettings, sites: int) -> Quantisation:
 def weight(common: CommonSettings, samples: int) -> float:
     """Return what a site of so many samples counts for, from 0 to 1.
 
-    Raises:
-        SettingError: it has more than 'secure-samples'; how many it has is not said.
+    A site of more than 'secure-samples' counts as one of so many: a refusal would tell its number.
     """
-    if samples > common.secure_samples:
-        raise SettingError(
-            f"the site has more samples than 'secure-samples' ({common.secure_samples}), by which "
-            "a secure sum weighs: raise it"
-        )
-    return samples / common.secure_samples
+    return min(samples, common.secure_samples) / common.secure_samples
 
 
 def why_too_coarse(

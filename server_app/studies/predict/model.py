@@ -147,7 +147,7 @@ def _opened(
     measured = next(iter(lab.session.method.measured(lab, lab.open())))
     measured.network.eval()
     own = (
-        lab.has_read_state()
+        "stored" in vars(lab)  # the site's own state was read
         or bool(evidences(measured.network))  # whose prior is the site's
         or (lab.silo.figures is not None and lab.common.standardise == "site")
     )

@@ -1,0 +1,172 @@
+"""A hospital that trusts nobody, and a server that looks for a value without noise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedsilo.client_app.privacy.ledger import LEDGER
+from fedsilo.client_app.training.evaluation import figures_of
+from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.models.privacy.dp_sgd import clipped_gradients, poisson_batch
+from fedsilo.models.privacy.gaussian_mechanism import clipped_rows
+from tests.support.hospital import Hospital
+
+Make = Callable[..., Hospital]
+NOBODY = {"trust": "nobody", "max-epsilon": 50.0}
+PRIVATE: dict[str, Any] = {
+    "trust": "nobody",
+    "standardise": "declared",
+    "sample_clip_norm": 1.0,
+    "noise_multiplier": 4.0,
+    "dropout": 0.0,
+    "batch_size": 64,
+    "local_steps": 2,
+}
+WIDE = 1e30  # times a patient's features it overflows
+
+
+def logistic(scale: float = 0.1) -> dict[str, Any]:
+    return {"head.1.weight": np.full((2, 13), scale), "head.1.bias": np.zeros(2)}
+
+
+def charged(site: Hospital) -> int:
+    path = site.home / ".own" / site.site / LEDGER
+    return sum(count for *_, count in json.loads(path.read_text())["releases"])
+
+
+@pytest.mark.parametrize("method", ["fedavg-ft", "fedbabu"])
+def test_what_was_fine_tuned_without_noise_does_not_leave_later(
+    hospital: Make, method: str
+) -> None:
+    """The server asks for the fine-tuned model as if it were one to be averaged."""
+    network = {"network": "mlp", "width": 4} if method == "fedbabu" else {}
+    own = {**PRIVATE, **network, "optimiser_state": "run"}
+    site = hospital(node=NOBODY, method=method, rounds=20, learning_rate=1e-30, **own)
+    start = site.send("train", _start(method), round=1, returns=False, evaluate=False)
+    assert start is not None, site.refusals
+    assert site.send("train", None, round=2, returns=True, evaluate=False) is None
+    assert "has no model of its own" in site.refusals[0]
+
+
+def _start(method: str) -> dict[str, Any]:
+    if method == "fedavg-ft":
+        return logistic()
+    return {
+        "encoder.layers.0.weight": np.full((4, 13), 0.1),
+        "encoder.layers.0.bias": np.zeros(4),
+        "head.1.weight": np.full((2, 4), 0.1),
+        "head.1.bias": np.zeros(2),
+    }
+
+
+@pytest.mark.parametrize("refreshes", [True, False])
+def test_no_message_makes_uefl_send_centroids_of_a_private_run(
+    hospital: Make, refreshes: bool
+) -> None:
+    site = hospital(
+        node=NOBODY,
+        method="uefl",
+        network="mlp",
+        width=4,
+        uefl__codes=3,
+        uefl__codeword_start="gaussian",
+        uefl__refresh="none",
+        **{**PRIVATE, "dropout": 0.1, "mc_passes": 2},
+    )
+    arrays = _start("fedbabu") | {"codebook.0": np.zeros((3, 4))}
+    notes = {"refreshes": refreshes}
+    reply = site.send("train", arrays, phase="centroids", notes=notes, evaluate=False)
+    assert reply is None or ARRAYS not in reply
+
+
+def test_a_row_that_overflows_is_not_seen_in_measurements() -> None:
+    rows = torch.full((20, 2), 0.5, dtype=torch.float64)
+    labels = torch.zeros(20, dtype=torch.long)
+    rows[3] = float("nan")
+    found = figures_of(rows, labels, 3.0)
+    assert found["loss"] == pytest.approx(np.log(2))
+    assert found["entropy"] == pytest.approx(np.log(2))
+
+
+def test_a_server_that_makes_a_row_overflow_gets_finite_numbers(hospital: Make) -> None:
+    site = hospital(node=NOBODY, **PRIVATE)
+    told = site.evaluate(logistic(WIDE), round=1)
+    assert told is not None, site.refusals
+    assert all(np.isfinite(value) for value in told.values())
+    change = site.train(logistic(WIDE), round=2)
+    assert change is not None, site.refusals
+    assert all(np.isfinite(array).all() for array in change.values())
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+def test_a_gradient_or_row_that_is_not_finite_adds_nothing_that_is_not_bounded(odd: float) -> None:
+    network = torch.nn.Linear(1, 1, bias=False)
+
+    def loss(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (network(inputs) * labels).mean()
+
+    sums, losses = clipped_gradients(
+        network, loss, torch.tensor([[1.0], [odd]]), torch.ones(2, 1), 0.5
+    )
+    assert sums["weight"].abs().item() <= 0.5 + 0.5
+    assert torch.isfinite(sums["weight"]).all()
+    assert torch.isfinite(losses)
+    assert torch.isfinite(clipped_rows(torch.tensor([[odd, 1.0]]), 1.0)).all()
+
+
+def test_under_bf16_one_patient_moves_the_sum_by_no_more_than_the_clip_norm() -> None:
+    network = torch.nn.Linear(1, 1, bias=False)
+
+    def summed(count: int) -> float:
+        inputs, labels = torch.full((count, 1), 3.0), torch.ones(count, 1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            sums, _ = clipped_gradients(
+                network, lambda x, y: (network(x) * y).float().mean(), inputs, labels, 1.0
+            )
+        return float(sums["weight"].item())
+
+    assert abs(summed(258) - summed(257)) <= 1 + 1e-4
+
+
+def test_batches_of_a_real_hospital_come_from_the_operating_system() -> None:
+    batches = {tuple(poisson_batch(40, 0.5, None).tolist()) for _ in range(50)}
+    assert len(batches) == 50
+    mean = np.mean([len(poisson_batch(40, 0.5, None)) for _ in range(500)])
+    assert mean == pytest.approx(20, abs=1)
+
+
+def test_an_error_of_picsr_does_not_say_how_many_patients_there_are(hospital: Make) -> None:
+    site = hospital(node=NOBODY, method="picsr", picsr__prototype_min_count=10**6, **PRIVATE)
+    assert site.send("query.hello") is None or site.send("train", logistic()) is None
+    assert site.refusals
+    assert "199" not in site.refusals[-1]
+
+
+def test_steps_of_training_that_stays_tell_nothing_of_the_number_of_patients(
+    hospital: Make,
+) -> None:
+    """With one step of all patients a floor on steps would refuse, with two it would not."""
+    plan = {**PRIVATE, "local_steps": 0, "local_epochs": 1}
+    answers = []
+    for size in (64, 128, 192, 256):
+        site = hospital(node=NOBODY, method="local", **{**plan, "batch_size": size})
+        answers.append(site.send("train", None, returns=False, run_name=f"size{size}") is None)
+    assert len(set(answers)) == 1
+
+
+def test_a_cap_without_a_folder_for_its_ledger_is_refused(hospital: Make, tmp_path: Path) -> None:
+    site = hospital(node=NOBODY, **PRIVATE)
+    context = site.context()
+    del context.node_config["state-dir"]
+    from fedsilo.client_app.session import open_session
+    from fedsilo.models.contract.errors import RefusedError
+
+    with pytest.raises(RefusedError, match="no 'state-dir' for its ledger"):
+        open_session(context)
