@@ -312,7 +312,7 @@ def test_sites_with_neither_test_nor_validation_rows_are_trained_and_never_measu
         ),
         (
             VARIANTS["picsr"] | {"standardise": "declared"},
-            "site few sends no prototype: it has 9 training samples and at least 10 are needed",
+            "site few sends no prototype: it has fewer than 10 training samples",
         ),
     ],
 )

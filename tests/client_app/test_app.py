@@ -111,7 +111,7 @@ def test_a_method_refuses_a_site_before_anything_leaves_it(message: Make, kind: 
     assert app(Message(RecordDict(), 1001, HELLO), node).has_content()
     node.run_config["picsr.prototype-min-count"] = 31  # which this server should have refused
     reason = reason_of(app(message(kind, notes={"stage": "experts"}), node))
-    assert "site switzerland sends no prototype: it has 30 training samples" in reason
+    assert "site switzerland sends no prototype: it has fewer than 31 training samples" in reason
     assert reason.startswith("switzerland: ") == (kind == HELLO)
 
 

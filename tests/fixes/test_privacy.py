@@ -33,6 +33,20 @@ CASES = [
         {"set it to 'secagg'": {"secure-aggregation": "secagg"}},
     ),
     Case(
+        "is told by each site alone; set 'trust' to 'nobody', or 'sample-clip-norm' to 0",
+        {
+            **tiny("fedavg"),
+            **SECURE,
+            "trust": "sums",
+            "sample-clip-norm": 1.0,
+            "noise-multiplier": 2.0,
+        },
+        {
+            "set 'trust' to 'nobody'": {"trust": "nobody"},
+            "'sample-clip-norm' to 0": {"sample-clip-norm": 0.0, "noise-multiplier": 0.0},
+        },
+    ),
+    Case(
         "nothing that leaves is differentially private; set 'sample-clip-norm' and",
         {**tiny("fedavg"), "trust": "nobody"},
         {

@@ -119,7 +119,7 @@ def test_a_site_of_too_few_samples_sends_nothing_in_any_stage(
     kind: str,
 ) -> None:
     asked, node = message(kind, **stage(name)), {"partition-id": 0}
-    with pytest.raises(SiteError, match=r"s1a sends no prototype: it has 36 .* at least 37"):
+    with pytest.raises(SiteError, match=r"s1a sends no prototype: it has fewer than 37"):
         lab_of(asked, context(node, "picsr", **few(37)))
     assert list(tmp_path.iterdir()) == []
     assert lab_of(asked, context(node, "picsr", **few(36))).site == "s1a"
@@ -136,7 +136,7 @@ def test_as_many_samples_are_needed_as_the_larger_of_prototype_and_sums_needs(
     if not least:
         PICSRSite(settings).admit(session_with(common, silo))
         return
-    with pytest.raises(SiteError, match=rf"it has 36 training samples and at least {least} are"):
+    with pytest.raises(SiteError, match=rf"it has fewer than {least} training samples"):
         PICSRSite(settings).admit(session_with(common, silo))
 
 
@@ -144,7 +144,7 @@ def test_a_hospital_that_raised_its_floor_sends_no_prototype_either(
     context: Callable[..., Context],
 ) -> None:
     node = context({"site": "s1a", "sums-min-count": 37}, "picsr")
-    with pytest.raises(SiteError, match=r"s1a sends no prototype: it has 36 .* at least 37"):
+    with pytest.raises(SiteError, match=r"s1a sends no prototype: it has fewer than 37"):
         open_session(node).admit()
     node = context({"site": "s1a", "sums-min-count": 36}, "picsr")
     open_session(node).admit()

@@ -243,7 +243,7 @@ def test_without_min_sites_a_site_that_drops_out_stops_the_run(
         started(s2a=drops_in(told, good(), round_))
 
 
-FEW = "site s2a sends no prototype: it has 36 training samples and at least 37 are needed"
+FEW = "site s2a sends no prototype: it has fewer than 37 training samples"
 
 
 def test_a_site_of_few_samples_is_refused_before_anything_of_it_left(
@@ -280,7 +280,7 @@ def test_the_floor_for_sums_holds_for_prototypes_too(spied_run: Run) -> None:
         "picsr.expert-rounds": 1,
         "rounds": 2,
     }
-    told = "site cleveland sends no prototype: it has 199 training samples and at least 200 are"
+    told = "site cleveland sends no prototype: it has fewer than 200 training samples"
     with pytest.raises(SiteError, match=told):
         spied_run({**values, "standardise": "declared", "sums-min-count": 200})
 
