@@ -19,10 +19,9 @@ class FedAvgFTSite(SiteMethod):
         """Load the weights that came, else the site's own.
 
         Raises:
-            SiteError: there are neither; or the reply would return what this site trained alone,
-                without the noise that weights need where training is private.
+            SiteError: there are neither.
         """
-        arrays = lab.arrays() or ({} if lab.instruction.returns else lab.state())
+        arrays = lab.arrays() or lab.state()
         if not arrays:
             raise SiteError(
                 f"site {lab.site} has no model of its own yet, and none came: it missed the round "
@@ -31,12 +30,25 @@ class FedAvgFTSite(SiteMethod):
         return lab.classifier(arrays)
 
     def train(self, lab: Lab) -> Answer:
-        """Train as FedAvg does, or fine-tune with a step size of its own and keep the weights."""
+        """Train as FedAvg does, or fine-tune with a step size of its own and keep the weights.
+
+        Raises:
+            SiteError: the site's own model, which was trained without noise, would leave.
+        """
+        if lab.instruction.returns and not lab.arrays():
+            raise SiteError(
+                f"site {lab.site} is asked for weights and none came: its own model stays; "
+                "server and site run different versions of fedsilo"
+            )
         network = lab.open()
         lab.measure(network)
         if lab.instruction.returns:
-            lab.fit(network)
-            return lab.reply(network)
+            return self.shared(lab, network)
         rate = self.settings.finetune_learning_rate
         lab.fit(network, settings=replace(lab.sampling, learning_rate=rate), stays=True)
         return lab.reply(network, keep=exchanged_arrays(network))
+
+    def shared(self, lab: Lab, network: SiteNetwork) -> Answer:
+        """Train the model that came, and send it."""
+        lab.fit(network)
+        return lab.reply(network)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsilo.client_app.methods.base import Answer, Lab
+from fedsilo.client_app.methods.base import Answer, Lab, SiteNetwork
 from fedsilo.client_app.methods.fedavg_ft import FedAvgFTSite
 from fedsilo.models.networks.exchanged import exchanged_arrays, last_layers
 
@@ -10,12 +10,8 @@ from fedsilo.models.networks.exchanged import exchanged_arrays, last_layers
 class FedBABUSite(FedAvgFTSite):
     """Trains and sends the body, and trains all at the end."""
 
-    def train(self, lab: Lab) -> Answer:
-        """Train the body and send it, or fine-tune as FedAvg+FT does."""
-        if not lab.instruction.returns:
-            return super().train(lab)
-        network = lab.open()
-        lab.measure(network)
+    def shared(self, lab: Lab, network: SiteNetwork) -> Answer:
+        """Train the body and send it."""
         head = set(last_layers(network, 1))
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and name not in head)

@@ -52,7 +52,7 @@ def test_what_was_fine_tuned_without_noise_does_not_leave_later(
     start = site.send("train", _start(method), round=1, returns=False, evaluate=False)
     assert start is not None, site.refusals
     assert site.send("train", None, round=2, returns=True, evaluate=False) is None
-    assert "has no model of its own" in site.refusals[0]
+    assert "its own model stays" in site.refusals[0]
 
 
 def _start(method: str) -> dict[str, Any]:
