@@ -242,7 +242,7 @@ class Lab:
             after_step=after_step,
             before_pass=anneal,
             steps_before=before,
-            # Not even a refusal may tell of what stays
+            # Not even a refusal may reveal what stays
             minimum_steps=0 if stays and self.session.cap else limits.minimum_steps_per_reply,
             minimum_batch=self.privacy.smallest_batch() if private else limits.minimum_batch,
             private=private,

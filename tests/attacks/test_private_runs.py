@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.client_app.privacy.ledger import LEDGER
+from fedsilo.client_app.session import SiteSession, open_session
 from fedsilo.client_app.training.evaluation import figures_of
-from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.models.contract.errors import RefusedError
+from fedsilo.models.contract.messages import ARRAYS, START
 from fedsilo.models.privacy.dp_sgd import clipped_gradients, poisson_batch
 from fedsilo.models.privacy.gaussian_mechanism import clipped_rows
 from tests.support.hospital import Hospital
@@ -34,11 +34,6 @@ WIDE = 1e30  # times a patient's features it overflows
 
 def logistic(scale: float = 0.1) -> dict[str, Any]:
     return {"head.1.weight": np.full((2, 13), scale), "head.1.bias": np.zeros(2)}
-
-
-def charged(site: Hospital) -> int:
-    path = site.home / ".own" / site.site / LEDGER
-    return sum(count for *_, count in json.loads(path.read_text())["releases"])
 
 
 @pytest.mark.parametrize("method", ["fedavg-ft", "fedbabu"])
@@ -161,12 +156,22 @@ def test_steps_of_training_that_stays_tell_nothing_of_the_number_of_patients(
     assert len(set(answers)) == 1
 
 
+def test_the_steps_of_fedrep_follow_the_told_counts(
+    hospital: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """199 patients are four steps of 64; 60, as told, are one, which two parts cannot share."""
+    monkeypatch.setattr(SiteSession, "told", lambda self: {"train": [30, 30], "test": [20, 20]})
+    plan = {**PRIVATE, "local_steps": 0, "local_epochs": 1, "network": "mlp", "width": 4}
+    site = hospital(node=NOBODY, method="fedrep", **plan)
+    shared = {name: array for name, array in _start("fedbabu").items() if "head" not in name}
+    start = {f"{START}{name}": array for name, array in _start("fedbabu").items()}
+    assert site.send("train", shared | start, evaluate=False) is None
+    assert "takes 1 step a round" in site.refusals[0]
+
+
 def test_a_cap_without_a_folder_for_its_ledger_is_refused(hospital: Make, tmp_path: Path) -> None:
     site = hospital(node=NOBODY, **PRIVATE)
     context = site.context()
     del context.node_config["state-dir"]
-    from fedsilo.client_app.session import open_session
-    from fedsilo.models.contract.errors import RefusedError
-
     with pytest.raises(RefusedError, match="no 'state-dir' for its ledger"):
         open_session(context)

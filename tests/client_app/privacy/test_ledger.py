@@ -57,7 +57,9 @@ def test_what_would_exceed_the_runs_cap_is_refused_and_not_entered(tmp_path: Pat
 
 
 def test_exactly_the_cap_may_be_spent(tmp_path: Path) -> None:
-    account(tmp_path, max_epsilon=ONE).spend({STEP: 1})
+    spending = account(tmp_path, max_epsilon=ONE)
+    spending.spend({STEP: 1})
+    assert spending.releases() == {STEP: 1}
 
 
 def test_the_hospitals_cap_holds_over_runs_of_any_name(tmp_path: Path) -> None:

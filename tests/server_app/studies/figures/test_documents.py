@@ -1,4 +1,4 @@
-"""Pictures of a router, looked at by what stands in their panels."""
+"""Pictures of a router, judged by what their panels show."""
 
 from __future__ import annotations
 
