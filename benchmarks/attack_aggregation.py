@@ -10,8 +10,6 @@ holds. Figures are accuracies after the last round on the test samples of the fi
 mean of three seeds; a run that the attack has ended counts as the accuracy of guessing.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

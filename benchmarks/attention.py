@@ -11,8 +11,6 @@ step of ViT-S/16 with prompts at 224x224 on the phantom, each in a process of it
 memory it is: without rollout, with it, and with distillation.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

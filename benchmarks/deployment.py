@@ -9,8 +9,6 @@ of a hospital's whole tree of processes between the first and the last of them; 
 hospital itself says that training and measuring took.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import statistics

@@ -6,8 +6,6 @@ Tokens are random with many channels at 0, as after a ReLU. The distillation ste
 one expert: the student's pass forward and back, the expert's forward, and the closeness.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import time

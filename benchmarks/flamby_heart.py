@@ -10,8 +10,6 @@ hands none on and tests the first centre's. ``pooled`` is tested as it is there,
 are standardised at home, not as in its training, and by those of its training.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

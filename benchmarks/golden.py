@@ -10,8 +10,6 @@ without seconds, of JSON without seconds, memory and paths, of pictures whole. B
 machine: a record is of use where it was made, so none is committed.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

@@ -11,8 +11,6 @@ all is imported, ``anonymous`` the same without the pages of files that are mapp
 ``last``: CPU seconds a message, with all that the server does, in round 2 and the last.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -7,8 +7,6 @@ final model, so that what is left is the round itself: message, checks, records,
 time of the same steps in a bare loop is subtracted. Imports and the first round are not counted.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -10,8 +10,6 @@ What comes before and after the rounds (meeting the sites; for Ray also SuperLin
 its actors; at the end curves and table) is named apart.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import tempfile

@@ -3,8 +3,6 @@
 python benchmarks/peer_flower.py --settings FILE.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

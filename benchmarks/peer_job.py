@@ -7,8 +7,6 @@ Run by name it is one rival, in a process of its own, and prints how long its ro
 Flower's and NVFlare's own are in ``peer_flower.py`` and ``peer_nvflare.py``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -4,8 +4,6 @@ Run by the Python of NVFlare's own environment; fedsilo's packages come after NV
 As ``--client`` it is the script that NVFlare starts for each site.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -10,8 +10,6 @@ fedsilo draws start and order by its seed, the others as ``peer_job.py`` does.
 can be imported after NVFlare's own; without it that row is left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

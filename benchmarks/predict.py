@@ -10,8 +10,6 @@ them.
     python benchmarks/predict.py [--images 1000] [--turns 3]
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

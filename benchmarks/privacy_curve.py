@@ -6,8 +6,6 @@ Experiments are named ``<method>-heart-epsilon<E>``; ``<method>-heart-exact`` ha
 figures (arXiv:2210.04620) are of the same data and split.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -8,8 +8,6 @@ Each row is a process of its own, whose peak memory it is: resident size, on a G
 took. The first step, which sets things up, is not timed; the least of the others is told.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import subprocess

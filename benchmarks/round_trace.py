@@ -8,8 +8,6 @@ Functions with a name are counted once each, however often they run; comprehensi
 methods are not. ``--until-step`` counts only up to the first step of the first site's optimiser.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import tempfile

@@ -8,8 +8,6 @@ secure aggregation adds (keys, shares, unmasking). The processes are a server an
 over TLS on the loopback; a phase there costs a message's way to the hospital and back.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from pathlib import Path

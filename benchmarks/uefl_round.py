@@ -10,8 +10,6 @@ The quotients: a UEFL training round over FedAvg's, and what the end of an itera
 of uncertainty; the centroids, by which books are laid) over a training round of UEFL.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

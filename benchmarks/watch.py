@@ -9,8 +9,6 @@ in the hook's methods, ``writer`` the CPU seconds of its thread; ``share`` is bo
 run's CPU seconds from its first round on.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """The answer to a message of a round: a phase of the method, or of secure aggregation."""
 
-from __future__ import annotations
-
 from flwr.app import RecordDict
 
 from fedsilo.client_app.lab import Lab

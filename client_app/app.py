@@ -5,8 +5,6 @@ traceback stays in the site's own log. A hospital that has a site file answers u
 message has a line in its audit log before the reply leaves.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What a site says of itself at the start of a run: counts and fingerprints, no data."""
 
-from __future__ import annotations
-
 from fedsilo.client_app.session import SiteSession
 from fedsilo.datasets.weights.backbones import backbone_digest
 from fedsilo.models.contract.errors import RefusedError

@@ -4,8 +4,6 @@ A method (``client_app/methods``) says in what order these happen. Whatever leav
 ``Lab.reply``; ``Lab.fit`` and ``Lab.privacy`` hide each patient in what is trained and averaged.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping

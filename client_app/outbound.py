@@ -1,7 +1,5 @@
 """What leaves a site: arrays, masked where only sums may be read, and metrics of enough samples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How one message's training and statistics hide each patient, paid for before they are made."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

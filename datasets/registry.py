@@ -1,7 +1,5 @@
 """The data sets by name, and the silos in them; a data set's module is imported when first used."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What both entry points share: the check of the server's certificate, and the start of Flower."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

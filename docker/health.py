@@ -1,7 +1,5 @@
 """Ask Flower's health server in this container whether it serves; the images' HEALTHCHECK."""
 
-from __future__ import annotations
-
 import sys
 
 HEALTH_ADDRESS = "127.0.0.1:8081"

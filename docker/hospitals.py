@@ -5,8 +5,6 @@ numbers only, so the state volume keeps a file per hospital with its node number
 all of them ``registry.json``, with which the server refuses a hospital that uses another's name.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import hashlib

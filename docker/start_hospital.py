@@ -5,8 +5,6 @@ name, the server's address and the device come from the environment (``FEDSILO_S
 ``FEDSILO_SERVER``, ``FEDSILO_DEVICE``, ``FEDSILO_TRUST``), secrets only from files.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -4,8 +4,6 @@ The Control and Runtime API stay on the container's loopback: only those who may
 this container may start a run or register a hospital. Hospitals reach the Fleet API alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The Flower ServerApp: from run config to run directory. It knows no method by name."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -6,8 +6,6 @@ leaves Flower nothing to send; Flower's own ``start`` is used as it is. fedsilo'
 this class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """Fixtures shared by all tests: a cache per session, small settings, and inline runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable, Mapping

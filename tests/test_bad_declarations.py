@@ -1,7 +1,5 @@
 """Whatever stands in a YAML file that somebody wrote: it is read, or refused in one line."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 from collections.abc import Callable

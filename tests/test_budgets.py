@@ -4,8 +4,6 @@ A number above its budget fails, and so does one more than 5 % below it: then th
 loose and is to be lowered. ``python -m tests.test_budgets`` prints today's numbers as that file.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

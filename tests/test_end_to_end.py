@@ -1,7 +1,5 @@
 """Every method of the registry from settings to run directory, with the inline engine."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

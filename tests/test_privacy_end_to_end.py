@@ -1,7 +1,5 @@
 """Differential privacy per patient from settings to privacy.json, with every method that has it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

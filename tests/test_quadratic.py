@@ -3,8 +3,6 @@
 The NumPy versions are float64 and take the sums by samples; ten rounds must agree to 1e-6.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The Ray engine and plain ``flwr run``, for real: SuperLink, bundle, Ray actors."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

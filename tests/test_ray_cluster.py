@@ -1,7 +1,5 @@
 """A run over several raylets, for real: the same bytes, and going on after a node was killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Secure aggregation from settings to run directory: the sum is right, its parts are nowhere."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Every method on tables, from settings to run directory: the four made-up hospitals, odd sites."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

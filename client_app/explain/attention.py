@@ -1,7 +1,5 @@
 """Where a prompted ViT looked: attention rollouts over a hospital's images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

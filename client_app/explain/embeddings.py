@@ -1,7 +1,5 @@
 """A network's embeddings of samples, computed at the hospital that has them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from torch import Tensor, nn

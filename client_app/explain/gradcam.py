@@ -1,7 +1,5 @@
 """Where a convolutional network finds a class, by Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

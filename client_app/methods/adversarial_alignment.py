@@ -4,8 +4,6 @@ The site keeps its discriminator and that one's optimiser: ``discriminator/`` an
 ``discriminator-moments/``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

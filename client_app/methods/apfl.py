@@ -1,7 +1,5 @@
 """APFL at a site: each batch trains the global model, and the site's own as a part of a mixture."""
 
-from __future__ import annotations
-
 from typing import cast
 
 from torch import Tensor

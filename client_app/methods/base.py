@@ -9,8 +9,6 @@ model stays at the site says so for private runs: ``measures_what_stays``. ``__a
 that a method's file takes from here.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import partial

@@ -6,8 +6,6 @@ divergence from the support model train the mixed main model, and its divergence
 trains the support model, by an optimiser of the same settings, new in each round.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 from torch import Tensor

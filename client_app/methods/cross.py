@@ -1,7 +1,5 @@
 """Train here, test there, at a site: a model of its own, and metrics of every other site's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from flwr.app import ArrayRecord

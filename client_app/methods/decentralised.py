@@ -5,8 +5,6 @@ keeps its model (``own/<array>``). It is measured by the consensus model Theta t
 one is measured once, at the end, as ``own-<metric>``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import Tensor

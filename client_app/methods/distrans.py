@@ -4,8 +4,6 @@ With ``offset-aggregation`` "none" the offset is the site's own state (``offset.
 first by the site's own seed, and neither comes nor leaves.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

@@ -1,7 +1,5 @@
 """Ditto at a site: it trains and sends the global model, trains its own near it and keeps that."""
 
-from __future__ import annotations
-
 from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, exchanged_arrays
 from fedsilo.client_app.methods.fedprox import proximal
 from fedsilo.models.methods.ditto import DittoSettings

@@ -1,7 +1,5 @@
 """The ensemble at a site: a model of its own, sent after the last round, and the mean of all."""
 
-from __future__ import annotations
-
 from fedsilo.client_app.methods.base import Answer, Lab, SiteNetwork, exchanged_arrays
 from fedsilo.client_app.methods.local import LocalSite, from_others
 from fedsilo.models.networks.mixture import Mixture, open_experts

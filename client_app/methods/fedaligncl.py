@@ -4,8 +4,6 @@ The site keeps its discriminator (``adversarial_alignment``), which of its sampl
 got right at the end of an epoch (``right``, ``right-epoch``), and pacing's state.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import cast
 

@@ -1,7 +1,5 @@
 """FedAvg at a site (McMahan et al. 2017): train the global model, send all of it back."""
 
-from __future__ import annotations
-
 from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
 
 

@@ -1,7 +1,5 @@
 """FedAvg+FT at a site: FedAvg, then some rounds alone with a model that stays here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, exchanged_arrays

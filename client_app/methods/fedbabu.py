@@ -1,7 +1,5 @@
 """FedBABU at a site: FedAvg+FT, whose shared rounds train and send all but the last layer."""
 
-from __future__ import annotations
-
 from fedsilo.client_app.methods.base import Answer, Lab, SiteNetwork
 from fedsilo.client_app.methods.fedavg_ft import FedAvgFTSite
 from fedsilo.models.networks.exchanged import exchanged_arrays, last_layers

@@ -4,8 +4,6 @@ The logits of an evidential network are log alpha, as everywhere here: their sof
 expected probabilities.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 Private state as every decentralised method's: ``own/<array>``.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 Prompts and head that are not shared stay in the site's own state: ``network/<array>``.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

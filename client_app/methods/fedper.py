@@ -1,7 +1,5 @@
 """FedPer at a site: FedAvg of a part of the network; the other part stays here."""
 
-from __future__ import annotations
-
 from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork
 from fedsilo.models.contract.messages import START
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged

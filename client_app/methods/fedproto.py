@@ -1,7 +1,5 @@
 """FedProto at a site: train near the global prototypes, then send the prototypes of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import cast
 

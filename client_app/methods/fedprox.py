@@ -1,7 +1,5 @@
 """FedProx at a site: FedAvg with a proximal term in the loss."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """FedRep at a site: FedPer whose head is trained first, the rest with the head as it then is."""
 
-from __future__ import annotations
-
 from fedsilo.client_app.methods.base import Lab, SiteNetwork
 from fedsilo.client_app.methods.fedper import FedPerSite
 from fedsilo.models.contract.errors import SiteError

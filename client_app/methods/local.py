@@ -1,7 +1,5 @@
 """Each silo alone: the model stays at the site, only metrics leave."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, exchanged_arrays

@@ -1,7 +1,5 @@
 """The oracle: one simulated site trains on the training data of all, which no hospital could."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

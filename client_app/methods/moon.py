@@ -5,8 +5,6 @@ in there is none and the term is left out, as in the authors' code; with the glo
 place the term would be a constant, log 2, without a gradient.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import cast
 

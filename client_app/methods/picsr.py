@@ -4,8 +4,6 @@ The server tells the ``stage``: ``warmup`` (FedAvg), ``experts`` (alone, from th
 or ``router`` (all experts and prototypes came, the router is trained).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import cast

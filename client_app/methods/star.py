@@ -1,7 +1,5 @@
 """Star at a silo: start from the mean of all, train, send."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from fedsilo.client_app.methods.base import Lab

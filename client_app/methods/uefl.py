@@ -6,8 +6,6 @@ the site's own books of them (personal codebooks, which are never sent): a new o
 uncertain, the first one again where it is certain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import cast

@@ -5,8 +5,6 @@ server lost and asks for again. A hospital with a cap of its own has another one
 server chooses a run's name.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

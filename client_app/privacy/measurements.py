@@ -4,8 +4,6 @@ Under a cap of the hospital's own exact figures have no place: means of bounded 
 Gaussian noise, and are entered in the hospital's ledger as one noisy message.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

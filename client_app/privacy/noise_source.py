@@ -3,8 +3,6 @@
 A server knows the run's seed; noise keyed on it could be subtracted again.
 """
 
-from __future__ import annotations
-
 import torch
 
 from fedsilo.models.contract.seeding import generator

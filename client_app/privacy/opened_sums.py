@@ -4,8 +4,6 @@ The difference of two sums would be that of a site's own updates. So the record 
 newest rounds whose sum it was, and a digest of what this site weighed and masked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 They lie beside the site's state, their owner's alone, and are erased once the round's sum is open.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any

@@ -12,8 +12,6 @@ that came: where a server tells two sites different things their masks do not ca
 a round are gone once its sum is open (``fedsilo.client_app.privacy.opened_sums`` remembers whose).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ on its own disk (``site-registry``), which no server can change. A simulated sit
 the seed: it shows the way of the messages and proves nothing.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

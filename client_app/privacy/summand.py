@@ -1,7 +1,5 @@
 """What a site adds to a secure sum, before it is masked: whole numbers, weighed by its samples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

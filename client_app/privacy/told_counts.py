@@ -4,8 +4,6 @@ A patient changes one count by one, so counts with Gaussian noise are private. T
 for the same data and kept: drawn again and again, their mean would be the count.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256

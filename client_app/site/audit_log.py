@@ -4,8 +4,6 @@ A line holds names, counts and bytes, never a value of the data. A line that can
 whole and flushed to the disk keeps the answer at the site.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping

@@ -3,8 +3,6 @@
 They hold with or without a site file, before the method sees the message.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -6,8 +6,6 @@ gives away it can only bound more tightly than the run: ``sums-min-count``, and 
 ``delta``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager

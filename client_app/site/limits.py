@@ -4,8 +4,6 @@ They hold at every real site, also without a site file. Only the hospital's own 
 config and its site file, change them: no run and no message can. A simulated site has none.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

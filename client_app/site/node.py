@@ -1,7 +1,5 @@
 """What a node's own config says of it: whether it is simulated, and where its own files lie."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A JSON file that a hospital keeps from message to message, such as its run book or a ledger."""
 
-from __future__ import annotations
-
 import fcntl  # of Linux and macOS, where hospitals' containers run
 import json
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ One file per (round, step), whole or absent. Those of the newest two rounds are 
 server that lost its last round can go on from the one that it knows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -4,8 +4,6 @@ A run is known by its name, which a server chooses: a name that has gone further
 again, so that no run can wipe another's state, and the same round is answered a few times only.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

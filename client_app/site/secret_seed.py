@@ -4,8 +4,6 @@ A server that knew the seed would know which patients are behind each step. In a
 the run's, so that runs repeat.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from pathlib import Path

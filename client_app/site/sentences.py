@@ -3,8 +3,6 @@
 Every key of the site file has its sentence in ``SENTENCES``; a test holds the two together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 

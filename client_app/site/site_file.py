@@ -1,7 +1,5 @@
 """What the text of a site file says: its lists of names, and single values by the limits' rules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A run says in its setting 'trust' which promise it is made for; a hospital answe
 promise is at least its own. docs/threat-model.md says what each level promises, and what not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from fedsilo.models.contract.errors import RefusedError

@@ -1,7 +1,5 @@
 """Work that ends when it has taken the hospital's time or memory, wherever it is."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

@@ -1,7 +1,5 @@
 """A site's answer to a survey, made of its silo: counts, means and percentiles above its floors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -5,8 +5,6 @@ have one patient more, it is that patient. So a data set's first answer stays un
 itself removes it, ``<state-dir>/.own/<site>/survey.json``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A survey's question at a site: whether it is answered, with what, and which parts may leave."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

@@ -16,8 +16,6 @@ bound the others. Every order is possible; of cells that lie in a row the outer 
 samples are, come first more often.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

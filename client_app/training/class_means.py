@@ -1,7 +1,5 @@
 """The mean of what a network makes of a site's samples, per class that has enough of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

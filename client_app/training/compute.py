@@ -4,8 +4,6 @@ Operations without a deterministic form are named, or refused, as 'deterministic
 which they are as it meets one, by a warning or an error.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """Measuring a model on a split, from class probabilities by MC dropout."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol

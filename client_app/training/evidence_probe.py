@@ -1,7 +1,5 @@
 """What an evidential network says of its own certainty, measured over a split."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The network that a run starts from, as one site opens it: the same weights everywhere."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

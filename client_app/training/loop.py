@@ -1,7 +1,5 @@
 """Local training: an optimiser over shuffled batches, the same for every method compared."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import math

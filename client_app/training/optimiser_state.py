@@ -1,7 +1,5 @@
 """An optimiser's moments as named arrays, so that it can go on in another round and process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -6,8 +6,6 @@ are counted by the rounds of the run, so that all sites begin one together: a si
 round continues where it was, and leaves out what it did not get to when the next epoch begins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Training that is private per patient: what takes the place of batches and of their gradients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A site's table as networks take it: features standardised by the run's figures."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from flwr.app import RecordDict

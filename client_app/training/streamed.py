@@ -1,7 +1,5 @@
 """A data set's tensor that is too large for the device, streamed to it batch by batch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

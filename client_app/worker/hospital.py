@@ -7,8 +7,6 @@ that is made for this start and known to nobody else. A worker that is killed is
 messages that it was answering get their replies; when the SuperNode ends, everything ends.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import secrets

@@ -5,8 +5,6 @@ installed, and answers only a run whose app is the same, file by file. So a site
 and every limit hold, whatever the server sends.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import subprocess

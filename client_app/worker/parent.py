@@ -7,8 +7,6 @@ fork of a process that has imported it takes milliseconds. The worker itself com
 never asks for a GPU: a fork cannot take over what a driver or a thread holds.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """How often the hospital's processes look for something, and how they end with one another."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

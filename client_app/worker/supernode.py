@@ -10,8 +10,6 @@ yet, or had reported that it failed: then it would wait for ever, and the hospit
 the server until it is restarted.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

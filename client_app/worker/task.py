@@ -4,8 +4,6 @@ It does what Flower's ``flwr-clientapp`` does with a task, with one difference: 
 with the run is compared, not executed.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ Images of one group (a patient, a lesion) are in one part only. A public part, w
 is chosen by a hash of the group's name, so that a group which two sites share is public at both.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

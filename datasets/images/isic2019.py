@@ -5,8 +5,6 @@ together. The files are the user's: the challenge's images, FLamby's ``train_tes
 lesion tables of HAM10000 and ISIC, in the folder ``isic2019`` of the data directory.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from functools import lru_cache

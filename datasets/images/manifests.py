@@ -4,8 +4,6 @@ docs/images.md says how they look. Errors about a manifest name manifest, line a
 a patient or an image's file, which may be named after one, since errors travel to the server.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath

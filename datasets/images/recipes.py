@@ -6,8 +6,6 @@ class is the declaration's word, and nothing is copied or converted. Layouts are
 sources describe; none of these data sets was at hand when this was written.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections import Counter

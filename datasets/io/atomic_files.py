@@ -3,8 +3,6 @@
 The next process that writes there takes over, or removes, what a killed one left half-written.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -4,8 +4,6 @@ The line names the place by its keys and never quotes a value, which may be a pa
 takes 75 ms to import: modules of models are imported where a file is read.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable
 from datetime import date

@@ -1,7 +1,5 @@
 """Downloads of public files by pooch, each checked before it gets its name, and their archives."""
 
-from __future__ import annotations
-
 import gzip
 import stat
 import tarfile

@@ -1,7 +1,5 @@
 """Where files are: the data directory, the cache, and weights in both."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

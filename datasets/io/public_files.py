@@ -1,7 +1,5 @@
 """Files of public sources: where they come from, on what terms, and whether they are here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache

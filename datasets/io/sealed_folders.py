@@ -6,8 +6,6 @@ hashed again only if one changed since the last comparison, by size, times and i
 loses bits by itself changes none of those.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

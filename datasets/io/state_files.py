@@ -4,8 +4,6 @@ They are safetensors files whose metadata carry JSON and a digest over everythin
 cut short or altered is refused.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

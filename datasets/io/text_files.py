@@ -1,7 +1,5 @@
 """Text files: their decoding, the lines of a CSV file by its header, and values in one form."""
 
-from __future__ import annotations
-
 import csv
 import io
 import stat

@@ -3,8 +3,6 @@
 PyYAML alone lets the last of two equal keys win, and takes seconds or all memory for some texts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -8,8 +8,6 @@ others have seen. No sample is at two silos, each stays in the part (training, v
 where the data set has it, and the run's seed decides nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

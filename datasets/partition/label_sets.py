@@ -5,8 +5,6 @@ section on unseen data). Of K labels S are shared, each by at least two of N sil
 private, spread as evenly as can be. Nothing is random: labels and rows are dealt out in order.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,8 +10,6 @@ edge goes both ways, and where a value is missing the run's ``link-latency-ms`` 
 hold.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

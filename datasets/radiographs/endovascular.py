@@ -4,8 +4,6 @@ Manifests are those of ``images``, with a column ``mask`` besides (docs/endovasc
 becomes grey of 8 bits; its central square is resized, that of its mask to the nearest pixel.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

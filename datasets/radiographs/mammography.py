@@ -5,8 +5,6 @@ or TIFF, or DICOM, of the declared bits; a picture is cropped, resized and padde
 Fed-Align-CL paper. Networks standardise each image by itself.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 

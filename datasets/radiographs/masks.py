@@ -6,8 +6,6 @@ task's training part is in the other's test part. Its maker is an ``ImageDataSet
 the mask as one more channel, the last.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import replace
 

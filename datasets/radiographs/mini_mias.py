@@ -5,8 +5,6 @@ user's, for research only: ``labels.csv`` and ``images/`` in the folder ``mini_m
 directory.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

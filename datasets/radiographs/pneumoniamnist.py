@@ -4,8 +4,6 @@ MedMNIST's own split is kept: its training, validation and test images are each 
 sites class by class, and each site renders its images by its vendor's profile.
 """
 
-from __future__ import annotations
-
 import tokenize
 import zipfile
 import zlib

@@ -4,8 +4,6 @@ The curves are made up after "intensity profiles" as the Fed-Align-CL paper show
 They bend strongly, so that standardising each image, which is linear, does not undo them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

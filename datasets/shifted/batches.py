@@ -5,8 +5,6 @@ the label's byte, with CIFAR-100 the coarse one's before it, and the pixels. tor
 the pickles without a restriction, and only the complete set.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 torchvision reads these files only unpacked, in a folder layout of its own.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

@@ -1,7 +1,5 @@
 """Pools of public images, decoded once into memory-mapped arrays, and cuts between their tracks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ number, then the frame's. The test images' classes are in ``GT-final_test.csv``.
 to 250 pixels; the whole image becomes 32x32 (bilinear), whatever its shape, as the UEFL notes say.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@
 the data directory, laid out as their public sources lay them out.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Errors name the file and the key, and never a value. Imported when a file is read.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar

@@ -4,8 +4,6 @@ Only folders of derived data (silos, decoded sources) are counted and removed, n
 same cache. A reader that finds none makes its own.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import shutil

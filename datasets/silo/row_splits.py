@@ -5,8 +5,6 @@ Fed-Heart-Disease: a fixed share, stratified only if every class has more than t
 one group (images of a lesion, of a patient) stay together where groups are given.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass

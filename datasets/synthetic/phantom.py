@@ -4,8 +4,6 @@ Each image is of a kind (a class, or what decides it) and shows a subject: a les
 sequence. Some images show the subject of the one before.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

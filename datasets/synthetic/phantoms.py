@@ -5,8 +5,6 @@ is made up so that a small network learns it; each site has a look of its own. N
 and they are no substitute for real images.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ A picture is a sum of formulas over coordinates from -1 to 1, so that its size o
 finely it is sampled. Lengths are in halves of a picture's side. x grows to the right, y downwards.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any

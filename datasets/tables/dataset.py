@@ -1,7 +1,5 @@
 """Silos that are tables: each hospital's own CSV, read by a shared schema, split and cached."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ pages 5315 to 5334), which PICSR (Enouen et al. 2024) follows. The synthetic twi
 same sizes, features and label rates, and no patient in it.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A run's ``config.toml`` is beside its ``model.safetensors`` and says how its data were split.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

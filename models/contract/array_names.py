@@ -6,8 +6,6 @@ may have a '/'; a site's name has none. A kind is a method's constant that ends 
 kind is ``<kind>/<site>``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

@@ -4,8 +4,6 @@ Each kind has a ``code``, by which a program knows it. Of a site's errors the se
 beside the text: ``ERROR_CODES``, where the code has one.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from fedsilo.models.contract.one_line import shortened

@@ -1,7 +1,5 @@
 """What sites and server tell each other of a table's features: sums, and the statistics of all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -6,8 +6,6 @@ The method ``fedavg-ft``, here ``"fedavg-ft": "FedAvgFT"``, is in three files of
 is first used. A method whose part in a room is another's has no file there.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

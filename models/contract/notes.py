@@ -4,8 +4,6 @@ A method derives its own class beside its settings, and both ends use it. On the
 plain value, or JSON.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

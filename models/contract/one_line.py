@@ -1,7 +1,5 @@
 """Foreign text on one line: no control characters, no line ends, and not too long."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 LONGEST = 300  # characters: the line that quotes it stays below 400

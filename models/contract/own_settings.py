@@ -1,7 +1,5 @@
 """What all settings have in common that a method has of its own, beside their fields."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedsilo.models.contract.settings import CommonSettings

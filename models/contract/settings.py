@@ -16,8 +16,6 @@ Each states its roles once, and ``keys_with`` lists the settings of a role:
 - circumstance: where a run lies and how it is waited for, which does not change its result.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

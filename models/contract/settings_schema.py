@@ -5,8 +5,6 @@ group, the name of their file or the ``group`` of the class: ``gamma`` is ``uefl
 come as Flower's run config gives them (bool, int, float, str); it knows no lists, and so we do not.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import inspect

@@ -1,7 +1,5 @@
 """Which fedsilo and which Flower a process runs: a server sends it, and its sites compare."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Names have the colours of Okabe and Ito (2008, "Color universal design"), as giv
 Methods 8:441 (2011). Lines also differ by marker and dash, so that a picture can be printed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

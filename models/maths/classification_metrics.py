@@ -4,8 +4,6 @@ A metric that the labels leave undefined is left out: there is no AUC of one cla
 those of torchmetrics, which a test compares; its import costs seconds, so nothing here uses it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

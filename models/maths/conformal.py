@@ -6,8 +6,6 @@ new ones come from one distribution, the set of a new sample contains its class 
 coverage, on average over calibrations.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ FedEvPrompt (arXiv:2411.10071), eq. 3 to 5, after Sensoy et al. 2018, for any nu
 alpha = evidence + prior, expected probabilities alpha / S with S the sum of alpha, vacuity K / S.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -5,8 +5,6 @@ Both maps are sets of tokens. A token's mass is its relevance to the other map, 
 least -1. The paper calls it a distance although it grows with similarity.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 All take samples, or seeds, to be independent.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

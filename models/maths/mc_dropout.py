@@ -1,7 +1,5 @@
 """Predictive entropy by Monte Carlo dropout (UEFL, eq. 8; Gal and Ghahramani 2016)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

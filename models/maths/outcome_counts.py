@@ -4,8 +4,6 @@ Sensitivity, specificity, reliability diagrams and their intervals are made of t
 samples reveal single patients, so those of fewer than a minimum are left out.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

@@ -4,8 +4,6 @@ At a site of m samples an epoch has Q steps (``epoch-steps``) of m/Q samples eac
 these steps (``pace``).
 """
 
-from __future__ import annotations
-
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults

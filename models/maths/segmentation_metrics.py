@@ -1,7 +1,5 @@
 """Metrics of predicted masks: Dice and intersection over union, by image and by pixel."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ Statistics of each site's own would make the mean row of every site zero, and PI
 with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

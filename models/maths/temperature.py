@@ -4,8 +4,6 @@ Probabilities p become p^(1/T), normalised, which divides a softmax's logits by 
 class stays the same.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ Equations (arXiv:2003.13461):
   (algorithm 1, local steps) of w and v -> client_app.methods.apfl.APFLSite.train
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

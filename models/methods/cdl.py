@@ -10,8 +10,6 @@ Equations (arXiv:2303.06305):
   (objective) contrastive divergence -> models.methods.cdl.contrastive_divergence
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -4,8 +4,6 @@ Equations (doi:10.1093/jamia/ocy017):
   (cyclical weight transfer) a round is one lap -> strategies.methods.cyclic.Cyclic.round
 """
 
-from __future__ import annotations
-
 from fedsilo.models.contract.own_settings import NoSettings as CyclicSettings
 
 __all__ = ["CyclicSettings"]

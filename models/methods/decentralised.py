@@ -19,8 +19,6 @@ Equations (arXiv:1905.09435):
   (mixing) step size alpha -> strategies.topology.matcha.step_size
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar

@@ -13,8 +13,6 @@ Equations (arXiv:2210.15025):
   (embedding) offsets from class shares -> models.methods.distrans.OffsetEmbedding
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import cast

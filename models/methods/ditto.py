@@ -5,8 +5,6 @@ Equations (arXiv:2012.04221):
   (2) the own model's proximal term -> models.methods.fedprox.proximal_term
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedsilo.models.contract.own_settings import OwnSettings

@@ -14,8 +14,6 @@ Equations (arXiv:2107.02504):
   (tau) rounds of an epoch -> models.maths.pacing.epoch_of
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

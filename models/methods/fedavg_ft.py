@@ -10,8 +10,6 @@ Equations (arXiv:2106.06042):
   (section 5, fine-tuning) at the end -> strategies.methods.fedavg_ft.FedAvgFT.round
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedsilo.models.contract.errors import SettingError

@@ -4,8 +4,6 @@ Equations (arXiv:2102.07623):
   (algorithm 1, "if not BatchNorm") what stays -> models.methods.fedbn.FedBNSettings.personal
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import nn

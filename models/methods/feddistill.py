@@ -9,8 +9,6 @@ Equations (arXiv:2011.02367, after arXiv:1811.11479):
   (objective) distance to the others' mean -> models.maths.class_means.matching_loss
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedsilo.models.contract.own_settings import OwnSettings

@@ -13,8 +13,6 @@ Equations (arXiv:2501.16992):
   (11) distillation loss -> models.methods.fedefm.distillation
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

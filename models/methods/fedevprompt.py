@@ -14,8 +14,6 @@ Equations (arXiv:2411.10071):
   (u) vacuity -> models.maths.dirichlet.vacuity
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -11,8 +11,6 @@ Equations (arXiv:2105.00243):
   (inference) nearest prototype -> models.methods.fedproto.nearest_logits
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

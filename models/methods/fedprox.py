@@ -4,8 +4,6 @@ Equations (arXiv:1812.06127):
   (objective) proximal term -> models.methods.fedprox.proximal_term
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ Equations (arXiv:2102.07078):
   (algorithm 1, line 9) steps of the representation -> client_app.methods.fedrep.FedRepSite.train
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedsilo.models.contract.errors import SettingError

@@ -6,8 +6,6 @@ Equations (arXiv:2203.11834, after arXiv:1803.05407):
   (algorithm 1, w_SWA) running mean -> models.methods.fedswa.running_mean
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mix, an upper bound: one model trained on the pooled data of all sites."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedsilo.models.contract.notes import Notes

@@ -11,8 +11,6 @@ Equations (arXiv:2103.16257):
   (4) total loss -> client_app.methods.moon.MoonSite.train
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor, nn

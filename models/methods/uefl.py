@@ -19,8 +19,6 @@ Equations (arXiv:2402.18888):
   (section 3.2, refresh) first book refreshed -> strategies.methods.uefl.UEFL.round
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Every method trains the same network from the same initial weights, so that a co
 compares methods.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from fedsilo.models.contract.errors import SettingError

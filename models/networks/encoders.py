@@ -5,8 +5,6 @@ ResNet blocks"), the one for colour VGG16's features with batch norm (timm). At 
 4w channels, 512 at the paper's 128. A row of a table becomes a map of one place.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import OrderedDict
 

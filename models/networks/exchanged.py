@@ -1,7 +1,5 @@
 """Which arrays of a network are exchanged: the floating-point ones outside its frozen parts."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

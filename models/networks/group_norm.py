@@ -4,8 +4,6 @@ A batch norm's output for one sample depends on all others, so that no bound on 
 holds. Group norm (Wu and He 2018) normalises within a sample, and has no running statistics.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import nn

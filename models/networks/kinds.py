@@ -1,7 +1,5 @@
 """Which network the settings mean for which data, and which settings apply to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedsilo.models.contract.errors import SettingError

@@ -3,8 +3,6 @@
 On the wire an expert's arrays are named ``expert/<site>/<array>``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar, cast
 

@@ -1,7 +1,5 @@
 """A network with its preprocessing: from samples as they are read to class probabilities."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -8,8 +8,6 @@ of logits, no and yes, for benign and then for malignant findings (``output_laye
 layer of the left cranio-caudal view and its malignant pair are taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

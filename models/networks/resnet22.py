@@ -6,8 +6,6 @@ Fed-Align-CL paper's table IV prints other first layers than the weights that it
 the weights decide.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -5,8 +5,6 @@ one decoder (Ronneberger et al. 2015); ``swinunet`` has its own (``models.networ
 is cross-entropy plus soft Dice (Milletari et al. 2016).
 """
 
-from __future__ import annotations
-
 import itertools
 
 import torch

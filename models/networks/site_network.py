@@ -1,7 +1,5 @@
 """The interface of every network at a site, and the classifier of tokens that most of them are."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 

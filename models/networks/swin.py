@@ -3,8 +3,6 @@
 The encoder is timm's (Liu et al. 2021); Swin-Unet (Cao et al. 2021) decodes by Swin blocks too.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -5,8 +5,6 @@ Zhang 2019), converted to (epsilon, delta) by Canonne, Kamath and Steinke 2020. 
 in one patient, who is there or is not.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache

@@ -6,8 +6,6 @@ Equations:
   (noise) (sum + N(0, (zC)^2 I)) / L, L the batch's expected size -> noisy_mean
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -5,8 +5,6 @@ moves by at most C with the patient; noise N(0, (zC)²) on each number of the su
 (Dwork and Roth 2014, theorem A.1). ``fedsilo.models.privacy.accountant`` adds such sums up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Gaussian noise, repeatable from a generator or secret from the operating system."""
 
-from __future__ import annotations
-
 import math
 import os
 

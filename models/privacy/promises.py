@@ -1,7 +1,5 @@
 """Which settings keep the promise of the level of trust that a run is made for."""
 
-from __future__ import annotations
-
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import why_not_private
 from fedsilo.models.contract.settings import AUTO, NOBODY, SUMS, CommonSettings

@@ -14,8 +14,6 @@ Flower's own masks (``secaggplus_utils.pseudo_rand_gen``) have a seed of 32 bits
 search; here they are AES-256 in counter mode.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A site masks (v - low) / (high - low) of each, from 0 to 1, times the samples of
 'secure-samples'; of the sums of these and of the samples the mean over all sites' samples is left.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Data sets, settings and experiments: what there is, and what data the sites have."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ What a function returns is shown by the function of ``results`` that has its nam
 arguments are options too. ``commands.toml`` has names, examples and help.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """Federated learning between hospitals: run, compare, look at and use experiments."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from itertools import groupby

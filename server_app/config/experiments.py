@@ -1,7 +1,5 @@
 """The experiments of simulation.yaml, and the sections beside them, such as the tuning's budget."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -6,8 +6,6 @@ starts a run chooses those. ``site-weights`` names a file of training samples ag
 ``{"north": 200}``. Both are JSON or YAML, and checked before any site is asked.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

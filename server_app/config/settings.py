@@ -5,8 +5,6 @@ All of them end as a flat mapping of kebab-case keys, a method's own with its gr
 before anything is trained. In files a group may be a table: ``[uefl]`` with ``gamma``.
 """
 
-from __future__ import annotations
-
 import datetime
 import tomllib
 from collections.abc import Mapping

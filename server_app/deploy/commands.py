@@ -4,8 +4,6 @@ It runs Flower's own commands and prints each of them; docs/deployment.md gives 
 hand for separate machines.
 """
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Calls to Flower: its ``flwr`` command, which sites the server sees, and waiting for members."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import ssl

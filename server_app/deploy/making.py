@@ -1,7 +1,5 @@
 """Make a deployment: its sites, ports, node configs and keys."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """``fedsilo deploy run``: run an experiment on a deployment, from its start to its summary."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 import subprocess

@@ -3,8 +3,6 @@
 Findings become lines, or JSON whose schema is in docs/doctor.md.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The check of a hospital's GPU: driver, PyTorch's build, bf16, memory, and one convolution."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fedsilo.server_app.doctor.findings import Passed, Refused, Skipped

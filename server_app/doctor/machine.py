@@ -1,7 +1,5 @@
 """What a machine needs: versions, disk, memory, and ports on which nobody else listens."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

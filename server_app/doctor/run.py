@@ -1,7 +1,5 @@
 """``fedsilo doctor run``: meet the sites as a run would, and train nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What a hospital can check of the server over the network: its certificate and its clock."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The server's checkpoint after each round, and resuming from the newest intact one."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path

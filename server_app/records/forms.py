@@ -4,8 +4,6 @@ A file may come from another machine or version, or may have been edited. What i
 when it is read; what it lacks is an error when it is needed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs of more sites than a table or a picture can show one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 MANY = 20  # more sites than these are summed up

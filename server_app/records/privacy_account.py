@@ -1,7 +1,5 @@
 """Differential privacy as the server sees it: what each site says it has spent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any

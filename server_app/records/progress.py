@@ -4,8 +4,6 @@ They are for people and alarms, rewritten all the time, and no part of a run's r
 does not read them. ``progress.prom`` has the form of node_exporter's textfile collector.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

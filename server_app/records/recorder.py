@@ -5,8 +5,6 @@ appended once, and open lines follow them, which the next writing replaces. A ch
 many bytes are final and their CRC-32; a resumed run continues after those bytes.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import os

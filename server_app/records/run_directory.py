@@ -5,8 +5,6 @@
 kept by their sites, in simulation in ``sites/<site>/``.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import fcntl

@@ -1,7 +1,5 @@
 """What a run found, in means and in a table, and what left the sites for it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ checkpoint again where earlier ones are removed by ``purge_step`` (TensorBoard),
 not sent yet where they cannot be removed (MLflow). A failure is one line and ends no run.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

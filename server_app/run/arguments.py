@@ -1,7 +1,5 @@
 """What the commands' functions take: paths, runs and settings, in the forms that suit a caller."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The beginning of a run: its hooks, its round loop, and what its directory holds by then."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from functools import partial

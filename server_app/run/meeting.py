@@ -4,8 +4,6 @@ The result is a ``Meeting``: an engine in this process returns it, the app in a 
 to ``meeting_file`` where the setting 'purpose' is 'meet'.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run says before it begins: which silos are missing, and what is odd about the sites."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from fedsilo.datasets.registry import data_set, silo_count, silo_names

@@ -1,7 +1,5 @@
 """Processes that this command starts: their commands, their ports, and how they are ended."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

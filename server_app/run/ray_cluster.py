@@ -5,8 +5,6 @@ this machine, and run it with their own packages. So every node must have the sa
 and packages, and see the folder of runs.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -5,8 +5,6 @@ each run here gets ports and an FLWR_HOME of its own, in the environment this pr
 guard (server_app/run/ray_engine.py) ends all that it started, even if this process is killed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """One run: meet the sites, begin or resume, train, write the run directory, print the table."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ The bars follow what ``progress.json`` says, so that a run is drawn alike whethe
 process or behind ``flwr run``, whose output is a stream of lines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread

@@ -1,7 +1,5 @@
 """What is added to a run at its end: the papers' numbers in its summary, and its pictures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fedsilo.server_app.config.settings import read_run_config

@@ -3,8 +3,6 @@
 ``summary.json`` is written last, so a run has ended exactly when that file exists.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

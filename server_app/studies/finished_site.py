@@ -3,8 +3,6 @@
 Nothing is sent, and nothing is written.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

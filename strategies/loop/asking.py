@@ -5,8 +5,6 @@ method), for tables with pooled statistics also ``figures`` (``mean`` and ``std`
 float64). A reply holds ``metrics`` and the arrays that were asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

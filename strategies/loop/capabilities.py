@@ -1,7 +1,5 @@
 """What a method takes of what the settings may ask for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedsilo.models.contract.errors import SettingError

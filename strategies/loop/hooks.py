@@ -5,8 +5,6 @@ given those that it needs. A hook with something to remember returns it by ``sta
 checkpoint stores, and takes it back by ``restore``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

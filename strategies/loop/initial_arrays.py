@@ -1,7 +1,5 @@
 """What a run starts from: a new network's exchanged arrays, or weights that its user names."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from fedsilo.datasets.weights.backbones import load_backbone

@@ -8,8 +8,6 @@ Of updates, weights and batch norm's running statistics are measured apart: thes
 pixels are. Sums are numpy's own over float64, whose bits do not depend on threads.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

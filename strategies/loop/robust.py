@@ -10,8 +10,6 @@ Equations:
 Each reads one array of all sites at a time, and multikrum and norm-clip all arrays twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -4,8 +4,6 @@ What a method does in a round is in ``strategies.loop.method``; how sites are as
 reply must hold, in ``strategies.loop.asking``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

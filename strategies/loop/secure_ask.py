@@ -7,8 +7,6 @@ of it is in memory alone: a round that a dead server began is begun again with n
 al. 2017, figure 4, all sites as neighbours of each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

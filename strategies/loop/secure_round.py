@@ -3,8 +3,6 @@
 The phases and their messages are in ``strategies.loop.secure_ask``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress

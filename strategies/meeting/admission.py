@@ -3,8 +3,6 @@
 Both are files at the server, read before anybody is asked: ``server_app/config/operator_files.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

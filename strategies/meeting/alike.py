@@ -6,8 +6,6 @@ of the first site by name. With three or more sums of a feature a site is odd wh
 deviation is more than ``FAR`` times that of the median site: another unit, or a lie.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 

@@ -6,8 +6,6 @@ same hello counts: counts are whole and no more than those rows, and the squares
 such a sum can have (Cauchy and Schwarz, but for rounding).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Nothing is trained and no hello is said: of a hospital only what its site file l
 leaves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Messages as those of ``strategies/methods/decentralised.py``, of the main model 
 contrastive divergence is the silos' (``client_app/methods/cdl.py``).
 """
 
-from __future__ import annotations
-
 from fedsilo.models.methods.cdl import CDLSettings
 from fedsilo.strategies.methods.decentralised import Decentralised, among_silos
 

@@ -1,7 +1,5 @@
 """Methods whose sites keep their networks and send a mean for each class of enough samples."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import ClassVar
 

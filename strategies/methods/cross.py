@@ -7,8 +7,6 @@ site's weights by state-dict name; the final evaluation carries all of them,
 matrix is method ``local``, the paper's "Single".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -9,8 +9,6 @@ mean of theta_i over the silos that finished the round (vartheta_i of FedEFM, pa
 same weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property

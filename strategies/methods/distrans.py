@@ -5,8 +5,6 @@ Messages, both ways: FedAvg's, the logits' layer with twice the inputs, and ``of
 of the site's class shares; with ``offset-aggregation`` "none" it never crosses the wire.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Messages: nothing but instructions until the last round, whose reply holds the s
 state-dict name; the final evaluation carries all of them, ``expert/<site>/<array>``, to all.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

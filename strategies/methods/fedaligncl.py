@@ -7,8 +7,6 @@ that aligns. With ``align-target=others`` the discriminator comes with them
 (``discriminator/<array>``) and goes to the others (``discriminators/<site>/<array>``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

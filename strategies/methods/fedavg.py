@@ -4,8 +4,6 @@ Messages, both ways: ``arrays`` holds every parameter and float buffer of the ne
 state-dict name, float32.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Messages as FedAvg's until the last ``finetune-rounds``; in the first of those t
 out once more, and from then on no array crosses the wire: the personal models stay at the sites.
 """
 
-from __future__ import annotations
-
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import AGGREGATIONS
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings

@@ -1,7 +1,5 @@
 """FedAvgM at the server (Hsu et al. 2019); messages as FedAvg's, the moments are never sent."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -9,8 +9,6 @@ The server keeps each site's logits until that site sends newer ones: a site tha
 round still counts for the others.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -10,8 +10,6 @@ Against FedAvg's two models a round and silo, overseas takes 2 |N(i)| more, out 
 server relays, the |N(i)| experts come down once more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """FedPer at the server; messages as FedAvg's, without the arrays that stay at the silos."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cached_property
 

@@ -10,8 +10,6 @@ class (eq. 6, without its further division by the number of sites, by which prot
 as sites join). A class that nobody sent keeps the prototype that it had.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ seed's initial weights, or from ``initial-weights``, which its first message bri
 ``start/<name>``, and keeps its model on its own disk.
 """
 
-from __future__ import annotations
-
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Method, State
 

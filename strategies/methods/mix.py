@@ -4,8 +4,6 @@ Messages as FedAvg's, but only the trainer answers with weights. ``note.sites`` 
 whose data it pools. In a deployment it is refused: no hospital could do it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from fedsilo.models.contract.errors import SettingError

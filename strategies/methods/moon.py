@@ -5,8 +5,6 @@ Messages: to train, both ways, FedAvg's and the projection head as ``projection/
 term is the sites' (``client_app/methods/moon.py``).
 """
 
-from __future__ import annotations
-
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projection
 from fedsilo.strategies.loop.initial_arrays import initial_weights

@@ -10,8 +10,6 @@ are finetuned, until a site has its own; the last reply holds ``expert/<array>``
 ``note.stage`` names the stage. Float32 throughout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

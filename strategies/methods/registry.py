@@ -1,7 +1,5 @@
 """The server's side of each method of the table in ``fedsilo.models.contract.methods``."""
 
-from __future__ import annotations
-
 from fedsilo.models.contract.methods import method_part
 from fedsilo.strategies.loop.method import Method
 

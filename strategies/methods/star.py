@@ -6,8 +6,6 @@ and its cycle takes the two hops that it makes. A hub that is a silo itself, amo
 mixed by Metropolis weights, is the topology ``hub``.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from fedsilo.models.contract.array_names import with_prefix

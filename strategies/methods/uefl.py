@@ -9,8 +9,6 @@ book b that the site may use; a ``train`` reply the same, trained; a ``centroids
 ``centroids`` (k, c/s) and ``counts`` (k,), both float32. Personal codebooks never cross the wire.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

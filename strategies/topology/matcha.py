@@ -6,8 +6,6 @@ connectivity within the budget) and the step size (the smallest spectral norm th
 bound has). Sites are numbers here, their places among the sorted names.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Sending messages and taking replies one by one as they come, so that progress can be shown."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 

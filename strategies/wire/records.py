@@ -9,8 +9,6 @@ SuperLink stores each array of a message as an object of its own, some 10 ms an 
 hospital that fetches it (docs/deployment.md). A simulation's messages are sent as they are.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import math

@@ -8,8 +8,6 @@ grow with them, ``Spill`` writes what comes beyond ``IN_MEMORY`` bytes to a file
 which is gone with the round, and with the process.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -6,8 +6,6 @@ bound to a ``context``: run, round, names and keys of all. A site's secrets are 
 (Shamir 1979) of which any ``threshold`` give them back.
 """
 
-from __future__ import annotations
-
 import base64
 import hmac
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ A hospital is known by the fingerprint of its SuperNode's public key (OpenSSH fo
 purpose is none for another, nor for Flower, which signs times with the same key.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What every attack needs: Flower's Message outside a ServerApp, and a hospital."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

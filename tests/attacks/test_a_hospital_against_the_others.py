@@ -4,8 +4,6 @@ The liar is the third of three, or the second of four with tables. Each time the
 it ('min-sites' allows that), it is named, and what the honest ones get is finite.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Callable, Iterator

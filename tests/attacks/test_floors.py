@@ -1,7 +1,5 @@
 """Sums and means: behind each stand enough patients, whatever a run says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

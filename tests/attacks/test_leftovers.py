@@ -1,7 +1,5 @@
 """What a run leaves behind when it is killed: no process, no temporary folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

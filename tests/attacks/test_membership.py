@@ -1,7 +1,5 @@
 """Whether one patient was trained on: nobody can tell it better than epsilon allows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What measurements tell: of few samples nothing, and under a hospital's cap nothing for free."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

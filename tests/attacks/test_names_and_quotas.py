@@ -1,7 +1,5 @@
 """A run's name reaches no file of the hospital's own, and no run takes more than its share."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

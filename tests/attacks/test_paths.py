@@ -1,7 +1,5 @@
 """No run names a path at a hospital: where it writes, what it opens, what its errors tell."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A hospital that trusts nobody, and a server that looks for a value without noise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Exact rows out of ordinary training, by weights, steps and batches of the server's choice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any

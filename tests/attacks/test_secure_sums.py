@@ -3,8 +3,6 @@
 The hospitals are the app's own code; of those that work with the server it also reads the disk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Sequence

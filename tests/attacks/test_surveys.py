@@ -1,7 +1,5 @@
 """Surveys: no question, however often and however changed, is told more than the first answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What each level of trust gives away, by attacks that work where the server is trusted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

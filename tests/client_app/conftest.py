@@ -1,7 +1,5 @@
 """Sites without a grid: contexts, messages, and methods opened by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a hospital's engineer, and the server, are told of a site that is set up wrongly."""
 
-from __future__ import annotations
-
 import io
 import logging
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A site's round, whatever the method: what it measures, when, and what leaves by it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Small data files in the layout of the public ones, whose images tell their own position."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import logging

@@ -1,7 +1,5 @@
 """A new image's file becomes what the site's own files became."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every public data set says on what terms it may be used; terms are agreed to before a byte."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A deployment for a module's tests; all but the smallest take minutes: ``make test-deploy``."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

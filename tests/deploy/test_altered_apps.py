@@ -1,7 +1,5 @@
 """A server ships another app: hospitals run nothing of it, say so, and the honest run goes on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

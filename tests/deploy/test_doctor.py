@@ -1,7 +1,5 @@
 """Doctor against a server and three hospitals as processes: well, and broken one by one."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Members that are killed, halted, misnamed or full: the run goes on, or stops and resumes."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Who must not get in does not, and is named in a log."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import time

@@ -5,8 +5,6 @@
 One in twenty of the kills is of a deployment; ``FEDSILO_KILL=3`` repeats trial 3.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

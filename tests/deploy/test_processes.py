@@ -1,7 +1,5 @@
 """SuperLink and SuperNodes with TLS and keys, as processes: what they find is the simulation's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

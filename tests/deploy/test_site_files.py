@@ -1,7 +1,5 @@
 """What hospitals allow, as processes: asked for more, they say no, and both sides' logs say why."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The smallest deployment, in every run of the suite: one server, two hospitals, a round or two."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

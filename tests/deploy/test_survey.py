@@ -1,7 +1,5 @@
 """Surveys of real data by hospitals as processes: heart disease, and skin lesions of HAM10000."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A run watched while a hospital is killed and comes back, and while a watcher is killed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

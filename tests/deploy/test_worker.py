@@ -1,7 +1,5 @@
 """A hospital's worker: what is killed is started again or given up, and nothing piles up."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The docker folder, and a way to run what lies in it."""
 
-from __future__ import annotations
-
 import io
 import os
 import runpy

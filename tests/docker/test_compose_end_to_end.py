@@ -3,8 +3,6 @@
 Takes minutes and an engine: run it by ``make test-docker``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What the compose files and the Dockerfile promise a hospital, read without an engine."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

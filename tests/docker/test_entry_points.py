@@ -1,7 +1,5 @@
 """The entry points: what they start, and one clear line for what is not as it must be."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

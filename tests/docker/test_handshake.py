@@ -1,7 +1,5 @@
 """A hospital looks at the server's certificate before Flower starts, and says what is wrong."""
 
-from __future__ import annotations
-
 import importlib.util
 import socket
 import ssl

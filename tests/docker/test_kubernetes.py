@@ -1,7 +1,5 @@
 """The Kubernetes manifests: each is valid, and holds what compose.yaml holds; no cluster here."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The images' lock file: every dependency at one version, by its hashes."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import re

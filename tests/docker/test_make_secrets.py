@@ -1,7 +1,5 @@
 """Certificates and keys: names, modes, ends, and what happens when a call fails."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import json

@@ -1,7 +1,5 @@
 """The page on the architecture is true: its arrows, its layers, the way of a round, its table."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

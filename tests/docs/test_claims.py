@@ -1,7 +1,5 @@
 """Every claim has a verdict, and every figure beside it stands in a file that its section names."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterator

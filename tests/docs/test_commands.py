@@ -1,7 +1,5 @@
 """The commands that the pages show name experiments, settings and methods that there are."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

@@ -1,7 +1,5 @@
 """The code that CONTRIBUTING shows is the repository's own: a block stands in a file named."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page on doctor lists every check, in its order, and no other; and the keys of its JSON."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

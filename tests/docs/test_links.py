@@ -1,7 +1,5 @@
 """What the pages name exists: links, anchors, code paths; and the README stays short."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

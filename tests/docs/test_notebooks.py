@@ -1,7 +1,5 @@
 """The notebooks of docs/ run from the first cell to the last, on the digits."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """docs/privacy.md: its epsilons are the accountant's, its table of methods is the code's."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

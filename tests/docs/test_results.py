@@ -1,7 +1,5 @@
 """What docs/results/ say in tables and sentences stands in the committed files that they name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

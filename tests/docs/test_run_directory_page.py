@@ -1,7 +1,5 @@
 """docs/run-directory.md is a contract: it names every file, column and key that a run writes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Commands beside a run that are refused or fail, and their fixes."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable, Sequence

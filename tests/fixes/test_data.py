@@ -1,7 +1,5 @@
 """Data that are refused when they are opened, and their fixes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

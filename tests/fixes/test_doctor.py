@@ -1,7 +1,5 @@
 """What ``fedsilo doctor`` finds at a site or of a run, and the fixes that it tells."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Every text of the source that tells to change a setting is tried by a test, or says why not."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

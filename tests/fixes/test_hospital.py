@@ -1,7 +1,5 @@
 """What a hospital refuses or cannot do, and the fixes that it names to the server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

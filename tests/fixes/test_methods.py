@@ -1,7 +1,5 @@
 """What methods, topologies and the round's own checks refuse, and the fixes."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

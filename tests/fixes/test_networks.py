@@ -1,7 +1,5 @@
 """Networks that do not fit their data, weights or solver, and their fixes."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is refused of differential privacy, its ledgers and secure sums, and the fixes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs that cannot be gone on with as they are, and their fixes."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs that are refused or fail, and their fixes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Settings that are refused before anything runs, and their fixes."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedsilo.server_app.config.settings import resolve

@@ -1,7 +1,5 @@
 """Silos that cannot be cut or read from their data, and their fixes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

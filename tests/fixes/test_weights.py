@@ -1,7 +1,5 @@
 """Weights that are refused when a run begins, and their fixes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

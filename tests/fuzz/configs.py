@@ -4,8 +4,6 @@ Settings are refused in one line or are settings: of known keys, values of their
 finite. The kind ``settings`` also runs what is allowed, over tiny data for a round.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable

@@ -8,8 +8,6 @@ beyond what there was, a text that no console should show, or what the trial its
     make fuzz TRIALS=1000                                                  a thousand of each kind
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

@@ -1,7 +1,5 @@
 """Mutations of a data folder's files, by its kind: texts, pictures, DICOM, IDX, npz, caches."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -4,8 +4,6 @@ A silo is either refused in one line or is one: labels of its classes, inputs of
 mutated cache comes what was there before, or it is refused.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Mutations of texts, of trees of values and of bytes: what a file or a message may turn into."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, MutableMapping, MutableSequence
 from random import Random

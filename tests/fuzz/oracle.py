@@ -1,7 +1,5 @@
 """What must never be, whatever came in: in texts that are shown, and in a run directory's files."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

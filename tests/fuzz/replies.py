@@ -5,8 +5,6 @@ answers, without any site, and one of them is changed. So it meets all that the 
 reply: opening, checking, combining, recording, and its console.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 from collections.abc import Callable, Mapping

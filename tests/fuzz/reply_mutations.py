@@ -1,7 +1,5 @@
 """Mutations of a reply's records: of arrays and their bytes, bundles, metrics, names and errors."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

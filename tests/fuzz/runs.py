@@ -3,8 +3,6 @@
 A command ends well or by one line; it writes where it was told to and nowhere else.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Settings in every form in which they come, mutated; see ``tests/fuzz/driver.py``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The driver finds what it is for: each kind of failure, planted, is told with its seed."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a site answers, mutated, against the whole server; see ``tests/fuzz/driver.py``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Run directories with one file mutated; see ``tests/fuzz/driver.py``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -8,8 +8,6 @@ there after an undisturbed one, none more, and those that the seed decides must 
 ``FEDSILO_KILL=3`` repeats trial 3. One thread, for the bytes depend on their number.
 """
 
-from __future__ import annotations
-
 import functools
 import http.server
 import json

@@ -1,7 +1,5 @@
 """Only ``fedsilo`` is imported: a bare ``datasets`` would be Hugging Face's, or nothing."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

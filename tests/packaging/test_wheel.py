@@ -1,7 +1,5 @@
 """The wheel: what it holds, and that it works from any folder, beside a package ``datasets``."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

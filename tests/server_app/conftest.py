@@ -1,7 +1,5 @@
 """Finished runs, for the tests of what is drawn and written of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

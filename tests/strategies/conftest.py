@@ -1,7 +1,5 @@
 """Fakes beside the strategies: sites that answer as a test wants, and a grid that looks on."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

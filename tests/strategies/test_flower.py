@@ -1,7 +1,5 @@
 """Methods as Flower strategies, in a ServerApp that knows nothing else of fedsilo."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """An ask whose replies a test gives: a method's rounds without a grid and without messages."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ candidates for rows; ``Hospital.recovered`` says how many are right.
     python -m tests.support.attackers CSV      # the table of docs/results/trust-levels.md
 """
 
-from __future__ import annotations
-
 import csv
 import sys
 import tempfile

@@ -4,8 +4,6 @@
 the test is skipped.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

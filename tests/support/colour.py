@@ -1,7 +1,5 @@
 """Tiny data sets in colour, in the layouts of the public ones; colours tell an image's place."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders of made-up data in the form of each data set that needs files, a few samples each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

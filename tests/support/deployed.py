@@ -1,7 +1,5 @@
 """What tests do to the processes of a deployment."""
 
-from __future__ import annotations
-
 import time
 
 from fedsilo.server_app.deploy.deployment import Deployment

@@ -1,7 +1,5 @@
 """Real hospitals and a server in one process: each with a node config and a disk of its own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What the tests of fixes share: a case, and how an error is made and fixed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

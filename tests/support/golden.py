@@ -8,8 +8,6 @@ are the arrays of the final model and the measurements of metrics.csv, bit for b
 of a kind of machine and of PyTorch, which the file names; elsewhere nothing can be said.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

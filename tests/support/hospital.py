@@ -1,7 +1,5 @@
 """A real hospital as a malicious server meets it: the unaltered app, messages of its choice."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a method makes of a message, seen from within: what it trains with, sends and keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast

@@ -3,8 +3,6 @@
 ``MADE`` has their writers; ``write_data`` takes any data set of the registry.
 """
 
-from __future__ import annotations
-
 import gzip
 import struct
 from collections.abc import Callable

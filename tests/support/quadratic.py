@@ -3,8 +3,6 @@
 Site k's loss is w H_k w / 2 - b_k w, whatever the batch: its gradient is H_k w - b_k.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sites of one round of secure aggregation, each with its folder; a test plays the server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `make test` leaves to `make test-soak`: more of the same, at other places."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

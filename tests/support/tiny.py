@@ -1,7 +1,5 @@
 """Runs that take seconds: settings for every method, and variants worth a run of their own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fedsilo.models.contract.methods import METHODS

@@ -1,7 +1,5 @@
 """What all methods of a comparison must have in common, so that they alone make a difference."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from fedsilo.models.contract.errors import SettingError

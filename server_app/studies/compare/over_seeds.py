@@ -4,8 +4,6 @@ A run is in ``<out>/<experiment>-seed<n>``. A finished run with the same setting
 run again; one that was cut short is resumed.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What runs have found, taken out of their summaries into the one tidy table of tables.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any

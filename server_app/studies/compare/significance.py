@@ -4,8 +4,6 @@ As in Fed-Align-CL's table V: one-way ANOVA over the runs of each method, then t
 t-tests of all pairs with Bonferroni's correction.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

@@ -4,8 +4,6 @@ A thread of this process waits for each job. Data, caches and the folder of runs
 paths on the machines of the jobs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

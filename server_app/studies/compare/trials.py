@@ -5,8 +5,6 @@ kept, in ``<folder>/<key>.json``. The key is a hash of all that decides the resu
 file exists is not run again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

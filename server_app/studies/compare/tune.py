@@ -7,8 +7,6 @@ test figures go unused. What decides is the first of the data set's headline met
 have.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

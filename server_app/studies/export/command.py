@@ -3,8 +3,6 @@
 The folder is written as a whole, and only if the program answers as fedsilo does.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The formats of an exported program; each is read back and compared with our own answers."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Test vectors are made up: no patient's row or image leaves with a model.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

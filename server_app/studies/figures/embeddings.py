@@ -5,8 +5,6 @@ the site can be predicted from the embeddings measures the domain shift that is 
 how well the class can, their use. It runs where the data are; nothing is sent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ All networks are trained on the pooled training images of the sites on this mach
 images choose the epoch; test images are read once, for the metrics of that epoch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

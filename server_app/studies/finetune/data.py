@@ -1,7 +1,5 @@
 """The data of fine-tuning: the images of several sites pooled, with labels or masks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ ViT's token of each patch (Romero et al. 2015, FitNets, equation 3), each token 
 channels (Wei et al. 2022, feature distillation). It uses the training images, without labels.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import cast

@@ -4,8 +4,6 @@ The images are the data set's public part, which shares no lesion with any silo.
 the file that the experiment's ``backbone-weights`` names, where its runs find them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -1,7 +1,5 @@
 """What ``fedsilo finetune`` is asked to do, and what it refuses before it opens anything."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

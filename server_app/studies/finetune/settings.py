@@ -1,7 +1,5 @@
 """The settings of fine-tuning: a run's network and data, our recipe, and the user's changes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

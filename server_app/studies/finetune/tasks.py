@@ -1,7 +1,5 @@
 """The two tasks of fine-tuning: how each builds, trains and measures a network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, cast

@@ -1,7 +1,5 @@
 """One training of ``fedsilo finetune``: from one start and one seed to the best epoch."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, replace

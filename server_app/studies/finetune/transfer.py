@@ -1,7 +1,5 @@
 """How weights are transferred: copied into a new network array by array, and reported."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

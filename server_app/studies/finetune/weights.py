@@ -1,7 +1,5 @@
 """What fine-tuning starts from: a finished run's model, or a foundation model's weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ scores use the model's own probabilities, so that fitting the temperature takes 
 coverage.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

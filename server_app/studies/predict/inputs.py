@@ -1,7 +1,5 @@
 """What is predicted: image files read a batch at a time, rows of a table, or a site's split."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence

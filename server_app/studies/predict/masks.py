@@ -4,8 +4,6 @@ The result is a folder with a PNG per image, 255 on the catheter, and a table. A
 image as the network sees it: decoded, cropped and resized as its training images were.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

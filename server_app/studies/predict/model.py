@@ -1,7 +1,5 @@
 """A finished run's model, opened for use: network, preprocessing, classes, settings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

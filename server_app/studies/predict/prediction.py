@@ -4,8 +4,6 @@ It computes as the run's final evaluation does, with the same decoding, batches 
 samples: the rows of a run's test split have the metrics of its ``metrics.csv`` to the last digit.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What ``fedsilo predict`` is asked to do, and what it refuses before it opens anything."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

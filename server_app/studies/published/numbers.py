@@ -7,8 +7,6 @@ A run of the paper's method on its data that does not meet them is shown no numb
 in what it differs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache

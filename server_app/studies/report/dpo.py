@@ -1,7 +1,5 @@
 """A report for a data protection officer: what left each hospital, how much, and what bounds it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Files that a hospital lays beside a run for its own report: the audit log and the site file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Numbers as people read them."""
 
-from __future__ import annotations
-
 from fedsilo.models.maths.intervals import Interval
 
 NONE = "n/a"

@@ -1,7 +1,5 @@
 """``fedsilo report``: finished runs as one file that people read, for one of three readers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

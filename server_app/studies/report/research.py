@@ -1,7 +1,5 @@
 """A report for research: what was run, how it went, what differs by more than seeds, the cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

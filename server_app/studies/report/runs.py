@@ -1,7 +1,5 @@
 """The finished runs of a report: by what name each goes, and which are of one experiment."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

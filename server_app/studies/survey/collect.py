@@ -4,8 +4,6 @@ Distances are the Jensen-Shannon distance, base 2: 0 for the same distribution, 
 common. They are computed here, from what has left the sites.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import combinations, pairwise

@@ -1,7 +1,5 @@
 """``fedsilo survey``: ask simulated sites or a deployment's, and write the page."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``survey.json`` read back, for its page."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """Serve the page of a run on the loopback: no other machine sees it, and it loads nothing."""
 
-from __future__ import annotations
-
 import errno
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,7 +1,5 @@
 """The state of a run, or of a deployment and its newest run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

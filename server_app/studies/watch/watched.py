@@ -1,7 +1,5 @@
 """A run as its directory shows it: how far it is, and whether it is still running."""
 
-from __future__ import annotations
-
 import socket
 import time
 from dataclasses import dataclass

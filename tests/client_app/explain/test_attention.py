@@ -1,7 +1,5 @@
 """Where a prompted ViT looked: at one image, and at the most certain ones of each class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import cast
 

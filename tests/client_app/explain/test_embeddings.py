@@ -1,7 +1,5 @@
 """Embeddings of a site's samples: which layer, in which mode, of which networks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

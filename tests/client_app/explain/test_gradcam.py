@@ -1,7 +1,5 @@
 """Grad-CAM: maps by hand, where a bright square is, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """An image explained by either kind of map: in words, as a document, as a picture."""
 
-from __future__ import annotations
-
 import io
 import json
 from typing import Any

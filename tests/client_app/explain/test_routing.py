@@ -1,7 +1,5 @@
 """Explanations as text, document and picture."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """What a method finds at a site: its arrays, its own state, the network of the seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A site that measures all sites' models: its own as ``local`` does, the others by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

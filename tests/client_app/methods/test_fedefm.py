@@ -1,7 +1,5 @@
 """FedEFM at a silo: what a host trains, who learns from whom, and what the silo goes on from."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, cast

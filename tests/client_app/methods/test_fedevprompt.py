@@ -1,7 +1,5 @@
 """FedEvPrompt at a site: what it trains on, sends and keeps, and what it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast

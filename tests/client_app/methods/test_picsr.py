@@ -1,7 +1,5 @@
 """PICSR at a site, stage by stage: what it takes, returns and keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """What a site answers and refuses in one round of secure aggregation."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

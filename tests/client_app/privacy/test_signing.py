@@ -1,7 +1,5 @@
 """Whose keys a hospital takes for whose, by files on its own disk."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

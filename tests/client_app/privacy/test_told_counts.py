@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The site file in sentences: each key has one, and it changes with the key."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whom a hospital trusts: without a line it takes no part, and less than its line is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a server can make a real hospital read: weights by a plain name, of its cache, no more."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

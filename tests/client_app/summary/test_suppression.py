@@ -1,7 +1,5 @@
 """Suppressed counts: by hand, and against who knows the rule, the total and all other counts."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """What an evidential network says of its certainty: by hand, and who is asked for it when."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """An optimiser over rounds: what a site keeps of it, and that it is one optimiser."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

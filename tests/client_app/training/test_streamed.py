@@ -1,7 +1,5 @@
 """Batches of a held tensor: the rows that were asked for, and buffers that are used again."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What is started at a hospital, and what the one does when the other ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

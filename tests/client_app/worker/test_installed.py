@@ -1,7 +1,5 @@
 """Whether a run's app is the installed one: bundles as Flower makes them, altered in every way."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import subprocess

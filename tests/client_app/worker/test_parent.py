@@ -1,7 +1,5 @@
 """The worker's forks: what is reaped, what a kill costs, and that a GPU is never asked for."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """The worker's poll interval, and Flower's own waits, shortened in the version that was read."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """Messages whose process has died, in the SuperNode's own state."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from types import ModuleType

@@ -1,7 +1,5 @@
 """What image files say of themselves, without their pixels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Manifests of public data sets, made of folders that are laid out as their sources say."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path

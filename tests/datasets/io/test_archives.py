@@ -1,7 +1,5 @@
 """Archives: what comes out, and what never leaves its folder."""
 
-from __future__ import annotations
-
 import tarfile
 import zipfile
 from collections.abc import Callable

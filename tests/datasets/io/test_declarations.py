@@ -1,7 +1,5 @@
 """What a model refuses is one line that names the place and no value."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import pytest

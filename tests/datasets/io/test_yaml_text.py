@@ -1,7 +1,5 @@
 """YAML is read without ambiguity, or refused in one line."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

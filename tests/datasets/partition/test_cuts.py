@@ -1,7 +1,5 @@
 """Cuts by a Dirichlet draw and by few labels: shares by hand, nothing twice, nothing lost."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """CIFAR's batches, hand-made in both forms and the real ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

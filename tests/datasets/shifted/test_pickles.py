@@ -1,7 +1,5 @@
 """The reader of python batches: what CIFAR's hold, and nothing that runs."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GTSRB's folders and CSVs, hand-made and the real ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Cuts by track, by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What a survey counts: cells by hand, pictures by their pixels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

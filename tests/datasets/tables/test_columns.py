@@ -1,7 +1,5 @@
 """A table's columns and left-out rows, as a survey counts them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

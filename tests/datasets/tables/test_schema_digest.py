@@ -1,7 +1,5 @@
 """The digest of a schema: what all sites must share changes it, what is a site's own does not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ Nothing here reaches the network: the hub is a server of this process, and a sub
 asks it, because huggingface_hub reads its endpoint when it is imported.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

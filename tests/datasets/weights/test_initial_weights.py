@@ -1,7 +1,5 @@
 """Initial weights: a run's model must fit, of another ViT the blocks must."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which images are tested, and weights that have been trained on them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from fedsilo.models.contract import errors
 from fedsilo.models.contract.errors import ERROR_CODES, EpsilonSpentError, FedsiloError, SiteError
 

@@ -1,7 +1,5 @@
 """Each list of settings is a query by role; what it must hold is stated here, key by key."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

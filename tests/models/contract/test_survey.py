@@ -1,7 +1,5 @@
 """An answer to a survey: read back as written, and nothing else passes."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from typing import Any

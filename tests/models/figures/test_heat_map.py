@@ -1,7 +1,5 @@
 """The annotated heat map, looked at by what stands in its axes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The palette: told apart in colour, by colour-blind people, and in grey with marker and dash."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What stands around panels."""
 
-from __future__ import annotations
-
 from matplotlib.figure import Figure
 
 from fedsilo.models.figures.palette import line_styles

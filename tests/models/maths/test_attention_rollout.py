@@ -1,7 +1,5 @@
 """Rollout and its distillation by hand, and against the long way round."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Evidence by hand: Dirichlet distributions of two and three classes, and torch's own beside."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

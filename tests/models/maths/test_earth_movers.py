@@ -1,7 +1,5 @@
 """Earth mover's closeness: hand-solved cases, and the three solvers against each other."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Intervals against published examples and against what they must be."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

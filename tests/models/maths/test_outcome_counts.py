@@ -1,7 +1,5 @@
 """Counts by class and by certainty: by hand, and nothing of fewer samples than the minimum."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

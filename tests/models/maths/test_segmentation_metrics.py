@@ -1,7 +1,5 @@
 """What masks are worth, by numbers one can check by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -4,8 +4,6 @@ Its form: a line ``Equations (<source>):``, then a line ``  (<number>) <what> ->
 each. A source is an arXiv number, a DOI, or, where there is neither, a volume and its pages.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """FedEFM's loss: plain distillation where closeness is 1, and nothing of it where it is 0."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """What enters the attention buffer, by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The router by hand: two features, prototypes at corners, embeddings one can add up."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

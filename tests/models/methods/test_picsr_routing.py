@@ -1,7 +1,5 @@
 """What a router reveals: routing metrics, parts of distances, and the routing document."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Experts and their mixture by hand: two experts, two classes, probabilities one can add up."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

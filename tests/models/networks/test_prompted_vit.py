@@ -1,7 +1,5 @@
 """The prompted ViT: attention written out by hand, timm's own beside, and what is trained."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest

@@ -1,7 +1,5 @@
 """Published weights of VGG16 in a network: taken array by array, or refused in a line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Segmentation networks and their loss, by numbers one can check by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The way in from Python: what the command does, with the same results and the same errors."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable

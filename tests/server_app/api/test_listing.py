@@ -1,7 +1,5 @@
 """What is listed without importing what runs: settings and experiments."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

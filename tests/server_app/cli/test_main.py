@@ -1,7 +1,5 @@
 """The command line as a user meets it: one line per error, exit code 1, nothing half-written."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``fedsilo survey`` over simulated sites: its JSON, its page, and one line for what cannot be."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

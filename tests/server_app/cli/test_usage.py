@@ -1,7 +1,5 @@
 """Arguments that cannot be used, help, and how the command ends: exit codes and streams."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """``fedsilo watch``: a line, a live view, and one line for what cannot be watched."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

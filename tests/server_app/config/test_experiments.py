@@ -1,7 +1,5 @@
 """Experiments of a simulation file, and what is told of one that cannot be read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Settings from every source go through one path and are refused before anything runs."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

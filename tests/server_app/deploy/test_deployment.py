@@ -1,7 +1,5 @@
 """A deployment's plan: its commands, its file, and what is refused before anything starts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Set-ups that are broken by script: doctor names each in one line, with the fix that works."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import socket

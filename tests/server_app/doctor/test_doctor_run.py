@@ -1,7 +1,5 @@
 """``doctor run``: the sites are met, nothing is trained, no directory is made."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks that need others, what becomes of errors, and the exit code."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A GPU that PyTorch cannot use is named with why; the rest is tried on machines that have one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Checkpoints: the newest whole one counts, another run's is refused."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

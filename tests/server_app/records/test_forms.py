@@ -1,7 +1,5 @@
 """A run directory's files are held against their forms when they are read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Of many sites the worst are named and the others counted."""
 
-from __future__ import annotations
-
 from fedsilo.server_app.records.many_sites import MANY, listed, worst
 
 NAMES = [f"s{number:02}" for number in range(30)]

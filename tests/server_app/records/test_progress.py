@@ -1,7 +1,5 @@
 """What a run's progress says: read back as written, refused if it is another version's."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

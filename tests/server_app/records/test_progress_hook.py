@@ -1,7 +1,5 @@
 """The progress of real runs: true to their tables, and no run ends by it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

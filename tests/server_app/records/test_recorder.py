@@ -1,7 +1,5 @@
 """The recorder's two files, by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The run directory: its files, and the names and places that are refused."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

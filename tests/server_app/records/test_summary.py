@@ -1,7 +1,5 @@
 """Means, tables and curves by hand."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tracking: exactly the rows of the run's files, also after a death, and never at a run's cost."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """What a run decides once it knows its sites: how their weights become one."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

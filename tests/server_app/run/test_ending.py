@@ -1,7 +1,5 @@
 """The end of a run: what finishes it sees all files but the summary, and completes that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

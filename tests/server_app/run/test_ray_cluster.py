@@ -1,7 +1,5 @@
 """A Ray cluster is looked at before a run is spread over it: unit by unit; for real in soak."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Devices under Ray, which gives each client its own view of the GPUs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The guard with real processes: small ones in the place of SuperLink and of what it starts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Progress bars: they follow the progress on a terminal, and are absent elsewhere."""
 
-from __future__ import annotations
-
 import io
 import time
 

@@ -1,7 +1,5 @@
 """What a finishing run gets: the papers' numbers by its settings and sites, and its pictures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run directory read again: when it has begun, when it has ended, what is told if it has not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

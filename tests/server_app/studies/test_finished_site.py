@@ -1,7 +1,5 @@
 """Opening finished runs: which of several went wrong, and whose state is whose."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

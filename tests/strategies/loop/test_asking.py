@@ -1,7 +1,5 @@
 """What a phase asks for, and when too few have answered it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """Robust aggregation: by hand, and against what a few bad sites can do to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

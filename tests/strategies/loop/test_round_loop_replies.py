@@ -1,7 +1,5 @@
 """What counts as a usable reply, and what a site owes in which round."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial

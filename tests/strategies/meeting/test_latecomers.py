@@ -1,7 +1,5 @@
 """Sites that connect once a run has begun: who is asked, who may join, and what a run then does."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping

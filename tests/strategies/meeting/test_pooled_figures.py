@@ -1,7 +1,5 @@
 """Pooled figures on their way to the sites."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Asking for surveys: who answers, who is left out and why, each in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

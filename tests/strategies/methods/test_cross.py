@@ -1,7 +1,5 @@
 """The server's side of ``cross``: what is collected, sent, and put into the matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

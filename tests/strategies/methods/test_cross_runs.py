@@ -1,7 +1,5 @@
 """Whole runs of ``cross``: the diagonal is ``local``, and every file carries the matrix."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

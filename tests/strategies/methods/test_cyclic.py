@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 
 from fedsilo.models.contract.own_settings import NoSettings

@@ -1,7 +1,5 @@
 """Whole runs of FedEFM: who is sent what, its bytes, and a silo that dies between the phases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any

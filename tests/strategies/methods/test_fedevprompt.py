@@ -1,7 +1,5 @@
 """The server side of FedEvPrompt by hand: the buffer, who is sent what, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

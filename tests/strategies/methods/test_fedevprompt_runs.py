@@ -1,7 +1,5 @@
 """Whole runs of FedEvPrompt: every message looked at, sites that fail, and a new process."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Who has a model of its own: whoever kept something while models were trained."""
 
-from __future__ import annotations
-
 from fedsilo.strategies.methods.personal_models import PersonalState
 from fedsilo.strategies.wire.reply import Reply
 from tests.support.asking import make_reply

@@ -1,7 +1,5 @@
 """The server side of PICSR by hand: its stages, what goes out and what must come back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

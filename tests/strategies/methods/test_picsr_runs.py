@@ -1,7 +1,5 @@
 """Whole runs of PICSR, over real sites and over sites that fail when a test wants it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

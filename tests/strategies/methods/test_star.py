@@ -1,7 +1,5 @@
 """Star: FedAvg with the same weight for each silo, and no silo sees another's model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

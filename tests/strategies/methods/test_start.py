@@ -1,7 +1,5 @@
 """Methods whose sites keep their networks: all start from the weights that the user names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The server side of UEFL by hand: states of one weight and books of two codewords."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Whole runs of UEFL over real sites, every message looked at."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An array that came is opened by its header: nothing larger than its bytes is ever made of it."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -1,7 +1,5 @@
 """The options of the commands that draw."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

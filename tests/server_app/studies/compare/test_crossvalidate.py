@@ -1,7 +1,5 @@
 """Cross-validation: figures and paired differences by hand, its tables, and a real small one."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

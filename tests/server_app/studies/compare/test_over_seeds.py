@@ -1,7 +1,5 @@
 """Which runs a comparison reuses, what it refuses, and what its options show."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

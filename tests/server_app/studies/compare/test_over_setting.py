@@ -1,7 +1,5 @@
 """A figure over a setting: which runs make a line, what is drawn, what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

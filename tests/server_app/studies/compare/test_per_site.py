@@ -1,7 +1,5 @@
 """Bars by site: what they are of, how they are drawn, what is refused; runs written by hand."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """ANOVA and t-tests against numbers worked out by hand, and by scipy with the factor explicit."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs as jobs: submitit's local executor stands for Slurm, the rest is the same code."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

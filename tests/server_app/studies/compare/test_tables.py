@@ -1,7 +1,5 @@
 """The comparison's arithmetic and its tables."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Sequence

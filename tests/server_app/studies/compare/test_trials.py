@@ -1,7 +1,5 @@
 """Many short runs: what is kept, in which order it comes back, and what a failure leaves."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 from pathlib import Path

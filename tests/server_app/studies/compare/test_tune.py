@@ -1,7 +1,5 @@
 """The choice of settings: the grid's points, the ranking by hand, and a real small search."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

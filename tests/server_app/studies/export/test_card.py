@@ -1,7 +1,5 @@
 """``model-card.md``: what it is filled with, and what it leaves to a person."""
 
-from __future__ import annotations
-
 import html
 import json
 import shutil

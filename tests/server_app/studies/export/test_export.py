@@ -1,7 +1,5 @@
 """``fedsilo export``: programs that answer as fedsilo does, where there is no fedsilo."""
 
-from __future__ import annotations
-
 import functools
 import json
 import subprocess

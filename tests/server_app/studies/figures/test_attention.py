@@ -1,7 +1,5 @@
 """The sheet of ``fedsilo attention``, looked at panel by panel."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pictures of certainty and of who holds what, looked at by what stands in their axes."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pictures of a router, judged by what their panels show."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``fedsilo embeddings``: the numbers, the plane, whose model embeds, the files."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

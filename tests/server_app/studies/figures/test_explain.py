@@ -1,7 +1,5 @@
 """``fedsilo explain`` and ``attention``: what is printed, written and drawn, what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

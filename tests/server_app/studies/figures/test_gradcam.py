@@ -1,7 +1,5 @@
 """``fedsilo gradcam``: the sheet, its captions and colours, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``fedsilo histograms``: densities by hand, what is background, the picture, what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

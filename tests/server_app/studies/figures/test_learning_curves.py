@@ -1,7 +1,5 @@
 """Lines one by one, and of too many their median, two bands and the five that end worst."""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.figure import Figure
 

@@ -1,7 +1,5 @@
 """Grids of panels: how many a row, and none to spare that is seen."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedsilo.server_app.studies.figures.panels import panel_grid

@@ -1,7 +1,5 @@
 """``fedsilo finetune``: what is taken from a run, trained, measured, written and refused."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

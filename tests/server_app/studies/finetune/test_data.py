@@ -1,7 +1,5 @@
 """Sites' images pooled: their order, their masks, and what cannot be learnt from."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

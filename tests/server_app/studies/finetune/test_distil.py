@@ -1,7 +1,5 @@
 """A network that learns a ViT's tokens, by numbers one can check by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """``fedsilo pretrain``: a tiny ViT of made-up public images, and a run that begins with it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

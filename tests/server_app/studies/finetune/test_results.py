@@ -1,7 +1,5 @@
 """Overlays of segmentation: which images, which colours, which captions."""
 
-from __future__ import annotations
-
 import torch
 
 from fedsilo.server_app.studies.finetune.results import (

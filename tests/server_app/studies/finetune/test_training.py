@@ -1,7 +1,5 @@
 """One training: the epoch that is kept, and what is predicted with it."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import pytest

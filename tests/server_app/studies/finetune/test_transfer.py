@@ -1,7 +1,5 @@
 """What a network takes over from a run's model, and what it leaves to the seed."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

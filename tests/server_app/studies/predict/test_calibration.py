@@ -1,7 +1,5 @@
 """``fedsilo calibrate``, and predictions with its temperature and sets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Predictions of every data set of the registry; real data are skipped where they are not here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

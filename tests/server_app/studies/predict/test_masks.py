@@ -1,7 +1,5 @@
 """Masks of new images by a network that was fine-tuned for segmentation."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

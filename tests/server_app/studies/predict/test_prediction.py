@@ -1,7 +1,5 @@
 """``fedsilo predict``: what is written, whose model answers, what is refused."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """Conditions of published numbers: met, not met, and what is said of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

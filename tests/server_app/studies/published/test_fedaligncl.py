@@ -1,7 +1,5 @@
 """Table III of the Fed-Align-CL paper: what is published, and for which runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables 1 and 2 of the FedEvPrompt paper: what is published, and for which runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """FLamby's result files: which runs have their numbers, and which keep PICSR's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Table 1 of the PICSR paper: who publishes what, and for which runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

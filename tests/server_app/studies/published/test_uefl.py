@@ -1,7 +1,5 @@
 """The UEFL paper's tables: what is published, and for which runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

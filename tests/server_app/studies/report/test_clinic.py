@@ -1,7 +1,5 @@
 """What sites counted, read again: by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedsilo.server_app.studies.report.clinic import Bin, bins, class_outcomes

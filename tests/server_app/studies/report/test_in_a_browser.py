@@ -1,7 +1,5 @@
 """Reports in a real browser: on a desktop, on a phone and on paper."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A page: nothing of its content is taken for HTML, nothing in it is loaded, bytes do not vary."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 import pytest

@@ -1,7 +1,5 @@
 """Reports of whole runs: what each reader finds in them, the same bytes, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """How far sites are apart, by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

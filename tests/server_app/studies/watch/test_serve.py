@@ -1,7 +1,5 @@
 """The page of a watched run: on the loopback, escaped, and the same in a real browser."""
 
-from __future__ import annotations
-
 import http.client
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Looking at run directories: what goes on, what has ended without a word, what is none."""
 
-from __future__ import annotations
-
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
