@@ -39,7 +39,7 @@ class Notes:
             return cls(
                 **{
                     field.name: values[field.name]
-                    if field.type in plain
+                    if getattr(field.type, "__name__", field.type) in plain  # a class, or its name
                     else json.loads(str(values[field.name]))
                     for field in dataclasses.fields(cls)
                     if field.name in values
