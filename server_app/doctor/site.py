@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Context, RecordDict
 
+from fedsilo.client_app.privacy.signing import KEY, REGISTRY, signer_of
 from fedsilo.client_app.site.identity import refusing_as
 from fedsilo.client_app.site.limits import MEGABYTE, limits_of
 from fedsilo.client_app.site.node import own_cache
@@ -44,12 +45,14 @@ from fedsilo.server_app.doctor.secrets import (
 from fedsilo.server_app.doctor.wire import handshake, same_clock
 from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.secure_keys import SECURE, SENT
+from fedsilo.strategies.wire.signatures import fingerprint, public_text
 
 if TYPE_CHECKING:
     from fedsilo.client_app.session import SiteSession
     from fedsilo.models.contract.site_facts import SiteFacts
 
-_NODE_KEYS = ("site", "state-dir", SITE_FILE, *keys_with(CommonSettings, "own"), *NODE_LIMITS)
+_PLACES = ("site", "state-dir", SITE_FILE, KEY, REGISTRY)
+_NODE_KEYS = (*_PLACES, *keys_with(CommonSettings, "own"), *NODE_LIMITS)
 _DAYS = 14  # that a certificate must stay valid
 _PATIENCE = 3.0  # seconds in which the server must answer
 _DISK, _MEMORY = 1.0, 1.0  # gigabytes
@@ -175,6 +178,20 @@ def _key(setup: SiteSetup) -> str:
     return f"{secret(key, OPENSSH_KEY, private=True)} is readable by its owner alone"
 
 
+def _signing(setup: SiteSetup) -> str:
+    named = setup.node_config.get(KEY) or setup.node_config.get(REGISTRY)
+    given(named, f"the node config names no '{KEY}': the site takes no part in secure sums")
+    signer = signer_of(False, 0, setup.name, setup.node_config)
+    own, known = fingerprint(public_text(signer.private)), signer.fingerprint_of(setup.name)
+    if own != known:
+        raise Refused(
+            f"the site signs by key {own}, and its own '{REGISTRY}' has {known or 'no line'} for "
+            f"'{setup.name}'",
+            "ask the other hospitals which key they know of this site, and correct the file",
+        )
+    return f"the registry has this site's key, {own}"
+
+
 def _server(setup: SiteSetup) -> str:
     address = given(setup.superlink, "no --superlink is named")
     authority = given(setup.authority, "no --root-certificates are named to check the server with")
@@ -273,6 +290,7 @@ CHECKS: tuple[Check[SiteSetup], ...] = (
     Check("site file", "what the hospital allows, in sentences", _rules, ("node config",)),
     Check("authority", "the certificate by which the server is known", _certificate),
     Check("key", "by which the server knows the hospital", _key),
+    Check("signing", "the key of secure sums is registered", _signing, ("node config",)),
     Check("server", "answers with a valid certificate", _server, ("authority",)),
     Check("clock", "near the server's, which otherwise admits nobody", _clock, ("server", "key")),
     Check("port", "where SuperNode and worker communicate", _port),

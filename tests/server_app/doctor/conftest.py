@@ -223,6 +223,8 @@ def hospital(tmp_path: Path, secrets: Path, fleet: int) -> Hospital:
         "device": "cpu",
         "state-dir": str(tmp_path / "state"),
         "trust": "server",
+        "signing-key": str(tmp_path / "secrets" / "north.key"),
+        "site-registry": str(tmp_path / "secrets" / "registry.json"),
     }
     options = {
         "superlink": f"127.0.0.1:{fleet}",

@@ -206,6 +206,15 @@ SITES = {
     "key of another kind": Broken(
         _copy("server.key", "north.key"), "key", "holds no 'BEGIN OPENSSH", "another file was"
     ),
+    "signing key of no kind": Broken(
+        _node(signing_key="/dev/null"), "signing", "'signing-key' cannot be used", "repair the file"
+    ),
+    "signing key without a registry": Broken(
+        _without("site-registry"), "signing", "has no 'site-registry'", "name the file"
+    ),
+    "registry without the site": Broken(
+        _write("secrets/registry.json", "{}"), "signing", "has no line for 'north'", "ask the other"
+    ),
     "port taken": Broken(_listening("port", ""), "port", "is taken by process", "another port"),
     "no disk": Broken(_free("disk", free=10**8), "disk", "has 0.10 GB free", "make room"),
     "no file can be written": Broken(
