@@ -44,7 +44,7 @@ def _theft(app: Path) -> None:
 
 def _other_pyproject(app: Path) -> None:
     project = app / "pyproject.toml"
-    project.write_text(project.read_text().replace("rounds = 30\n", "rounds = 29\n", 1))
+    project.write_text(project.read_text().replace("\nrounds = 30 ", "\nrounds = 29 ", 1))
 
 
 def _extra_module(app: Path) -> None:
