@@ -155,29 +155,6 @@ def test_flwr_run_takes_a_toml_file_and_a_failing_site_stops_the_run_with_its_re
     assert not (tmp_path / "toml" / "summary.json").exists()
 
 
-@pytest.mark.soak  # its line is found in what Flower prints by a test below
-def test_an_error_inside_the_flower_run_is_fedsilos_one_line_and_exit_code(
-    tmp_path: Path,
-) -> None:
-    done = _fedsilo(
-        "simulate",
-        "fedavg-digits",
-        "--set",
-        "dataset=mnist",
-        "--set",
-        "data-dir=/nowhere",
-        "--set",
-        "rounds=1",
-        "--out",
-        str(tmp_path / "runs"),
-    )
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("fedsilo: error: ")
-    assert "train-images-idx3-ubyte.gz is missing in /nowhere/mnist" in last
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.soak
 def test_interrupting_a_run_ends_all_its_processes_and_it_resumes(
     tiny: Tiny, inline_run: InlineRun, tmp_path: Path

@@ -1,8 +1,10 @@
 """Federated learning between hospitals: run, compare, look at and use experiments."""
 
+import os
 import sys
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Annotated
 
 import click
 import typer
@@ -10,8 +12,9 @@ import typer.core
 import typer.main
 
 from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.versions import FEDSILO
 from fedsilo.server_app.cli.commands import add_commands, panels
-from fedsilo.server_app.run.processes import end_if_bound
+from fedsilo.server_app.run.processes import VERBOSE, end_if_bound
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,5 +88,23 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_options_of_all)
     add_commands(app)
     return app
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedsilo {FEDSILO}")
+        raise typer.Exit
+
+
+def _options_of_all(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="print the version", callback=_say_version, is_eager=True),
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="show what Flower prints")] = False,
+) -> None:
+    if verbose:
+        os.environ[VERBOSE] = "1"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedsilo.server_app.deploy.commands import MemberStatus
     from fedsilo.server_app.deploy.deployment import Deployment
     from fedsilo.server_app.doctor.findings import Finding
+    from fedsilo.server_app.studies.api.run import Run
     from fedsilo.server_app.studies.compare.crossvalidate import CrossValidation
     from fedsilo.server_app.studies.compare.over_seeds import Comparison
     from fedsilo.server_app.studies.compare.over_setting import Sweep
@@ -79,6 +80,17 @@ def watch(look: Callable[[], View], *, once: bool = False, port: int | None = No
 
         with suppress(KeyboardInterrupt):
             follow(look, make_console())
+
+
+def simulate(run: Run) -> None:
+    """Print what one may do with a run next."""
+    path = run.path if not run.path.is_relative_to(Path.cwd()) else run.path.relative_to(Path.cwd())
+    line(f"next:  fedsilo report {path} --out {path.name}.html   a page of its results")
+    line(f"       fedsilo card {path}   a model card")
+    line(f"       fedsilo predict {path} --help   classes of new samples")
+
+
+resume = simulate
 
 
 def compare(

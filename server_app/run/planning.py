@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsilo.datasets.registry import cut_of, silo_names
+from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_names
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.settings import CommonSettings
@@ -111,6 +111,21 @@ def replanned(
     return resolve(values), check_resources(resources), str(before.launch.get("engine", "ray"))
 
 
+def engine_for(common: CommonSettings, engine: str, ray_address: str | None) -> str:
+    """Return the engine of that name; ``auto`` takes what is quicker here, and says so.
+
+    That is this process where tables are trained, whose rounds take less than starting Ray, and on
+    a machine of one core; otherwise Ray.
+    """
+    if engine != "auto":
+        return engine
+    if ray_address or not (data_set(common.dataset).is_table or os.cpu_count() == 1):
+        return "ray"
+    reason = "tables are quick" if data_set(common.dataset).is_table else "there is one core"
+    print(f"fedsilo: sites train in this process, {reason} (--engine ray: side by side)")
+    return "inline"
+
+
 def start(
     settings: RunSettings,
     resources: Mapping[str, Value],
@@ -118,7 +133,7 @@ def start(
     ray_address: str | None = None,
     finish: Finish | None = None,
 ) -> RunDirectory:
-    """Run settings on the engine ``ray`` or ``inline``, and return the run directory.
+    """Run settings on an engine, see ``engine_for``, and return the run directory.
 
     ``ray_address`` is that of a running cluster, ``auto`` or ``HOST:PORT``. ``finish`` is for a run
     in this process, see ``run``; with Ray the app has its own.
@@ -134,7 +149,9 @@ def start(
     # Refused here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
     cut_of(settings.common)  # a cut that leaves a silo empty would otherwise fail at every silo
-    if engine == "ray":
+    if engine_for(settings.common, engine, ray_address) == "ray":
+        if names := silo_names(settings.common):
+            load_silo(names[0], settings.common)  # missing data, before half a minute of starting
         return run_with_ray(settings, resources, ray_address or "")
     if ray_address:
         raise SettingError(

@@ -15,6 +15,7 @@ import psutil
 
 from fedsilo.models.contract.errors import FedsiloError
 
+VERBOSE = "FEDSILO_VERBOSE"  # set by --verbose: show what Flower and Ray print
 RUN_MARK = "FLWR_HOME"  # a folder that each run has of its own; all its processes know it
 _PARENT = "FEDSILO_ENDS_WITH"  # the process with which a command is to end
 _PASSES = 5

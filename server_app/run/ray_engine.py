@@ -52,8 +52,8 @@ _MOST = 1_000_000  # of any resource
 
 # What Flower and Ray print at every start; warnings, errors and the app's own lines pass
 _NOISE = re.compile(
-    r"INFO .*:\s|Since flwr 1.32, default simulated|^Using SuperLink: local|"
-    r"Flower configuration not found|^Successfully installed fedsilo|Manually terminating|"
+    r"INFO .*:\s|^Successfully started run|^Successfully installed fedsilo|^Using SuperLink: local|"
+    r"Since flwr 1.32, default simulated|Flower configuration not found|Manually terminating|"
     r"FutureWarning: Tip: In future versions of Ray|^  warnings.warn\($|^$"
 )
 
@@ -218,14 +218,17 @@ def _flwr_run(
     environment: Mapping[str, str],
     directory: RunDirectory,
 ) -> str:
-    """Stream the run's log to standard output; return the app's error line, or an empty string."""
+    """Stream the run's log to standard output; return the app's error line, or an empty string.
+
+    The line is the last that is shown: what Flower prints of the same error says less.
+    """
     wanted = " ".join(
         f"{key}={value}"
         for key, value in resources.items()
         if value or not key.startswith("init-args")
     )
     options = ["--run-config", str(config), "--stream", "--federation-config", wanted]
-    console, last_error = Console(), ""
+    console, last_error, verbose = Console(), "", bool(os.environ.get(processes.VERBOSE))
     process = subprocess.Popen(
         [processes.tool("flwr"), "run", str(app), *options],
         env=dict(environment),
@@ -236,9 +239,9 @@ def _flwr_run(
     with process, progress_bars(console, lambda: read_progress(directory.path)):
         assert process.stdout is not None  # PIPE was asked for
         for line in process.stdout:
-            if not _NOISE.search(line):
-                console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
             last_error = _error_in(line) or last_error
+            if verbose or not (last_error or _NOISE.search(line)):
+                console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
         code = process.wait()
     return last_error or ("" if code == 0 else f"'flwr run' ended with code {code}: see above")
 

@@ -133,10 +133,19 @@ def meet_sites(
     needed = needed_sites(met, settings)
     if met.refused and len(met.facts) < needed:
         raise SiteError(
-            f"a SuperNode cannot take part: {'; '.join(met.refused)} -- {len(met.facts)} of "
+            f"a site cannot take part: {'; '.join(by_reason(met.refused))} -- {len(met.facts)} of "
             f"{len(met.asked)} can and {needed} are needed ('min-sites')"
         )
     return met
+
+
+def by_reason(refused: Iterable[str]) -> list[str]:
+    """Return refusals, each ``<site>: <reason>``, with the sites of one reason in one line."""
+    sites: dict[str, list[str]] = {}
+    for refusal in sorted(refused):
+        site, colon, reason = refusal.partition(": ")
+        sites.setdefault(colon + (reason if colon else refusal), []).append(site if colon else "")
+    return [", ".join(names) + reason for reason, names in sites.items()]
 
 
 def needed_sites(met: Participants, settings: CommonSettings) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.contract.versions import FEDSILO
 from fedsilo.server_app.cli.main import main
 
 Tiny = Callable[..., dict[str, Value]]
@@ -55,6 +56,8 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         (["simulate", "uefl-digits", "--set", "data-dir=5"], "'data-dir' is 5 (int)"),
         (["simulate", "uefl-digits", "--name", " "], "must be a plain name"),
         (["fetch", "digits", "--data-dir", "x"], "nothing to fetch"),
+        # By Ray, which takes half a minute to start and did not
+        (["simulate", "fedavg-mnist-cpu", "--set", "data-dir=/nowhere"], "ubyte.gz is missing in"),
         (["resume", "nowhere"], "is no run directory"),
     ],
 )
@@ -72,6 +75,13 @@ def test_an_error_is_one_line_and_exit_code_1(
     assert error.startswith("fedsilo: error: ")
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"fedsilo {FEDSILO}\n"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,12 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
-from fedsilo.strategies.meeting.participants import Participants, meet_sites, wait_for_nodes
+from fedsilo.strategies.meeting.participants import (
+    Participants,
+    by_reason,
+    meet_sites,
+    wait_for_nodes,
+)
 from fedsilo.strategies.wire.records import record_bytes
 
 COMMON = CommonSettings(silos=3, join_timeout=0.0)
@@ -177,11 +182,17 @@ def test_sites_that_cannot_take_part_stop_the_run_with_all_their_reasons(
     min_sites: int, needed: int
 ) -> None:
     told = (
-        r"^a SuperNode cannot take part: .*no such silo; .*too few -- 2 of 4 can and "
+        r"^a site cannot take part: .*no such silo; .*too few -- 2 of 4 can and "
         rf"{needed} are needed \('min-sites'\)$"
     )
     with pytest.raises(SiteError, match=told):
         meet_sites(grid_of(*REFUSING), dataclasses.replace(COMMON, min_sites=min_sites))
+
+
+def test_refusals_of_one_reason_are_one_line_with_its_sites() -> None:
+    refused = ["s2: no files: fetch them", "s1: no files: fetch them", "s3: too few", "nobody"]
+    told = ["nobody", "s1, s2: no files: fetch them", "s3: too few"]
+    assert by_reason(refused) == told
 
 
 @pytest.mark.parametrize("min_sites", [1, 2])
