@@ -150,7 +150,7 @@ class Lab:
     @cached_property
     def privacy(self) -> PatientPrivacy:
         """How this message's training and statistics hide each patient."""
-        return PatientPrivacy(self.session, self.instruction.round, self.outbound.account)
+        return PatientPrivacy(self.session, self.instruction.round, self.outbound.ledger)
 
     @cached_property
     def stored(self) -> dict[str, Tensor]:
@@ -289,7 +289,7 @@ class Lab:
         if self.common.trust != SUMS:
             metrics[NUM_EXAMPLES] = sum(self.session.told()["train"])
         if self.common.is_private():
-            metrics[DP_EPSILON] = self.outbound.account.epsilon()
+            metrics[DP_EPSILON] = self.outbound.ledger.epsilon()
         marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)}
         record = MetricRecord({**metrics, KEPT_STATE: int(kept), **marks})
         self.packed = RecordDict({METRICS: record})

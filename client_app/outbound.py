@@ -8,7 +8,7 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from fedsilo.client_app.privacy.ledger import LEDGER, Account
+from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.privacy.measurements import noised, of_enough
 from fedsilo.client_app.privacy.secure_aggregation import SecureSite
 from fedsilo.client_app.privacy.signing import signer_of
@@ -44,9 +44,10 @@ class Outbound:
     folder: Path
 
     @property
-    def account(self) -> Account:
+    def ledger(self) -> Ledger:
         """What the site spends of its patients' privacy in this run."""
-        return Account(self.folder / LEDGER, self.session.settings, self.session.cap)
+        settings, path = self.session.settings, self.folder / LEDGER
+        return Ledger(path, settings.max_epsilon, settings.delta, self.session.cap)
 
     def record(
         self, leaving: Arrays, came: Arrays, metrics: Mapping[str, float] | None = None
@@ -109,7 +110,7 @@ class Outbound:
         told = {name: sum(counts) for name, counts in self.session.told().items()}
         leaving, measured = noised(metrics, sizes, told, silo.task.classes, noise)
         if measured:
-            self.account.spend({(noise, 1.0): 1})
+            self.ledger.spend({(noise, 1.0): 1})
         return leaving
 
     def secured(self) -> ConfigRecord:

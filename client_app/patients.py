@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsilo.client_app.privacy.ledger import Account
+from fedsilo.client_app.privacy.ledger import Ledger
 from fedsilo.client_app.privacy.noise_source import noise_source
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.class_means import PrivateMeans
@@ -24,12 +24,12 @@ class PatientPrivacy:
     Attributes:
         session: of the run.
         round: of the message.
-        account: what the site spends in this run.
+        ledger: of what the site spends in this run.
     """
 
     session: SiteSession
     round: int
-    account: Account
+    ledger: Ledger
 
     def training(self, settings: CommonSettings, aside: tuple[str, ...] = ()) -> PrivateTraining:
         """Return how a private training hides patients, once it is paid for.
@@ -50,7 +50,7 @@ class PatientPrivacy:
             self._noise("batches", *key),
         )
         self._refuse_small_batches(private)
-        self.account.spend({(settings.noise_multiplier, private.rate): private.steps()})
+        self.ledger.spend({(settings.noise_multiplier, private.rate): private.steps()})
         return private
 
     def steps(self, settings: CommonSettings) -> int:
@@ -73,7 +73,7 @@ class PatientPrivacy:
         if not settings.is_private():
             return None
         noise = statistics_noise(settings)
-        self.account.spend({(noise, 1.0): 1})
+        self.ledger.spend({(noise, 1.0): 1})
         source = self._noise("statistics", self.round, self.session.silo.name)
         counts = self.session.told()["train"]
         return PrivateMeans(settings.statistics_clip_norm, noise, counts, source)

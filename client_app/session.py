@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from flwr.app import Context, RecordDict
 
-from fedsilo.client_app.privacy.ledger import LEDGER, OwnCap
+from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.privacy.told_counts import Counts, told_counts
 from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
 from fedsilo.client_app.site.limits import NO_LIMITS, Limits, limits_of
@@ -51,7 +51,7 @@ class SiteSession:
         limits: the hospital's floors and quotas; a simulated site has none.
         node_config: what the node says of itself, a site file's limits among it.
         run_config: what the run says.
-        cap: the hospital's own cap on epsilon over all runs, if it has one.
+        cap: the ledger of the hospital's own cap on epsilon over all runs, if it has one.
         compute: device and precision; like all below it is there once the site is admitted.
         sampling: ``settings`` with the seed by which this site draws.
         digest: of the run's settings that decide what a stored state means.
@@ -64,7 +64,7 @@ class SiteSession:
     limits: Limits
     node_config: Mapping[str, Value]
     run_config: Mapping[str, Value]
-    cap: OwnCap | None
+    cap: Ledger | None
     compute: Compute = field(init=False)
     sampling: CommonSettings = field(init=False)
     digest: str = field(init=False, default="")
@@ -237,7 +237,7 @@ def open_session(context: Context) -> SiteSession:
                 f"site {site} has a cap on epsilon and no 'state-dir' for its ledger: name one in "
                 "the node config"
             )
-        cap = OwnCap(folder / LEDGER, capped.max_epsilon, capped.delta)
+        cap = Ledger(folder / LEDGER, capped.max_epsilon, capped.delta, of_all_runs=True)
     node, run = context.node_config, context.run_config
     return SiteSession(settings, silo, simulated, limits_of(context), node, run, cap)
 

@@ -7,48 +7,42 @@ server chooses a run's name.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.models.contract.errors import EpsilonSpentError
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.privacy.accountant import SPENT, Releases, epsilon
 
 LEDGER = "privacy-ledger.json"
-_NONE: Releases = {}
 
 
 @dataclass(frozen=True)
-class OwnCap:
-    """A hospital's own cap: what all its runs together may reveal, whatever servers ask.
+class _Content:
+    releases: list[tuple[PositiveFloat, Annotated[float, Field(gt=0, le=1)], NonNegativeInt]]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What has been spent in a run, or in all runs of a hospital, and what may be.
 
     Attributes:
-        ledger: counts the releases of all runs.
-        most: the cap on epsilon.
+        path: of its file.
+        cap: on epsilon, whatever servers ask; 0: none.
         delta: at which it holds.
+        hospital: of a run's ledger the hospital's own, which counts the same, if it has one.
+        of_all_runs: whether it is the hospital's own.
     """
 
-    ledger: Path
-    most: float
+    path: Path
+    cap: float
     delta: float
-
-
-@dataclass(frozen=True)
-class Account:
-    """What one site spends in a run.
-
-    Attributes:
-        ledger: of the run.
-        settings: of the run, with the hospital's own limits over them.
-        cap: the hospital's own over all its runs, if it has one.
-    """
-
-    ledger: Path
-    settings: CommonSettings
-    cap: OwnCap | None
+    hospital: Self | None = None
+    of_all_runs: bool = False
 
     def spend(self, releases: Releases) -> None:
-        """Enter releases in the run's ledger and the hospital's own, before they are made.
+        """Enter releases here and in the hospital's own ledger, before they are made.
 
         Messages that are answered side by side wait for each other here.
 
@@ -56,88 +50,45 @@ class Account:
             EpsilonSpentError: they would bring epsilon above a cap; nothing is entered.
             CheckpointError: a ledger is damaged.
         """
-        settings, cap = self.settings, self.cap
-        with (_own(cap.ledger) if cap else _of_run(self.ledger)).locked():
-            of_run = _of_run(self.ledger).read(_parsed, _NONE)
-            _refuse_spent(
-                of_run, releases, settings.max_epsilon, settings.delta, "this run has", "the site's"
-            )
-            if cap:
-                _enter(cap, releases)
-            _of_run(self.ledger).write(_content(_together(of_run, releases)))
+        with (self.hospital or self)._file().locked():
+            self._enter(releases)
 
     def releases(self) -> Releases:
-        """Return what the run's ledger has."""
-        return _of_run(self.ledger).read(_parsed, _NONE)
+        """Return what has been spent.
+
+        Raises:
+            CheckpointError: the ledger is damaged.
+        """
+        return {(noise, rate): n for noise, rate, n in self._file().read(_Content([])).releases}
 
     def epsilon(self) -> float:
-        """Return what the run has spent, at its delta."""
-        return epsilon(self.releases(), self.settings.delta)
+        """Return the epsilon of what has been spent, at the ledger's delta."""
+        return epsilon(self.releases(), self.delta)
 
+    def _enter(self, more: Releases) -> None:
+        before = self.releases()
+        after = {kind: before.get(kind, 0) + more.get(kind, 0) for kind in {**before, **more}}
+        if self.cap and not (spent := epsilon(after, self.delta)) <= self.cap:
+            raise self._spent(epsilon(before, self.delta), spent)
+        if self.hospital:
+            self.hospital._enter(more)
+        self._file().write(_Content([(*kind, count) for kind, count in sorted(after.items())]))
 
-def spend_own(cap: OwnCap, releases: Releases) -> None:
-    """Enter releases that belong to no run in the hospital's own ledger; errors as ``spend``."""
-    with _own(cap.ledger).locked():
-        _enter(cap, releases)
+    def _spent(self, before: float, after: float) -> EpsilonSpentError:
+        have, whose = "this run has", "site's"
+        if self.of_all_runs:
+            have, whose = "all runs have", "hospital's own"
+        return EpsilonSpentError(
+            f"{SPENT}: {have} spent {before:.4g} at delta {self.delta:g}, and what the message "
+            f"asks for would make it {after:.4g}, above the {whose} 'max-epsilon' {self.cap:g}; "
+            "nothing left the site"
+        )
 
-
-def _enter(cap: OwnCap, releases: Releases) -> None:
-    before = read_own_ledger(cap.ledger)
-    _refuse_spent(before, releases, cap.most, cap.delta, "all runs have", "the hospital's own")
-    _own(cap.ledger).write(_content(_together(before, releases)))
-
-
-def read_own_ledger(path: Path) -> Releases:
-    """Return the releases of all runs of a hospital.
-
-    Raises:
-        CheckpointError: the ledger is damaged.
-    """
-    return _own(path).read(_parsed, _NONE)
-
-
-def _own(path: Path) -> OwnFile:
-    lost = "bring it back; what was spent in all runs is known by nothing else"
-    return OwnFile(path, f"the hospital's privacy ledger {path.name}", lost)
-
-
-def _of_run(path: Path) -> OwnFile:
-    lost = (
-        "bring it back, or choose another 'run-name'; what was spent in this run is known by "
-        "nothing else"
-    )
-    return OwnFile(path, f"the privacy ledger {path}", lost)
-
-
-def _together(before: Releases, more: Releases) -> Releases:
-    return {kind: before.get(kind, 0) + more.get(kind, 0) for kind in {**before, **more}}
-
-
-def _content(releases: Releases) -> dict[str, Any]:
-    return {"releases": [[*kind, count] for kind, count in sorted(releases.items())]}
-
-
-def _parsed(content: Any) -> Releases:
-    releases = {}
-    for noise, rate, count in content["releases"]:
-        if not (noise > 0 and 0 < rate <= 1 and type(count) is int and count >= 0):
-            raise ValueError("releases")
-        releases[float(noise), float(rate)] = count
-    return releases
-
-
-def _refuse_spent(
-    before: Releases, more: Releases, cap: float, delta: float, whose: str, of_whom: str
-) -> None:
-    """Refuse releases that would bring epsilon above ``cap``; 0: no limit.
-
-    Raises:
-        EpsilonSpentError: it gives epsilon before and after.
-    """
-    if not cap or (after := epsilon(_together(before, more), delta)) <= cap:
-        return
-    raise EpsilonSpentError(
-        f"{SPENT}: {whose} spent {epsilon(before, delta):.4g} at delta {delta:g}, and what the "
-        f"message asks for would make it {after:.4g}, above {of_whom} 'max-epsilon' {cap:g}; "
-        "nothing left the site"
-    )
+    def _file(self) -> OwnFile[_Content]:
+        what, runs = f"the privacy ledger {self.path}", "this run"
+        way = "bring it back, or choose another 'run-name'"
+        if self.of_all_runs:
+            what, runs = f"the hospital's privacy ledger {self.path.name}", "all runs"
+            way = "bring it back"
+        lost = f"{way}; what was spent in {runs} is known by nothing else"
+        return OwnFile(self.path, _Content, what, lost)

@@ -7,7 +7,6 @@ newest rounds whose sum it was, and a digest of what this site weighed and maske
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.models.contract.errors import RefusedError
@@ -15,7 +14,7 @@ from fedsilo.models.contract.errors import RefusedError
 SUMS = "secure-sums.json"
 _KEPT = 3  # rounds: a server may go back by two
 
-Sums = dict[str, tuple[list[str], str]]
+Sums = dict[int, tuple[list[str], str]]  # by round: whose sum it was, and the digest
 
 
 @dataclass(frozen=True)
@@ -62,22 +61,18 @@ class OpenedSums:
 
     def note(self, answered: Sequence[str], weighed: str) -> None:
         """Write down that the sum of ``answered`` is opened."""
-        known = {**self._sums(), str(self.round): (list(answered), weighed)}
-        newest = sorted(known, key=int)[-_KEPT:]
-        self._file().write({number: known[number] for number in newest})
+        known = {**self._file().read({}), self.round: (list(answered), weighed)}
+        self._file().write({round_: known[round_] for round_ in sorted(known)[-_KEPT:]})
 
     def _of_round(self) -> tuple[list[str], str]:
-        return self._sums().get(str(self.round), ([], ""))
+        return self._file().read({}).get(self.round, ([], ""))
 
-    def _sums(self) -> Sums:
-        return self._file().read(_parsed, {})
-
-    def _file(self) -> OwnFile:
+    def _file(self) -> OwnFile[Sums]:
         lost = (
             "bring it back, or choose another 'run-name'; whose sums were opened is known by "
             "nothing else"
         )
-        return OwnFile(self.folder / SUMS, SUMS, lost)
+        return OwnFile(self.folder / SUMS, Sums, SUMS, lost)
 
     @staticmethod
     def _other(sites: Sequence[str]) -> RefusedError:
@@ -86,10 +81,3 @@ class OpenedSums:
             "beside it would tell single sites' weights; let the same sites answer, or go on "
             "without this one"
         )
-
-
-def _parsed(content: Any) -> Sums:
-    return {
-        str(int(number)): ([str(site) for site in sites], str(weighed))
-        for number, (sites, weighed) in content.items()
-    }

@@ -3,9 +3,9 @@
 They lie beside the site's state, their owner's alone, and are erased once the round's sum is open.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.models.contract.errors import SiteError
@@ -17,15 +17,16 @@ SECRETS = "secure-round.json"
 
 @dataclass
 class RoundSecrets:
-    """What a site knows in one round, bytes as hexadecimal text.
+    """What a site knows in one round; in the file bytes are hexadecimal text.
 
     Attributes:
         round: the round.
         masking: private key for masks.
         sealing: private key for what travels. public: both keys' public halves.
         own_mask: key of the site's own mask.
-        keys: of all sites that have some: public keys for masks and for what travels, and that by
-            which the site signs; known from the shares on, as are
+        keys: of all sites that have some, public keys for masks and for what travels; known from
+            the shares on, as are
+        publics: the keys by which they sign.
         own_shares: what the site keeps of its own secrets.
         splits: those that all sites measure, of which measurements are summed.
         threshold: shares that give a secret back. context: what all sites have alike.
@@ -34,16 +35,22 @@ class RoundSecrets:
         answered: the sites whose weights came, as this site has signed; empty: it has not yet.
     """
 
+    __pydantic_config__: ClassVar = {
+        "extra": "forbid",
+        "ser_json_bytes": "hex",
+        "val_json_bytes": "hex",
+    }
     round: int
-    masking: str
-    sealing: str
-    public: list[str]
-    own_mask: str
-    keys: dict[str, list[str]] = field(default_factory=dict)
+    masking: bytes
+    sealing: bytes
+    public: tuple[bytes, bytes]
+    own_mask: bytes
+    keys: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    publics: dict[str, bytes] = field(default_factory=dict)
     splits: list[str] = field(default_factory=list)
-    own_shares: list[str] = field(default_factory=list)
+    own_shares: list[bytes] = field(default_factory=list)
     threshold: int = 0
-    context: str = ""
+    context: bytes = b""
     partners: list[str] = field(default_factory=list)
     weighed: str = ""
     answered: list[str] = field(default_factory=list)
@@ -55,7 +62,7 @@ class RoundSecrets:
 
     def seal_key_with(self, other: str) -> bytes:
         """Return the key under which shares travel between this site and another."""
-        return seal_key(raw(self.sealing), raw(self.keys[other][1]), raw(self.context))
+        return seal_key(self.sealing, self.keys[other][1], self.context)
 
     def list_words(self) -> bytes:
         """Return what a site signs to say whose weights came, under the keys of the round."""
@@ -63,7 +70,7 @@ class RoundSecrets:
 
     def write(self, folder: Path) -> None:
         """Write them down; CheckpointError where the disk does not take them."""
-        _file(folder).write(asdict(self))
+        _file(folder).write(self)
 
 
 def read_secrets(folder: Path, round_: int) -> RoundSecrets:
@@ -73,7 +80,7 @@ def read_secrets(folder: Path, round_: int) -> RoundSecrets:
         SiteError: there is nothing, or it is of another round.
         CheckpointError: the file is damaged.
     """
-    secrets: RoundSecrets | None = _file(folder).read(_parsed, None)
+    secrets = _file(folder).read(None)
     if secrets is None:
         raise SiteError("it has no keys for secure aggregation: begin the round again")
     if secrets.round != round_:
@@ -89,16 +96,5 @@ def drop_secrets(folder: Path) -> None:
     (folder / SECRETS).unlink(missing_ok=True)
 
 
-def raw(text: str) -> bytes:
-    """Return the bytes of hexadecimal text."""
-    return bytes.fromhex(text)
-
-
-def _file(folder: Path) -> OwnFile:
-    return OwnFile(folder / SECRETS, SECRETS, "remove it and begin the round again")
-
-
-def _parsed(content: Any) -> RoundSecrets | None:
-    secrets = RoundSecrets(**content)
-    raw(secrets.own_mask)
-    return secrets
+def _file(folder: Path) -> OwnFile[RoundSecrets | None]:
+    return OwnFile(folder / SECRETS, RoundSecrets, SECRETS, "remove it and begin the round again")

@@ -13,7 +13,7 @@ a round are gone once its sum is open (``fedsilo.client_app.privacy.opened_sums`
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from flwr.app import ConfigRecord
 from torch import Tensor
 
 from fedsilo.client_app.privacy.opened_sums import OpenedSums
-from fedsilo.client_app.privacy.round_secrets import RoundSecrets, drop_secrets, raw, read_secrets
+from fedsilo.client_app.privacy.round_secrets import RoundSecrets, drop_secrets, read_secrets
 from fedsilo.client_app.privacy.signing import Signer
 from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.models.contract.errors import RefusedError, SiteError
@@ -128,11 +128,11 @@ class SecureSite:
         secrets.partners, secrets.weighed = partners, arrays_digest(numbers).hex()
         self._sums().refuse_other(secrets.weighed)
         secrets.write(self.folder)  # before anything leaves
-        bound = bound_to(raw(secrets.context), came, portions)
-        plus, minus = [raw(secrets.own_mask)], list[bytes]()
+        bound = bound_to(secrets.context, came, portions)
+        plus, minus = [secrets.own_mask], list[bytes]()
         for other in partners:
             if other != self.site:
-                key = mask_key(raw(secrets.masking), raw(secrets.keys[other][0]), bound)
+                key = mask_key(secrets.masking, secrets.keys[other][0], bound)
                 (plus if self.site < other else minus).append(key)
         return masked(numbers, plus, minus)
 
@@ -158,13 +158,9 @@ class SecureSite:
     def _made_keys(self) -> ConfigRecord:
         masking, sealing = new_key_pair(), new_key_pair()
         public = masking.public, sealing.public
-        RoundSecrets(
-            self.round,
-            masking.private.hex(),
-            sealing.private.hex(),
-            [key.hex() for key in public],
-            os.urandom(KEY).hex(),
-        ).write(self.folder)
+        RoundSecrets(self.round, masking.private, sealing.private, public, os.urandom(KEY)).write(
+            self.folder
+        )
         splits = ",".join(self.summand.measures)
         said = self._key_words(self.site, public, splits)
         return self._record(
@@ -185,45 +181,37 @@ class SecureSite:
         secrets = read_secrets(self.folder, self.round)
         if secrets.keys:
             raise RefusedError("keys of this round are shared already: begin the round again")
-        sites, threshold = texts(self.asked, "sites"), whole(self.asked, "threshold")
-        if sites != sorted(set(sites)) or self.site not in sites:
-            raise SiteError("record 'secure' names no sorted list of sites with this one in it")
-        kinds = [
-            tokens(self.asked, f"{kind}s", LONGEST_KEY)
-            for kind in ("mask-key", "seal-key", "public", "signature")
-        ]
-        splits = texts(self.asked, "splits")
-        if {len(splits), *map(len, kinds)} != {len(sites)}:
-            raise SiteError("record 'secure' has not one key of each kind for each site")
-        if len({*kinds[0], *kinds[1]}) != 2 * len(sites):
-            raise RefusedError("two sites have the same key: only one of them can be real")
-        keys = {site: (mask, seal) for site, mask, seal in zip(sites, *kinds[:2], strict=True)}
-        if [key.hex() for key in keys[self.site]] != secrets.public:
-            raise RefusedError("the keys under this site's name are not its own")
-        self._refuse_strangers(keys, kinds[2], kinds[3], splits)
-        self._refuse_threshold(threshold, len(sites))
-        secrets.threshold, secrets.splits = threshold, common_splits(splits)
-        secrets.context = context_of(self.run, self.round, keys, threshold).hex()
-        secrets.keys = {
-            site: [mask.hex(), seal.hex(), public.hex()]
-            for site, mask, seal, public in zip(sites, *kinds[:3], strict=True)
-        }
+        self._take_keys(secrets)
+        secrets.threshold = threshold = whole(self.asked, "threshold")
+        self._refuse_threshold(threshold, len(secrets.keys))
+        secrets.context = context_of(self.run, self.round, secrets.keys, threshold)
         record = self._cut_and_sealed(secrets)
         secrets.write(self.folder)
         return record
 
-    def _refuse_strangers(
-        self,
-        keys: Mapping[str, tuple[bytes, bytes]],
-        publics: Sequence[bytes],
-        signatures: Sequence[bytes],
-        splits: Sequence[str],
-    ) -> None:
-        """Refuse keys that no registered site vouches for in this run, this round and its terms."""
-        said = zip(keys.items(), publics, signatures, splits, strict=True)
-        for (site, both), public, signature, measured in said:
-            words = self._key_words(site, both, measured)
-            self.signer.refuse_unsigned(site, public, words, signature)
+    def _take_keys(self, secrets: RoundSecrets) -> None:
+        """Take all sites' keys of the round, each signed by a registered site under its terms."""
+        sites, splits = texts(self.asked, "sites"), texts(self.asked, "splits")
+        if sites != sorted(set(sites)) or self.site not in sites:
+            raise SiteError("record 'secure' names no sorted list of sites with this one in it")
+        masks, seals, publics, signatures = kinds = [
+            tokens(self.asked, f"{kind}s", LONGEST_KEY)
+            for kind in ("mask-key", "seal-key", "public", "signature")
+        ]
+        if {len(splits), *map(len, kinds)} != {len(sites)}:
+            raise SiteError("record 'secure' has not one key of each kind for each site")
+        if len({*masks, *seals}) != 2 * len(sites):
+            raise RefusedError("two sites have the same key: only one of them can be real")
+        keys = dict(zip(sites, zip(masks, seals, strict=True), strict=True))
+        if keys[self.site] != secrets.public:
+            raise RefusedError("the keys under this site's name are not its own")
+        for site, public, signature, measured in zip(
+            sites, publics, signatures, splits, strict=True
+        ):
+            said = self._key_words(site, keys[site], measured)
+            self.signer.refuse_unsigned(site, public, said, signature)
+        secrets.keys, secrets.publics = keys, dict(zip(sites, publics, strict=True))
+        secrets.splits = common_splits(splits)
 
     def _refuse_threshold(self, threshold: int, sites: int) -> None:
         if threshold != needed_sites(self.common, sites):
@@ -238,9 +226,9 @@ class SecureSite:
     def _cut_and_sealed(self, secrets: RoundSecrets) -> ConfigRecord:
         """Return the shares of this site's secrets, sealed for each other site; keep its own."""
         sites, place = secrets.sites, secrets.sites.index(self.site)
-        own_masks = cut(raw(secrets.own_mask), secrets.threshold, len(sites))
-        mask_keys = cut(raw(secrets.masking), secrets.threshold, len(sites))
-        secrets.own_shares = [own_masks[place].hex(), mask_keys[place].hex()]
+        own_masks = cut(secrets.own_mask, secrets.threshold, len(sites))
+        mask_keys = cut(secrets.masking, secrets.threshold, len(sites))
+        secrets.own_shares = [own_masks[place], mask_keys[place]]
         others = [other for other in range(len(sites)) if other != place]
         return self._record(
             {
@@ -253,7 +241,7 @@ class SecureSite:
                     )
                     for other in others
                 ],
-                "check": mask_check(raw(secrets.own_mask)),
+                "check": mask_check(secrets.own_mask),
             }
         )
 
@@ -299,7 +287,7 @@ class SecureSite:
         agreeing = [
             site
             for site, signature in zip(signers, signatures, strict=False)
-            if is_signed(raw(secrets.keys[site][2]), said, signature)
+            if is_signed(secrets.publics[site], said, signature)
         ]
         if len(agreeing) < secrets.threshold:
             raise RefusedError(
@@ -313,7 +301,7 @@ class SecureSite:
         senders = texts(self.asked, "from")
         came = dict(zip(senders, tokens(self.asked, "sealed", LONGEST_SEALED), strict=False))
         sites, place = secrets.sites, secrets.sites.index(self.site)
-        held = {self.site: Shares(*(raw(share) for share in secrets.own_shares))}
+        held = {self.site: Shares(*secrets.own_shares)}
         for site in secrets.partners:
             if site == self.site or site not in came:
                 continue

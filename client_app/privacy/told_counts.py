@@ -7,11 +7,10 @@ for the same data and kept: drawn again and again, their mean would be the count
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any
 
 import torch
 
-from fedsilo.client_app.privacy.ledger import OwnCap, spend_own
+from fedsilo.client_app.privacy.ledger import Ledger
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.models.privacy.gaussian_noise import normals
 
@@ -20,7 +19,7 @@ Counts = dict[str, list[int]]
 
 
 def told_counts(
-    exact: Mapping[str, Sequence[int]], data: Mapping[str, str], noise: float, cap: OwnCap
+    exact: Mapping[str, Sequence[int]], data: Mapping[str, str], noise: float, hospital: Ledger
 ) -> Counts:
     """Return counts by split and class as they are told.
 
@@ -28,22 +27,23 @@ def told_counts(
         exact: samples of each class, by split.
         data: what says that the data are the same, such as their fingerprints.
         noise: the noise multiplier of counts that are told for the first time.
-        cap: the hospital's, which pays for them.
+        hospital: its ledger of all runs, which pays for them.
 
     Raises:
         EpsilonSpentError: they would bring epsilon above a cap.
         CheckpointError: what was told is damaged, or cannot be kept.
     """
-    file = OwnFile(
-        cap.ledger.with_name(FILE),
+    file: OwnFile[dict[str, Counts]] = OwnFile(
+        hospital.path.with_name(FILE),
+        dict[str, Counts],
         f"the hospital's own {FILE}",
         "bring it back; if it is removed the next run's counts cost epsilon again",
     )
     key = sha256(json.dumps(sorted(data.items())).encode()).hexdigest()
     with file.locked():
-        known: dict[str, Counts] = file.read(_parsed, {})
+        known = file.read({})
         if key not in known:
-            spend_own(cap, {(noise, 1.0): 1})
+            hospital.spend({(noise, 1.0): 1})
             known[key] = {split: _noisy(counts, noise) for split, counts in exact.items()}
             file.write(known)
     return known[key]
@@ -58,10 +58,3 @@ def _noisy(counts: Sequence[int], noise: float) -> list[int]:
     )
     told = [int(count) for count in drawn.round().clamp(min=0).tolist()]
     return told if sum(told) else [1, *told[1:]]
-
-
-def _parsed(content: Any) -> dict[str, Counts]:
-    return {
-        key: {split: [int(count) for count in counts] for split, counts in splits.items()}
-        for key, splits in content.items()
-    }

@@ -1,32 +1,35 @@
 """A JSON file that a hospital keeps from message to message, such as its run book or a ledger."""
 
 import fcntl  # of Linux and macOS, where hospitals' containers run
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import CheckpointError
 
 T = TypeVar("T")
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
-class OwnFile:
+class OwnFile(Generic[T]):
     """A file that is whole or absent, and readable by its owner alone.
 
     Attributes:
         path: where it is.
+        kind: the type of its content, by which pydantic reads, checks and writes it.
         what: names it in errors, such as "the hospital's run book runs.json".
         lost: what to do when it is damaged.
         full: what to do when it cannot be written.
     """
 
     path: Path
+    kind: Any
     what: str
     lost: str
     full: str = "make room or repair the disk, then resume the run"
@@ -47,30 +50,36 @@ class OwnFile:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def read(self, parse: Callable[[Any], T], absent: T) -> T:
-        """Return what ``parse`` makes of the content, or ``absent`` where there is no file.
+    def read(self, absent: T) -> T:
+        """Return the content, or ``absent`` where there is no file.
 
         Raises:
-            CheckpointError: it is damaged, or ``parse`` fails.
+            CheckpointError: it is damaged, or not of its type.
         """
         try:
-            return parse(json.loads(self.path.read_text(encoding="utf-8")))
+            content: T = _adapter(self.kind).validate_json(self.path.read_bytes(), strict=True)
         except FileNotFoundError:
             return absent
-        except _DAMAGED as error:
+        except (OSError, ValueError) as error:
             kind = type(error).__name__
             raise CheckpointError(f"{self.what} is damaged ({kind}): {self.lost}") from None
+        return content
 
-    def write(self, content: Any) -> None:
+    def write(self, content: T) -> None:
         """Store ``content``, whole or not at all.
 
         Raises:
             CheckpointError: it cannot be written.
         """
         try:
-            write_atomically(self.path, json.dumps(content) + "\n", mode=0o600)
+            write_atomically(self.path, _adapter(self.kind).dump_json(content) + b"\n", mode=0o600)
         except OSError as error:
             raise self._unwritable(error) from None
 
     def _unwritable(self, error: OSError) -> CheckpointError:
         return CheckpointError(f"{self.what} cannot be written ({error.strerror}): {self.full}")
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -7,9 +7,11 @@ again, so that no run can wipe another's state, and the same round is answered a
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from fedsilo.client_app.site.limits import Limits
 from fedsilo.client_app.site.own_file import OwnFile
@@ -33,11 +35,14 @@ class RunRecord:
         asked: how often each phase of the last two rounds was, by ``<round>-<step>``.
     """
 
-    began: float
-    messages: int = 0
-    seconds: float = 0.0
-    round: int = 0
-    asked: dict[str, int] = field(default_factory=dict)
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    began: NonNegativeFloat
+    messages: NonNegativeInt = 0
+    seconds: NonNegativeFloat = 0.0
+    round: NonNegativeInt = 0
+    asked: dict[Annotated[str, Field(pattern=r"^\d+-\d+$")], NonNegativeInt] = field(
+        default_factory=dict
+    )
 
     def refuse(self, asked: Instruction, rounds: int, limits: Limits) -> None:
         """Refuse a message that goes back, repeats itself, or is one too many.
@@ -84,8 +89,9 @@ class RunBook:
     """The book of one site, in ``folder``; every change is on the disk before work begins."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = OwnFile(
+        self.file: OwnFile[dict[str, RunRecord]] = OwnFile(
             folder / "runs.json",
+            dict[str, RunRecord],
             "the hospital's run book runs.json",
             "bring it back; what was answered in each run is known by nothing else",
         )
@@ -150,21 +156,10 @@ class RunBook:
     def _changed(self) -> Iterator[dict[str, RunRecord]]:
         """Yield the runs by name and write them back; messages side by side wait for each other."""
         with self.file.locked():
-            runs: dict[str, RunRecord] = self.file.read(_runs, {})
+            runs = self.file.read({})
             yield runs
             newest = sorted(runs, key=lambda name: runs[name].began)[-_KNOWN_RUNS:]
-            self.file.write({name: asdict(runs[name]) for name in newest})
-
-
-def _runs(content: Any) -> dict[str, RunRecord]:
-    runs = {name: RunRecord(**record) for name, record in content.items()}
-    for run in runs.values():
-        counts = [run.messages, run.round, *run.asked.values()]
-        if any(type(count) is not int or count < 0 for count in counts) or not run.seconds >= 0:
-            raise ValueError("a count")
-        if not all(key.partition("-")[0].isdecimal() for key in run.asked):
-            raise ValueError("a round")
-    return runs
+            self.file.write({name: runs[name] for name in newest})
 
 
 def _key(asked: Instruction) -> str:

@@ -4,12 +4,12 @@ A server that knew the seed would know which patients are behind each step. In a
 the run's, so that runs repeat.
 """
 
-import os
 import secrets
 from pathlib import Path
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.errors import CheckpointError
+from pydantic import NonNegativeInt
+
+from fedsilo.client_app.site.own_file import OwnFile
 
 _BITS = 62
 
@@ -18,31 +18,17 @@ def secret_seed(folder: Path) -> int:
     """Return the seed in ``folder``, which is made at the first call and never changes.
 
     Raises:
-        CheckpointError: its file is damaged.
+        CheckpointError: its file is damaged, or cannot be written.
     """
-    path = folder / "seed"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _draw_once(path)
-    try:
-        seed = int(path.read_text(encoding="ascii"))
-        if seed < 0:
-            raise ValueError("below 0")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"the hospital's own seed '{path.name}' cannot be read ({type(error).__name__}): bring "
-            "it back, or remove the file: a new one is drawn, and running runs lose their order"
-        ) from None
+    file: OwnFile[int | None] = OwnFile(
+        folder / "seed",
+        NonNegativeInt,
+        "the hospital's own seed 'seed'",
+        "bring it back, or remove the file: a new one is drawn, and running runs lose their order",
+    )
+    with file.locked():  # of two messages at once only one draws
+        seed = file.read(None)
+        if seed is None:
+            seed = secrets.randbits(_BITS)
+            file.write(seed)
     return seed
-
-
-def _draw_once(path: Path) -> None:
-    """Write a new seed, unless another process has in the meantime."""
-    drawn = path.with_name(f".seed-{os.getpid()}")
-    write_atomically(drawn, f"{secrets.randbits(_BITS)}\n", mode=0o600)
-    try:
-        os.link(drawn, path)
-    except FileExistsError:
-        pass
-    finally:
-        drawn.unlink()

@@ -6,9 +6,9 @@ itself removes it, ``<state-dir>/.own/<site>/survey.json``.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.models.contract.settings_schema import Value
@@ -26,6 +26,7 @@ class Kept:
         fingerprint: of the data.
     """
 
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
     parts: Mapping[str, str]
     settings: Mapping[str, Value]
     fingerprint: Mapping[str, str]
@@ -42,26 +43,17 @@ def first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple[
     Raises:
         CheckpointError: what is kept is damaged, or cannot be written.
     """
-    file = OwnFile(
+    file: OwnFile[dict[str, Kept]] = OwnFile(
         folder / FILE,
+        dict[str, Kept],
         f"the hospital's own {FILE}",
         "bring it back; if it is removed the next survey gets a new answer",
         "no survey leaves that is not kept; make room or repair the disk",
     )
     with file.locked():
-        known: dict[str, Kept] = file.read(_answers, {})
+        known = file.read({})
         if dataset in known:
             return known[dataset], False
         made = make()
-        file.write({name: asdict(kept) for name, kept in {**known, dataset: made}.items()})
+        file.write({**known, dataset: made})
         return made, True
-
-
-def _answers(content: Any) -> dict[str, Kept]:
-    answers = {name: Kept(**kept) for name, kept in content.items()}
-    for kept in answers.values():
-        if not all(isinstance(p, dict) for p in (kept.parts, kept.settings, kept.fingerprint)):
-            raise TypeError("a part is no mapping")
-        if not all(isinstance(text, str) for text in kept.parts.values()):
-            raise TypeError("an answer is no text")
-    return answers

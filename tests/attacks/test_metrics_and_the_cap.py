@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.client_app.privacy.ledger import LEDGER, read_own_ledger
+from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.models.contract.messages import CONFIG, HELLO
 from fedsilo.models.privacy.accountant import epsilon
 from tests.support.hospital import Hospital, seeded
@@ -31,8 +31,7 @@ def model(weight: Any, bias: float) -> dict[str, Any]:
 
 
 def charged(site: Hospital) -> int:
-    path = site.home / ".own" / site.site / LEDGER
-    return sum(read_own_ledger(path).values())
+    return sum(Ledger(site.home / ".own" / site.site / LEDGER, 0.0, 1e-5).releases().values())
 
 
 def test_no_loss_of_two_chosen_patients_leaves_under_a_cap(hospital: Make) -> None:
@@ -110,7 +109,7 @@ def test_label_counts_under_a_cap_are_noisy_the_same_each_time_and_paid_once(
     found = site.metrics(model(0.0, 0.0))
     assert found is not None, site.refusals
     assert found["num-examples"] == sum(told[0]["train"]) != sum(exact["train"])
-    of_run = read_own_ledger(site.home / "attack" / "cleveland" / LEDGER)
+    of_run = Ledger(site.home / "attack" / "cleveland" / LEDGER, 0.0, 1e-5).releases()
     assert of_run[20.0, 1.0] == 1, "the measurements of this very reply"
     assert found["dp-epsilon"] == pytest.approx(epsilon(of_run, 1e-5))
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.client_app.privacy.ledger import LEDGER, read_own_ledger
+from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.models.contract.messages import HELLO, TRAIN
 from tests.support.hospital import Hospital, files_below
 
@@ -32,7 +32,7 @@ def test_no_run_name_shuts_the_ledger_out(hospital: Make, name: str) -> None:
     assert site.send(TRAIN, run_name=name) is not None
     private = hospital(node={"max-epsilon": 9.0}, **PRIVATE)
     assert private.train(model(), run_name="honest") is not None
-    found = read_own_ledger(site.home / ".own" / "cleveland" / LEDGER)
+    found = Ledger(site.home / ".own" / "cleveland" / LEDGER, 0.0, 1e-5).releases()
     assert found[6.0, 1.0] == 1, "the label counts"
     assert len(found) == 2, "and the steps"
 

@@ -4,7 +4,6 @@ The hospitals are the app's own code; of those that work with the server it also
 """
 
 import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.client_app.privacy.round_secrets import SECRETS, RoundSecrets, raw
+from fedsilo.client_app.privacy.round_secrets import RoundSecrets, read_secrets
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
 from fedsilo.models.privacy.secure_sum import masked, needed_sites, quantisation, tolerated
@@ -41,7 +40,7 @@ def a_round(folder: Path, sites: int, threshold: int) -> Round:
 
 
 def disk(round_: Round, name: str) -> RoundSecrets:
-    return RoundSecrets(**json.loads((round_.folder / name / SECRETS).read_text()))
+    return read_secrets(round_.folder / name, 3)
 
 
 class Attacker:
@@ -119,7 +118,7 @@ class Attacker:
 
     def unmasked(self, own_mask: bytes, private: bytes) -> list[float]:
         """Return the victim's update from both of its secrets."""
-        bound = bound_to(raw(self.context), CAME, {})
+        bound = bound_to(self.context, CAME, {})
         plus, minus = [], [own_mask]
         for other in self.round.names[1:]:  # all come after the victim: it has added their masks
             minus.append(mask_key(private, bytes(self.round.keys[other]["mask-key"]), bound))
@@ -247,7 +246,7 @@ def test_a_server_cannot_choose_weights(tmp_path: Path) -> None:
         own = []
         for name in round_.names:
             total += round_.masked(name, [0.5, -0.5], weight=weight)
-            own.append(raw(disk(round_, name).own_mask))
+            own.append(disk(round_, name).own_mask)
         zeros = {"secure/counts": np.zeros(1, np.uint32), "w": total}
         sums.append(quantisation(round_.common, 3).total(masked(zeros, [], own)["w"], 3).tolist())
     assert sums[0] == sums[1] == pytest.approx([1.5, -1.5], abs=1e-6)

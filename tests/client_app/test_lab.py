@@ -217,7 +217,7 @@ def test_a_training_aside_is_neither_told_nor_kept(opened: Opened, weights: dict
 
 
 def ledger_of(lab: Lab) -> dict[tuple[float, float], int]:
-    return dict(lab.outbound.account.releases())
+    return dict(lab.outbound.ledger.releases())
 
 
 def test_private_training_is_in_the_ledger_before_the_first_step(

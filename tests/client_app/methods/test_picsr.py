@@ -342,5 +342,5 @@ def test_a_private_prototype_is_of_clipped_samples_with_noise_and_is_charged(
     assert lengths.min() > 1
     assert torch.allclose(short, (inputs / lengths).mean(dim=0), atol=1e-4)
     lab, loud = prototype_of(1.0, statistics_noise=36.0)
-    assert lab.outbound.account.releases()[36.0, 1.0] == 1
+    assert lab.outbound.ledger.releases()[36.0, 1.0] == 1
     assert float((loud - short).std()) == pytest.approx(1.0, rel=0.2)  # 36 C over 36 samples

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.client_app.privacy.ledger import LEDGER, OwnCap, read_own_ledger
+from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.privacy.told_counts import FILE, told_counts
 from fedsilo.models.contract.errors import CheckpointError, EpsilonSpentError
 
@@ -11,21 +11,21 @@ EXACT = {"train": [60, 40], "val": [0, 0], "test": [20, 10]}
 DATA = {"train": "a" * 64}
 
 
-def cap(folder: Path, most: float = 100.0) -> OwnCap:
-    return OwnCap(folder / LEDGER, most, 1e-5)
+def cap(folder: Path, most: float = 100.0) -> Ledger:
+    return Ledger(folder / LEDGER, most, 1e-5, of_all_runs=True)
 
 
 def test_counts_are_drawn_once_for_the_same_data_and_paid_once(tmp_path: Path) -> None:
     first = told_counts(EXACT, DATA, 3.0, cap(tmp_path))
     assert first != EXACT
     assert all(told_counts(EXACT, DATA, 3.0, cap(tmp_path)) == first for _ in range(5))
-    assert read_own_ledger(tmp_path / LEDGER) == {(3.0, 1.0): 1}
+    assert cap(tmp_path).releases() == {(3.0, 1.0): 1}
 
 
 def test_other_data_cost_again(tmp_path: Path) -> None:
     told_counts(EXACT, DATA, 3.0, cap(tmp_path))
     told_counts(EXACT, {"train": "b" * 64}, 3.0, cap(tmp_path))
-    assert read_own_ledger(tmp_path / LEDGER) == {(3.0, 1.0): 2}
+    assert cap(tmp_path).releases() == {(3.0, 1.0): 2}
 
 
 def test_the_noise_is_the_multiplier_in_patients(tmp_path: Path) -> None:
