@@ -6,7 +6,10 @@ whole and flushed to the disk keeps the answer at the site.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ ANSWERED, REFUSED, FAILED = "answered", "refused", "failed"
 
 _LONGEST = 200  # characters of what a server names
 _LONGEST_REASON = 1000
+_FIRST_MARK = re.compile(r"^([^/]*/[^./]*[./]).*", re.DOTALL)
 
 
 def entry(
@@ -64,15 +68,19 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
     import fcntl  # of Linux and macOS, where hospitals' containers run
 
     data = json.dumps(line).encode() + b"\n"
-    try:
-        log = _open(path)
+    with _opened(path) as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        size = os.fstat(log).st_size
+        torn = size and os.pread(log, 1, size - 1) != b"\n"  # by a power cut: that never left
+        data = b"\n" + data if torn else data
         try:
-            fcntl.flock(log, fcntl.LOCK_EX)
-            _append(log, data)
-        finally:
-            os.close(log)
-    except OSError as error:
-        raise _unwritable(error) from None
+            if os.write(log, data) != len(data):
+                raise OSError(0, "only a part of the line went to the disk: it is full")
+            os.fsync(log)
+        except OSError:
+            with suppress(OSError):  # a log that may only grow: the next line begins on its own
+                os.ftruncate(log, size)
+            raise
 
 
 def check_log(path: Path) -> None:
@@ -81,10 +89,8 @@ def check_log(path: Path) -> None:
     Raises:
         RefusedError: it cannot; the path stays at the site.
     """
-    try:
-        os.close(_open(path))
-    except OSError as error:
-        raise _unwritable(error) from None
+    with _opened(path):
+        pass
 
 
 def names_in(content: RecordDict) -> list[str]:
@@ -97,44 +103,23 @@ def grouped(names: Iterable[str]) -> dict[str, int]:
 
     What follows a key's first '.' or '/' becomes '*': ``arrays/head.1.bias`` is ``arrays/head.*``.
     """
-    groups: dict[str, int] = {}
-    for name in names:
-        record, _, key = name.partition("/")
-        ends = [position for mark in "./" if (position := key.find(mark)) >= 0]
-        group = f"{record}/{key[: min(ends) + 1]}*" if ends else name
-        groups[group] = groups.get(group, 0) + 1
-    return groups
+    return dict(Counter(_FIRST_MARK.sub(r"\1*", name) for name in names))
 
 
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-def _append(log: int, data: bytes) -> None:
-    size = os.fstat(log).st_size
-    torn = size and os.pread(log, 1, size - 1) != b"\n"  # by a power cut: that message never left
-    data = b"\n" + data if torn else data
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Open the log; an error of the disk in the block is a refusal."""
     try:
-        if os.write(log, data) != len(data):
-            raise OSError(0, "only a part of the line went to the disk: it is full")
-        os.fsync(log)
-    except OSError:
-        _cut_back(log, size)
-        raise
-
-
-def _cut_back(log: int, size: int) -> None:
-    try:
-        os.ftruncate(log, size)
-    except OSError:
-        return  # a log that may only grow: the next line begins on a line of its own
-
-
-def _unwritable(error: OSError) -> RefusedError:
-    return RefusedError(
-        f"the site's audit log cannot be written ({error.strerror}), and nothing leaves unlogged: "
-        "the hospital must see to its 'audit-log'"
-    )
+        log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield log
+        finally:
+            os.close(log)
+    except OSError as error:
+        raise RefusedError(
+            f"the site's audit log cannot be written ({error.strerror}), and nothing leaves "
+            "unlogged: the hospital must see to its 'audit-log'"
+        ) from None
 
 
 def _short(value: object) -> Value:
