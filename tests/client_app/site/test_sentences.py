@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedsilo.client_app.site.policy import SiteFile, parsed_site_file
-from fedsilo.client_app.site.sentences import SENTENCES, effective, explained
+from fedsilo.client_app.site.sentences import SENTENCES, effective, explained, said_of
 from fedsilo.models.contract.settings_schema import Value, key_of
 
 OTHER: dict[type, Any] = {bool: True, str: "north", float: 0.25, int: 77}
@@ -34,9 +34,15 @@ def test_a_key_changes_its_own_sentence_and_no_other(name: str) -> None:
     usual = SiteFile()
     value = CHOSEN.get(name, OTHER[type(getattr(usual, name))] if name not in CHOSEN else None)
     changed = dataclasses.replace(usual, **{name: value})
-    differing = [key for key, say in SENTENCES.items() if say(usual) != say(changed)]
-    assert differing == [key_of(name)]
-    assert all("\n" not in say(changed) for say in SENTENCES.values())
+    before, after = explained(usual), explained(changed)
+    told = zip(SENTENCES, before, after, strict=True)
+    assert [key for key, old, new in told if old != new] == [key_of(name)]
+    assert not any("\n" in sentence or "{" in sentence for sentence in after)
+
+
+def test_a_value_of_braces_is_said_as_it_is() -> None:
+    assert said_of("site", "{0.__class__}") == "the file is for site {0.__class__}"
+    assert said_of("methods", ("fed*", "*")) == "a run may ask for any method"
 
 
 def _context(**node: Value) -> Context:
