@@ -5,6 +5,7 @@ config and its site file, change them: no run and no message can. A simulated si
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flwr.app import Context
@@ -15,30 +16,35 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, setting
 
 MEGABYTE = 10**6
+# By these roles the stricter of two hospital's words is known (policy.py)
+floor, quota, cap = (partial(setting, roles=role) for role in ("floor", "quota", "cap"))
 
 
 @dataclass(frozen=True)
 class Limits:
     """Floors and quotas of one hospital; docs/site-file.md says each key in words."""
 
-    minimum_batch: int = setting(8, "different samples behind an optimiser step", minimum=1)
-    minimum_measured: int = setting(20, "samples behind a measurement", minimum=1)
-    minimum_steps_per_reply: int = setting(2, "optimiser steps behind a reply", minimum=1)
-    sums_min_count: int = setting(
+    minimum_batch: int = floor(8, "different samples behind an optimiser step", minimum=1)
+    minimum_measured: int = floor(20, "samples behind a measurement", minimum=1)
+    minimum_steps_per_reply: int = floor(2, "optimiser steps behind a reply", minimum=1)
+    sums_min_count: int = floor(
         10, "samples behind sums and means; the run's may be higher", minimum=1
     )
-    colluding_sites: int = setting(
+    colluding_sites: int = floor(
         1, "other sites that may work with the server, from which a secure sum hides", minimum=0
     )
-    max_messages: int = setting(100, "messages of one run that are answered", minimum=1)
-    max_repeats: int = setting(3, "answers to one phase of one round", minimum=1)
-    max_runs_per_day: int = setting(20, "new runs in 24 hours", minimum=1)
-    max_seconds: float = setting(86400.0, "of work for one run", above=0.0)
+    max_messages: int = quota(100, "messages of one run that are answered", minimum=1)
+    max_repeats: int = quota(3, "answers to one phase of one round", minimum=1)
+    max_runs_per_day: int = quota(20, "new runs in 24 hours", minimum=1)
+    max_seconds: float = quota(86400.0, "of work for one run", above=0.0)
     max_memory: int = setting(
-        0, "megabytes of a message's process; 0: nine tenths of the machine's", minimum=0
+        0,
+        "megabytes of a message's process; 0: nine tenths of the machine's",
+        roles=("quota", "cap"),
+        minimum=0,
     )
-    max_state: int = setting(20_000, "megabytes of runs' private states", minimum=0)
-    max_cache: int = setting(100_000, "megabytes of decoded data", minimum=0)
+    max_state: int = quota(20_000, "megabytes of runs' private states", minimum=0)
+    max_cache: int = quota(100_000, "megabytes of decoded data", minimum=0)
 
     def refuse_settings(self, settings: CommonSettings) -> None:
         """Refuse a run whose settings alone put too few samples behind a step.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,20 @@ from flwr.app import Context, Message, RecordDict
 
 from fedsilo.client_app.site.audit_log import check_log, grouped, names_in
 from fedsilo.client_app.site.identity import own_name, refusing_as
-from fedsilo.client_app.site.limits import Limits
+from fedsilo.client_app.site.limits import Limits, cap, floor
 from fedsilo.client_app.site.node import built, own_folder
 from fedsilo.client_app.site.trust import MEANINGS
 from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.messages import CONFIG, SURVEYED
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, build, key_of, setting
+from fedsilo.models.contract.settings_schema import (
+    Value,
+    as_mapping,
+    build,
+    choice,
+    keys_with,
+    setting,
+)
 
 if TYPE_CHECKING:
     from fedsilo.datasets.silo.silos import Silo
@@ -42,32 +49,6 @@ def _less_trust(one: str, other: str) -> str:
     return max(one, other, key=("", *MEANINGS).index)
 
 
-# Where the node config has the key too, the stricter of both holds
-_STRICTER: dict[str, Callable[[Any, Any], Any]] = {
-    "minimum-train-samples": max,
-    "minimum-per-label": max,
-    "minimum-batch": max,
-    "minimum-measured": max,
-    "minimum-steps-per-reply": max,
-    "sums-min-count": max,
-    "colluding-sites": max,
-    "max-messages": min,
-    "max-repeats": min,
-    "max-runs-per-day": min,
-    "max-seconds": min,
-    "max-memory": _lower_cap,
-    "max-state": min,
-    "max-cache": min,
-    "max-epsilon": _lower_cap,
-    "delta": min,
-    "trust": _less_trust,
-    "allow-folds": min,  # of two, one false is false
-    "allow-embeddings": min,
-}
-_QUOTAS = {key for key in _STRICTER if key.startswith("max-")} - {"max-epsilon"}
-NODE_LIMITS = tuple(_STRICTER)  # what of a site file may stand in the node config too
-
-
 @dataclass(frozen=True)
 class SiteFile(Limits):
     """What a hospital allows, beside floors and quotas; docs/site-file.md says each key in words.
@@ -78,29 +59,31 @@ class SiteFile(Limits):
 
     site: str = setting("", "the site that the file is for: the node config's 'site'")
     trust: str = setting(
-        "", "whom the site trusts; without it the site takes no part", choices=tuple(MEANINGS)
+        "",
+        "whom the site trusts; without it the site takes no part",
+        roles="trust",
+        choices=tuple(MEANINGS),
     )
     methods: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
     records: tuple[str, ...] = ()
     refused_records: tuple[str, ...] = ()
     max_rounds: int = setting(0, "rounds of a run, at most; 0: any", minimum=0)
-    minimum_train_samples: int = setting(0, "training samples, at least", minimum=0)
-    minimum_per_label: int = setting(0, "training samples of each label that is there", minimum=0)
-    max_epsilon: float = setting(0.0, "cap over all runs; 0: none", minimum=0.0)
-    delta: float = setting(1e-5, "at which the cap holds", above=0.0, below=1.0)
-    allow_folds: bool = setting(False, "whether a run may choose among samples")
-    allow_embeddings: bool = setting(False, "whether embeddings of single images may leave")
-    app: str = setting(
-        "installed",
-        "whose code answers: the hospital's own, of a run of the same version, or any that a run "
-        "brings along",
-        choices=("installed", "any"),
+    minimum_train_samples: int = floor(0, "training samples, at least", minimum=0)
+    minimum_per_label: int = floor(0, "training samples of each label that is there", minimum=0)
+    max_epsilon: float = cap(0.0, "cap over all runs; 0: none", minimum=0.0)
+    delta: float = setting(1e-5, "at which the cap holds", roles="least", above=0.0, below=1.0)
+    allow_folds: bool = setting(False, "whether a run may choose among samples", roles="least")
+    allow_embeddings: bool = setting(
+        False, "whether embeddings of single images may leave", roles="least"
     )
-    secure_aggregation: str = setting(
-        "any",
-        "whether weights may leave that a server could read: required allows masked ones alone",
-        choices=("required", "any"),
+    app: str = choice(
+        *("installed", "any"),
+        help="whose code answers: the hospital's own, to runs of its version, or any of a run's",
+    )
+    secure_aggregation: str = choice(
+        *("any", "required"),
+        help="whether weights may leave that a server could read; required: masked ones alone",
     )
     audit_log: str = setting("", "file of the audit log; empty: in 'state-dir'")
     given: Mapping[str, Value] = field(default_factory=dict)
@@ -130,10 +113,6 @@ class SiteFile(Limits):
                 "the site file demands secure aggregation ('secure-aggregation': required) and the "
                 "run has none: set its 'secure-aggregation' to 'secagg'"
             )
-
-    def refuse_records(self, content: RecordDict) -> None:
-        """Refuse a reply that holds more than may leave; errors as ``refuse_names``."""
-        self.refuse_names(names_in(content))
 
     def refuse_names(self, names: Sequence[str]) -> None:
         """Refuse a reply of such names, each ``<record>/<key>``, if it is more than may leave.
@@ -169,16 +148,29 @@ class SiteFile(Limits):
             SettingError: the node config has a wrong value.
         """
         known = {key: value for key, value in context.node_config.items() if key in _STRICTER}
-        own_limits = _with_delta(_typed(build(SiteFile, known), known))
+        typed = as_mapping(build(SiteFile, known))
+        places = [_with_delta({key: typed[key] for key in known}), _with_delta(self.given)]
         merged = dict(context.node_config)
         for key, stricter in _STRICTER.items():
-            if values := [
-                place[key] for place in (own_limits, _with_delta(self.given)) if key in place
-            ]:
+            if values := [place[key] for place in places if key in place]:
                 merged[key] = reduce(stricter, values)
         return Context(
             context.run_id, context.node_id, merged, context.state, dict(context.run_config)
         )
+
+
+# Where file and node config both have a key, the stricter holds: by the role of its field
+_BY_ROLE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "floor": max,
+    "quota": min,
+    "cap": _lower_cap,
+    "least": min,  # of two consents, one false is false
+    "trust": _less_trust,
+}
+_STRICTER = {
+    key: stricter for role, stricter in _BY_ROLE.items() for key in keys_with(SiteFile, role)
+}
+NODE_LIMITS = tuple(_STRICTER)  # what of a site file may stand in the node config too
 
 
 def read_site_file(context: Context) -> SiteFile:
@@ -225,7 +217,7 @@ def answer_under(
         newest.refuse_request(settings, _round_of(message))
         _refuse_tightened(limited.node_config, newest.over(context).node_config)
         for file in (rules, newest):
-            file.refuse_records(content)
+            file.refuse_names(names_in(content))
     return content
 
 
@@ -235,8 +227,9 @@ def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> 
     Raises:
         RefusedError: names the limit.
     """
-    for key in (key for key in _STRICTER if key in now and key not in _QUOTAS):
-        held = before.get(key, getattr(SiteFile, key.replace("-", "_")))
+    usual, quotas = as_mapping(SiteFile()), keys_with(SiteFile, "quota")
+    for key in (key for key in _STRICTER if key in now and key not in quotas):
+        held = before.get(key, usual[key])
         if _STRICTER[key](held, now[key]) != held:
             raise RefusedError(
                 f"the site file's '{key}' was tightened while the message was answered: nothing "
@@ -282,10 +275,7 @@ def refuse_few(silo: Silo, node_config: Mapping[str, Value]) -> None:
         RefusedError: names the limit, not the count: that would tell what is withheld.
     """
     keys = ("minimum-train-samples", "minimum-per-label")
-    own = {key: node_config[key] for key in keys if key in node_config}
-    if not own:
-        return
-    limits = build(SiteFile, own)
+    limits = build(SiteFile, {key: node_config[key] for key in keys if key in node_config})
     if len(silo.train) < limits.minimum_train_samples:
         raise RefusedError(
             f"site {silo.name} has fewer than {limits.minimum_train_samples} training samples "
@@ -300,10 +290,8 @@ def refuse_few(silo: Silo, node_config: Mapping[str, Value]) -> None:
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Tell whether ``name`` matches one of ``patterns``, in which ``*`` is any characters."""
-    return any(
-        re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL)
-        for pattern in patterns
-    )
+    expressions = (re.escape(pattern).replace(r"\*", ".*") for pattern in patterns)
+    return any(re.fullmatch(expression, name, re.DOTALL) for expression in expressions)
 
 
 def parsed_site_file(text: str) -> SiteFile:
@@ -312,16 +300,10 @@ def parsed_site_file(text: str) -> SiteFile:
     Raises:
         SettingError: it is no YAML, a key is unknown or missing, or a value cannot be.
     """
-    from fedsilo.client_app.site.site_file import read_limits  # only at who has a site file
+    from fedsilo.client_app.site.site_file import read_rules  # only at who has a site file
 
-    named = read_limits(text, SiteFile)
-    lists = {f.name for f in fields(SiteFile) if "rule" not in f.metadata}
-    given = {key_of(name): value for name, value in named.items() if name not in lists}
-    return SiteFile(**named, given=given)
-
-
-def _typed(site_file: SiteFile, keys: Iterable[str]) -> dict[str, Value]:
-    return {key: getattr(site_file, key.replace("-", "_")) for key in keys}
+    rules: SiteFile = read_rules(text, SiteFile)
+    return rules
 
 
 def _with_delta(values: Mapping[str, Value]) -> dict[str, Value]:

@@ -1,6 +1,7 @@
 """What the text of a site file says: its lists of names, and single values by the limits' rules."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from fedsilo.datasets.registry import DATA_SETS
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, CONFIG, METRICS, SURVEYED
 from fedsilo.models.contract.methods import METHODS
-from fedsilo.models.contract.settings_schema import build_from_file, unknown_name
+from fedsilo.models.contract.settings_schema import as_mapping, build_from_file, unknown_name
 from fedsilo.strategies.wire.secure_keys import SECURE
 
 _ROOTS = tuple(f"{record}/" for record in (ARRAYS, METRICS, CONFIG, SURVEYED, SECURE))
@@ -17,8 +18,8 @@ _NEEDED = ("methods", "datasets", "records")
 _LISTS = (*_NEEDED, "refused-records")
 
 
-def read_limits(text: str, limits: type) -> dict[str, Any]:
-    """Return what a site file's ``text`` says, by the names of ``limits``'s fields.
+def read_rules(text: str, kind: type) -> Any:
+    """Return what a site file's ``text`` says, as a ``kind``.
 
     Raises:
         SettingError: it is no YAML, a key is unknown or missing, or a value is not allowed.
@@ -29,7 +30,7 @@ def read_limits(text: str, limits: type) -> dict[str, Any]:
         raise SettingError(str(error)) from None
     if not isinstance(content, dict):
         raise SettingError("it is empty" if content is None else "it is no list of 'key: value'")
-    built: Any = build_from_file(limits, content, more=_LISTS)
+    rules: Any = build_from_file(kind, content, more=_LISTS)
     lists = {key: _texts(key, content[key]) for key in _LISTS if key in content}
     _refuse_unknown("method", lists.get("methods", ()), METHODS)
     _refuse_unknown("data set", lists.get("datasets", ()), DATA_SETS)
@@ -41,8 +42,10 @@ def read_limits(text: str, limits: type) -> dict[str, Any]:
         )
     if (log := content.get("audit-log")) and not Path(log).is_absolute():
         raise SettingError("'audit-log' must be an absolute path")
-    names = {key: key.replace("-", "_") for key in content}
-    return {name: lists.get(key) or getattr(built, name) for key, name in names.items()}
+    values = as_mapping(rules)
+    given = {key: values[key] for key in content if key not in lists}
+    named = {key.replace("-", "_"): texts for key, texts in lists.items()}
+    return replace(rules, given=given, **named)
 
 
 def _texts(key: str, value: Any) -> tuple[str, ...]:

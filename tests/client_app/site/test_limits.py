@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Context
 
 from fedsilo.client_app.site.limits import NO_LIMITS, Limits, limits_of
-from fedsilo.client_app.site.policy import _STRICTER
+from fedsilo.client_app.site.policy import _STRICTER, SiteFile
 from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults
@@ -31,7 +31,12 @@ def test_only_the_hospitals_own_words_change_them(context: Node, key: str) -> No
 
 
 def test_of_a_file_and_a_node_config_the_stricter_is_known_for_each() -> None:
-    assert defaults(Limits).keys() <= _STRICTER.keys()
+    of_a_file_alone = {"site", "max-rounds", "app", "secure-aggregation", "audit-log", "given"}
+    of_a_file_alone |= {"methods", "datasets", "records", "refused-records"}
+    assert as_mapping(SiteFile()).keys() - of_a_file_alone == _STRICTER.keys()
+    lower, higher = ("max-state", 3, 5), ("minimum-measured", 5, 3)
+    for key, stricter, other in (lower, higher, ("max-memory", 3, 0), ("allow-folds", False, True)):
+        assert _STRICTER[key](stricter, other) == _STRICTER[key](other, stricter) == stricter
 
 
 @pytest.mark.parametrize(
