@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from fedsilo.client_app.privacy.ledger import Ledger
-from fedsilo.client_app.privacy.noise_source import noise_source
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.class_means import PrivateMeans
 from fedsilo.client_app.training.loop import steps_of
@@ -46,8 +43,8 @@ class PatientPrivacy:
         private = PrivateTraining(
             settings,
             sum(self.session.told()["train"]),
-            self._noise("privacy", *key),
-            self._noise("batches", *key),
+            self.session.noise("privacy", *key),
+            self.session.noise("batches", *key),
         )
         self._refuse_small_batches(private)
         self.ledger.spend({(settings.noise_multiplier, private.rate): private.steps()})
@@ -74,7 +71,7 @@ class PatientPrivacy:
             return None
         noise = statistics_noise(settings)
         self.ledger.spend({(noise, 1.0): 1})
-        source = self._noise("statistics", self.round, self.session.silo.name)
+        source = self.session.noise("statistics", self.round, self.session.silo.name)
         counts = self.session.told()["train"]
         return PrivateMeans(settings.statistics_clip_norm, noise, counts, source)
 
@@ -94,6 +91,3 @@ class PatientPrivacy:
                 f"{floor} could be in one ('minimum-batch'): set 'batch-size' to at least "
                 f"{_CROWD * floor}, or 'max-epsilon' in the site file"
             )
-
-    def _noise(self, *key: int | str) -> torch.Generator | None:
-        return noise_source(self.session.simulated, self.session.settings.seed, *key)

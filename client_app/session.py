@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from flwr.app import Context, RecordDict
 
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
@@ -31,6 +32,7 @@ from fedsilo.datasets.silo.silos import SPLITS, Silo
 from fedsilo.models.contract.errors import DataError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.contract.methods import method_part, settings_class
+from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
 from fedsilo.models.privacy.promises import check_privacy_settings, statistics_noise
@@ -104,6 +106,13 @@ class SiteSession:
         data = {**self.silo.fingerprints, "data set": self.settings.dataset}
         noise = statistics_noise(self.settings)
         return told_counts(self.silo.label_counts(), data, noise, self.cap)
+
+    def noise(self, *key: int | str) -> torch.Generator | None:
+        """Return the source of noise for ``key``, or None at a real site: the operating system.
+
+        A server knows the run's seed; noise that is keyed on it could be subtracted again.
+        """
+        return generator(self.settings.seed, *key) if self.simulated else None
 
     def require_consent(self, key: str, purpose: str) -> None:
         """Refuse the run at a real hospital whose node config does not say ``key=true``."""

@@ -18,7 +18,6 @@ from fedsilo.client_app.methods.adversarial_alignment import (
     open_discriminator,
 )
 from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, TokenClassifier
-from fedsilo.client_app.privacy.noise_source import noise_source
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.client_app.training.loop import micro_batches
@@ -116,8 +115,7 @@ class FedAlignCLSite(SiteMethod):
                 arrays |= own
                 noisy |= own.keys()
         key = ("perturbation", lab.instruction.round, lab.instruction.step, lab.site)
-        rng = noise_source(lab.session.simulated, lab.common.seed, *key)
-        return perturbed(arrays, noisy, self.settings, rng)
+        return perturbed(arrays, noisy, self.settings, lab.session.noise(*key))
 
     def _kept(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None

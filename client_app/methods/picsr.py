@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteMethod, SiteNetwork
-from fedsilo.client_app.privacy.noise_source import noise_source
 from fedsilo.client_app.session import SiteSession
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.errors import SiteError
@@ -106,8 +105,7 @@ class PICSRSite(SiteMethod):
         mean = prototype(inputs)
         if not self.settings.prototype_noise:
             return mean
-        key = ("prototype-noise", lab.site)
-        rng = noise_source(lab.session.simulated, lab.common.seed, *key)
+        rng = lab.session.noise("prototype-noise", lab.site)
         return mean + self.settings.prototype_noise * normals(mean.shape, rng, torch.float32)
 
 

@@ -183,6 +183,18 @@ TABLE = CommonSettings(dataset="table", sums_min_count=2)
 NAN = float("nan")
 
 
+def test_noise_of_a_real_site_is_keyed_on_nothing_that_a_server_knows(
+    silo: Silo, common: CommonSettings
+) -> None:
+    opened = session_with(common, silo)
+    assert opened.noise("privacy", 1) is None, "the operating system"
+    opened.simulated = True
+    first, second = opened.noise("privacy", 1), opened.noise("privacy", 1)
+    assert first is not None
+    assert second is not None
+    assert torch.equal(torch.randn(3, generator=first), torch.randn(3, generator=second))
+
+
 def table_silo(declared: FeatureStatistics | None = None) -> Silo:
     """Return a hospital of three training rows and a test row; a pulse is missing in each part."""
     return Silo(
