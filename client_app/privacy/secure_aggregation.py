@@ -229,21 +229,14 @@ class SecureSite:
         own_masks = cut(secrets.own_mask, secrets.threshold, len(sites))
         mask_keys = cut(secrets.masking, secrets.threshold, len(sites))
         secrets.own_shares = [own_masks[place], mask_keys[place]]
-        others = [other for other in range(len(sites)) if other != place]
-        return self._record(
-            {
-                "to": [sites[other] for other in others],
-                "sealed": [
-                    sealed(
-                        Shares(own_masks[other], mask_keys[other]),
-                        secrets.seal_key_with(sites[other]),
-                        (place, other),
-                    )
-                    for other in others
-                ],
-                "check": mask_check(secrets.own_mask),
-            }
-        )
+        given = zip(sites, own_masks, mask_keys, strict=True)
+        parcels = {
+            site: sealed(Shares(*both), secrets.seal_key_with(site), (place, number))
+            for number, (site, *both) in enumerate(given)
+            if number != place
+        }
+        check = mask_check(secrets.own_mask)
+        return self._record({"to": [*parcels], "sealed": [*parcels.values()], "check": check})
 
     def _agreed(self) -> ConfigRecord:
         """Sign whose weights came: one list by the keys of a round."""

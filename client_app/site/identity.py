@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 
@@ -33,16 +34,14 @@ def site_settings(context: Context) -> CommonSettings:
         SettingError: a value is of the wrong type or out of range.
         RefusedError: the run names a file of a real site.
     """
-    settings = built(CommonSettings, context.run_config)
-    own = {
-        key.replace("-", "_"): str(context.node_config[key])
-        for key in _NODE_KEYS
-        if key in context.node_config
-    }
-    floor = max(settings.sums_min_count, limits_of(context).sums_min_count)
-    settings = dataclasses.replace(settings, sums_min_count=floor)
-    settings = dataclasses.replace(settings, **own)  # type: ignore[arg-type]  # all are texts
-    settings = _with_own_cap(settings, context)
+    settings, node = built(CommonSettings, context.run_config), context.node_config
+    own: dict[str, Any] = {k.replace("-", "_"): str(node[k]) for k in _NODE_KEYS if k in node}
+    own["sums_min_count"] = max(settings.sums_min_count, limits_of(context).sums_min_count)
+    if (capped := node_cap(context)).max_epsilon:
+        own["max_epsilon"] = min(cap for cap in (settings.max_epsilon, capped.max_epsilon) if cap)
+        # At the hospital's own: at one near 1, which a server might name, every epsilon is small
+        own["delta"] = min(settings.delta, capped.delta)
+    settings = dataclasses.replace(settings, **own)
     return settings if is_simulated(context) else _with_own_places(settings, context)
 
 
@@ -61,28 +60,11 @@ def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettin
             f"the run's 'silo-set' is a file, and no run opens a hospital's files: use '{GAIA}', "
             "or leave it empty"
         )
-    settings = dataclasses.replace(
-        settings,
-        data_dir=str(context.node_config.get("data-dir", "")),
-        cache_dir=own_cache(context),
-    )
+    folder = str(context.node_config.get("data-dir", ""))
+    settings = dataclasses.replace(settings, data_dir=folder, cache_dir=own_cache(context))
     if "backbone-weights" in context.node_config:
         return settings
     return dataclasses.replace(settings, backbone_weights=_weights_by_name(settings))
-
-
-def _with_own_cap(settings: CommonSettings, context: Context) -> CommonSettings:
-    """Return the settings with the hospital's own cap on epsilon, where it has one.
-
-    The cap is at the hospital's own delta: at a delta near 1, which a server might name, every
-    epsilon is small.
-    """
-    capped = node_cap(context)
-    if not capped.max_epsilon:
-        return settings
-    max_epsilon = min(cap for cap in (settings.max_epsilon, capped.max_epsilon) if cap)
-    delta = min(settings.delta, capped.delta)
-    return dataclasses.replace(settings, max_epsilon=max_epsilon, delta=delta)
 
 
 def node_cap(context: Context) -> CommonSettings:

@@ -49,36 +49,32 @@ class SiteState:
         older = [key for key in keys if key < (instruction.round, instruction.step)]
         if not older and _forgotten(keys, instruction):
             raise CheckpointError(
-                f"private state of site {self.folder.name}: round {instruction.round} is asked for "
-                f"and the oldest state in {self.folder} is of round {keys[0][0]}; resume from a "
-                "newer checkpoint or start a new run"
+                f"{self._name}: round {instruction.round} is asked for and the oldest state in "
+                f"{self.folder} is of round {keys[0][0]}; resume from a newer checkpoint or start "
+                "a new run"
             )
         if not older and instruction.expects_state:
             raise CheckpointError(
-                f"private state of site {self.folder.name} is gone from {self.folder}: bring it "
-                "back, or start a new run"
-            )
-        if older and state_key(*older[-1]) < instruction.expects_state:
-            raise CheckpointError(
-                f"private state of site {self.folder.name}, round {instruction.round}: the site "
-                f"kept one of round {instruction.expects_state // 100} and the newest in "
-                f"{self.folder} is of round {older[-1][0]}: bring the newer one back, or start a "
-                "new run"
+                f"{self._name} is gone from {self.folder}: bring it back, or start a new run"
             )
         if not older:  # the site's first round, or a method that keeps nothing
             return None
-        path = self._path(*older[-1])
+        if state_key(*older[-1]) < instruction.expects_state:
+            raise CheckpointError(
+                f"{self._name}, round {instruction.round}: the site kept one of round "
+                f"{instruction.expects_state // 100} and the newest in {self.folder} is of round "
+                f"{older[-1][0]}: bring the newer one back, or start a new run"
+            )
         try:
-            arrays, facts = load_state(path)
+            arrays, facts = load_state(self._path(*older[-1]))
         except CheckpointError as error:
             raise CheckpointError(
-                f"private state of site {self.folder.name}: {error}; remove the "
-                "file to go on from the state before it"
+                f"{self._name}: {error}; remove the file to go on from the state before it"
             ) from None
         if facts.get(_DIGEST, "") != self.settings_digest:
             raise CheckpointError(
-                f"private state of site {self.folder.name} in {self.folder} was kept under other "
-                "settings (method, what is shared, network or seed): choose another 'run-name'"
+                f"{self._name} in {self.folder} was kept under other settings (method, what is "
+                "shared, network or seed): choose another 'run-name'"
             )
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
@@ -90,24 +86,24 @@ class SiteState:
         Raises:
             CheckpointError: it cannot be written; what was stored before is still there.
         """
-        facts = {
-            "round": instruction.round,
-            "step": instruction.step,
-            _DIGEST: self.settings_digest,
-        }
+        now = round_, step = instruction.round, instruction.step
+        facts = {"round": round_, "step": step, _DIGEST: self.settings_digest}
         content = {name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()}
         try:
-            save_state(self._path(instruction.round, instruction.step), content, facts, mode=0o600)
+            save_state(self._path(*now), content, facts, mode=0o600)
         except OSError as error:
             raise CheckpointError(
-                f"private state of site {self.folder.name} cannot be written to {self.folder}: "
-                f"{error.strerror}; make room or repair the disk, then resume the run"
+                f"{self._name} cannot be written to {self.folder}: {error.strerror}; make room or "
+                "repair the disk, then resume the run"
             ) from error
-        now = (instruction.round, instruction.step)
         kept = sorted({key[0] for key in self._keys() if key <= now})[-2:]
         for key in self._keys():
             if key > now or key[0] not in kept:
                 self._path(*key).unlink(missing_ok=True)
+
+    @property
+    def _name(self) -> str:
+        return f"private state of site {self.folder.name}"
 
     def _path(self, round_: int, step: int) -> Path:
         return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"
@@ -150,18 +146,15 @@ def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
         current: the run that is asked for now: its states stay.
         most: bytes of all runs together.
     """
-    folders = [path / site for path in home.glob("*") if not path.name.startswith(".")]
-    states = {
-        folder: [path for path in folder.glob("*.safetensors") if _NAME.fullmatch(path.name)]
-        for folder in folders
-        if folder.is_dir() and folder.parent.name != current
-    }
-    newest = {folder: max(p.stat().st_mtime for p in own) for folder, own in states.items() if own}
-    sizes = {folder: sum(p.stat().st_size for p in states[folder]) for folder in newest}
-    total = sum(sizes.values())
-    for folder in sorted(newest, key=lambda one: newest[one]):
+    others = (run for run in home.glob("*") if run.name != current and not run.name.startswith("."))
+    states = [
+        [(path, path.stat()) for path in (run / site).glob("*") if _NAME.fullmatch(path.name)]
+        for run in others
+    ]
+    total = sum(stat.st_size for run in states for _, stat in run)
+    for run in sorted(filter(None, states), key=lambda run: max(stat.st_mtime for _, stat in run)):
         if total <= most:
             return
-        for path in states[folder]:
+        for path, stat in run:
             path.unlink(missing_ok=True)
-        total -= sizes[folder]
+            total -= stat.st_size

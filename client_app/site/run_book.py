@@ -109,13 +109,11 @@ class RunBook:
             CheckpointError: the book is damaged, or cannot be written.
         """
         with self._changed() as runs:
-            record = runs.get(asked.run_name)
-            if record is None:
-                record = RunRecord(time.time())
+            if asked.run_name not in runs:
                 self._refuse_many(runs, limits)
+            record = runs.setdefault(asked.run_name, RunRecord(time.time()))
             record.refuse(asked, rounds, limits)
             record.enter(asked)
-            runs[asked.run_name] = record
             return limits.max_seconds - record.seconds
 
     def add_seconds(self, run_name: str, seconds: float) -> None:
@@ -133,16 +131,15 @@ class RunBook:
         """
         most = 3 * limits.max_runs_per_day + 10
         with self._changed() as runs:
-            day = runs.get("", RunRecord(time.time()))
+            day = runs.setdefault("", RunRecord(time.time()))
             if time.time() - day.began > _DAY:
-                day = RunRecord(time.time())
+                day = runs[""] = RunRecord(time.time())
             if day.messages >= most:
                 raise RefusedError(
                     f"the site has said {most} times in 24 hours who it is, or what its data are "
                     "('max-runs-per-day'): ask again tomorrow"
                 )
             day.messages += 1
-            runs[""] = day
 
     def _refuse_many(self, runs: Mapping[str, RunRecord], limits: Limits) -> None:
         today = [name for name, run in runs.items() if name and time.time() - run.began < _DAY]
