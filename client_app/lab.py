@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from fedsilo.client_app.outbound import Arrays, Outbound
 from fedsilo.client_app.patients import PatientPrivacy
-from fedsilo.client_app.privacy.measurements import LOSS_BOUND
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
 from fedsilo.client_app.training.evaluation import Probe, measure
@@ -55,6 +54,7 @@ from fedsilo.models.contract.settings import SERVER, SUMS, CommonSettings
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND
 from fedsilo.strategies.wire.records import unpack
 
 

@@ -9,7 +9,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-from fedsilo.client_app.privacy.measurements import noised, of_enough
 from fedsilo.client_app.privacy.secure_aggregation import SecureSite
 from fedsilo.client_app.privacy.signing import signer_of
 from fedsilo.client_app.privacy.summand import Summand
@@ -18,6 +17,7 @@ from fedsilo.models.contract.errors import FedsiloError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.contract.settings import SUMS
 from fedsilo.models.privacy.gaussian_mechanism import clipped_to
+from fedsilo.models.privacy.noisy_metrics import noisy_metrics
 from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.models.privacy.summed_metrics import bounds, portion
 from fedsilo.strategies.wire.records import NDArray, unpack
@@ -101,14 +101,14 @@ class Outbound:
         if cap is None and limits.minimum_measured <= 1:
             return metrics
         sizes = {name: len(split) for name, split in silo.splits().items()}
-        metrics = of_enough(metrics, sizes, limits.minimum_measured)
+        if cap and self.session.method.measures_what_stays:
+            sizes = {}  # no split has any that may leave
+        metrics = limits.measured(metrics, sizes)
         if cap is None:
             return metrics
-        if self.session.method.measures_what_stays:
-            metrics = of_enough(metrics, {}, 1)  # no split has any that may leave
         noise = statistics_noise(self.session.settings)
         told = {name: sum(counts) for name, counts in self.session.told().items()}
-        leaving, measured = noised(metrics, sizes, told, silo.task.classes, noise)
+        leaving, measured = noisy_metrics(metrics, sizes, told, silo.task.classes, noise)
         if measured:
             self.ledger.spend({(noise, 1.0): 1})
         return leaving

@@ -4,6 +4,7 @@ They hold at every real site, also without a site file. Only the hospital's own 
 config and its site file, change them: no run and no message can. A simulated site has none.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from flwr.app import Context
 
 from fedsilo.client_app.site.node import built, is_simulated
 from fedsilo.models.contract.errors import RefusedError
+from fedsilo.models.contract.messages import measurements
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, setting
 
@@ -66,6 +68,15 @@ class Limits:
                 f"the run has {settings.rounds} rounds{of}, and only {self.max_messages} messages "
                 "of a run are answered ('max-messages'): ask for fewer, or leave the site out"
             )
+
+    def measured(self, metrics: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
+        """Return the metrics without measurements of splits of too few samples, by ``sizes``."""
+        few = {
+            f"{model}.{split}.{metric}"
+            for model, split, metric, _ in measurements(metrics)
+            if sizes.get(split, 0) < self.minimum_measured
+        }
+        return {key: value for key, value in metrics.items() if key not in few}
 
 
 NO_LIMITS = Limits(
