@@ -12,7 +12,7 @@ import torch
 
 from fedsilo.client_app.privacy.ledger import Ledger
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.models.privacy.gaussian_noise import normals
+from fedsilo.models.privacy.gaussian_mechanism import with_noise
 
 FILE = "told-counts.json"
 Counts = dict[str, list[int]]
@@ -53,8 +53,6 @@ def _noisy(counts: Sequence[int], noise: float) -> list[int]:
     """Return counts with noise, none below 0 and their sum at least 1, which training needs."""
     if not sum(counts):
         return list(counts)  # that a split is empty is how the data set is cut
-    drawn = torch.tensor(counts, dtype=torch.float64) + noise * normals(
-        torch.Size([len(counts)]), None
-    )
+    drawn = with_noise(torch.tensor(counts, dtype=torch.float64), noise, None)
     told = [int(count) for count in drawn.round().clamp(min=0).tolist()]
     return told if sum(told) else [1, *told[1:]]
