@@ -85,10 +85,12 @@ class Ledger:
         )
 
     def _file(self) -> OwnFile[_Content]:
-        what, runs = f"the privacy ledger {self.path}", "this run"
-        way = "bring it back, or choose another 'run-name'"
+        what = f"the privacy ledger {self.path}"
+        lost = (
+            "bring it back, or choose another 'run-name'; what was spent in this run is known by "
+            "nothing else"
+        )
         if self.of_all_runs:
-            what, runs = f"the hospital's privacy ledger {self.path.name}", "all runs"
-            way = "bring it back"
-        lost = f"{way}; what was spent in {runs} is known by nothing else"
+            what = f"the hospital's privacy ledger {self.path.name}"
+            lost = "bring it back; what was spent in all runs is known by nothing else"
         return OwnFile(self.path, _Content, what, lost)

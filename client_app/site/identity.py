@@ -80,8 +80,6 @@ def node_cap(context: Context) -> CommonSettings:
 def _weights_by_name(settings: CommonSettings) -> str:
     """Return the file of the weights that a server names to a real site: of its cache, by name.
 
-    A server that could name any path would learn by the digest what lies at a hospital.
-
     Raises:
         SettingError: it is more than a name.
     """
