@@ -18,7 +18,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, setting
 
 MEGABYTE = 10**6
-# By these roles the stricter of two hospital's words is known (policy.py)
+# Roles: where a key has two values, policy.py knows by them which is the stricter
 floor, quota, cap = (partial(setting, roles=role) for role in ("floor", "quota", "cap"))
 
 
