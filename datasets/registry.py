@@ -1,5 +1,6 @@
 """The data sets by name, and the silos in them; a data set's module is imported when first used."""
 
+import inspect
 from importlib import import_module
 from typing import Any
 
@@ -10,8 +11,9 @@ from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.silo.row_splits import check_folds
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo
 from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.plugs import plug, wrong
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, defaults, unknown_name
+from fedsilo.models.contract.settings_schema import as_mapping, defaults
 
 DATA_SETS = {
     "digits": "fedsilo.datasets.shifted.shifted:DIGITS",
@@ -38,9 +40,20 @@ DATA_SETS = {
 def data_set(name: str) -> DataSet:
     """Return the data set of that name, or raise a ``SettingError`` with the known ones."""
     if name not in DATA_SETS:
-        raise unknown_name("data set", name, DATA_SETS)
+        return _plugged(name)
     module, _, attribute = DATA_SETS[name].partition(":")
     data: DataSet = getattr(import_module(module), attribute)
+    return data
+
+
+def _plugged(name: str) -> DataSet:
+    """Return the data set of another package or file."""
+    found = plug("dataset", name, DATA_SETS)
+    data = found() if isinstance(found, type) and not inspect.isabstract(found) else found
+    if not isinstance(data, DataSet):
+        raise wrong("dataset", name, found, "DataSet of fedsilo.datasets.silo.silos")
+    if data.name in DATA_SETS:  # its silos would be looked up in that one's cache
+        raise SettingError(f"data set '{name}' calls itself '{data.name}', and that name is taken")
     return data
 
 

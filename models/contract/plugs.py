@@ -1,0 +1,195 @@
+"""Plugs: networks, methods, data sets and partitions of other packages, or of a file.
+
+A plug is named ``module:object``, or by an entry point of an installed package (groups
+``fedsilo.networks``, ``fedsilo.methods``, ``fedsilo.datasets`` and ``fedsilo.partitioners``). A file
+that the setting 'plugin' names is a module, called as the file without ``.py``. Nothing is
+imported until a run names it.
+"""
+
+import hashlib
+import importlib
+import re
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings_schema import unknown_name
+
+# By setting what it names, and the group of its entry points
+_KINDS = {"network": "network", "method": "method", "dataset": "data set", "partition": "partition"}
+_GROUPS = {key: f"fedsilo.{key}s" for key in _KINDS} | {"partition": "fedsilo.partitioners"}
+_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
+_DIGEST = "__fedsilo_digest__"  # of a module that a file of 'plugin' became
+_COMPARED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # as of our own app
+
+
+def plugin_entries(named: str) -> list[str]:
+    """Return the entries of the setting 'plugin': files and modules, with commas between."""
+    return [entry.strip() for entry in named.split(",") if entry.strip()]
+
+
+def module_of(entry: str) -> str:
+    """Return the module that an entry of 'plugin' is."""
+    return Path(entry).stem if entry.endswith(".py") else entry
+
+
+def load_plugins(named: str, taken: Collection[str]) -> None:
+    """Execute the files that the setting 'plugin' names, unless the same bytes have been already.
+
+    Raises:
+        SettingError: a file cannot be read or executed, or its name is one of ``taken`` or another
+            module's.
+    """
+    for entry in plugin_entries(named):
+        if entry.endswith(".py"):
+            _load_file(Path(entry).expanduser().absolute(), taken)
+
+
+def _load_file(path: Path, taken: Collection[str]) -> None:
+    name = path.stem
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SettingError(f"plugin {path} cannot be read: {error.strerror}") from None
+    digest = hashlib.sha256(content).hexdigest()
+    loaded = sys.modules.get(name)
+    if getattr(loaded, _DIGEST, "") == digest and getattr(loaded, "__file__", "") == str(path):
+        return
+    if not name.isidentifier():
+        raise SettingError(f"plugin {path}: '{name}' is no name of a module; rename the file")
+    if name in taken or (not hasattr(loaded, _DIGEST) and _is_other_module(name, path)):
+        raise SettingError(f"plugin {path}: the name '{name}' is taken; rename the file")
+    module = ModuleType(name)
+    module.__dict__.update({"__file__": str(path), _DIGEST: digest})
+    sys.modules[name] = module  # before it is executed, as dataclasses look their module up
+    try:
+        exec(compile(content, str(path), "exec"), module.__dict__)  # no cache: the bytes compared
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise SettingError(f"plugin {path} does not import ({_reason(error)})") from None
+
+
+def _is_other_module(name: str, path: Path) -> bool:
+    """Tell whether ``name`` is a module that is not the file ``path``."""
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):  # what is in sys.modules without a spec, such as __main__
+        return True
+    return spec is not None and spec.origin != str(path)
+
+
+def offered(key: str, ours: Collection[str] = ()) -> dict[str, str]:
+    """Return the plugs of installed packages for the setting ``key``: ``module:object`` by name.
+
+    Raises:
+        SettingError: a package offers a name that is one of ``ours``, or another package's.
+    """
+    found: dict[str, str] = {}
+    for entry in entry_points(group=_GROUPS[key]):
+        if entry.name in ours or found.get(entry.name, entry.value) != entry.value:
+            package = entry.dist.name if entry.dist else "unknown"
+            raise SettingError(
+                f"package '{package}' offers {_KINDS[key]} '{entry.name}', and that name is taken; "
+                "uninstall it, or ask its author to rename it"
+            )
+        found[entry.name] = entry.value
+    return found
+
+
+def is_plug(key: str, name: str) -> bool:
+    """Tell whether ``name`` has the form of a plug for the setting ``key``."""
+    return bool(_NAME.fullmatch(name)) or name in offered(key)
+
+
+def located(key: str, name: str, ours: Collection[str]) -> tuple[str, str]:
+    """Return the module of a plug and its object in it; of a method the object may be empty.
+
+    Raises:
+        SettingError: nothing has that name; ``ours`` are those of fedsilo itself.
+    """
+    value = name if ":" in name else offered(key, ours).get(name, "")
+    if match := _NAME.fullmatch(value):
+        return match[1], match[2]
+    if key == "method" and (value or "." in name or hasattr(sys.modules.get(name), _DIGEST)):
+        return value or name, ""
+    raise unknown_name(_KINDS[key], name, [*ours, *offered(key)])
+
+
+def plug(key: str, name: str, ours: Collection[str]) -> Any:
+    """Return what the setting ``key`` names: an object, or of a method without one its module.
+
+    Raises:
+        SettingError: nothing has that name, its module does not import, or lacks the object.
+    """
+    module, path = located(key, name, ours)
+    found: Any = imported(module, f"{_KINDS[key]} '{name}'")
+    for part in filter(None, path.split(".")):
+        if not hasattr(found, part):
+            raise SettingError(
+                f"{_KINDS[key]} '{name}': module '{module}' has no '{path}'; correct the name"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def imported(module: str, what: str) -> ModuleType:
+    """Import ``module``, which the plug ``what`` is in.
+
+    Raises:
+        SettingError: it does not import.
+    """
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # it is anybody's code
+        raise SettingError(
+            f"{what}: module '{module}' does not import ({_reason(error)}); install its package, "
+            "or name its file by --plugin"
+        ) from None
+
+
+def wrong(key: str, name: str, found: Any, wanted: str) -> SettingError:
+    """Build the error for a plug that is something else."""
+    is_ = getattr(found, "__name__", type(found).__name__)
+    return SettingError(f"{_KINDS[key]} '{name}' is '{is_}', which is no {wanted}")
+
+
+def plug_digests(named: Mapping[str, str], ours: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """Return a SHA-256 of each file or package that has a plug of ``named`` (setting to name).
+
+    Raises:
+        SettingError: a plug cannot be found.
+    """
+    modules = {located(key, name, ours[key])[0] for key, name in named.items()}
+    return {module: _digest(module) for module in sorted({m.partition(".")[0] for m in modules})}
+
+
+def _digest(module: str) -> str:
+    """Return the SHA-256 of a module's file, or of a package's files with their paths."""
+    if known := getattr(sys.modules.get(module), _DIGEST, ""):
+        return str(known)
+    imported(module, f"plug '{module}'")
+    spec = find_spec(module)
+    if spec and spec.submodule_search_locations:
+        total = hashlib.sha256()
+        for folder in map(Path, spec.submodule_search_locations):
+            for path in _compared(folder):
+                total.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+                total.update(hashlib.sha256(path.read_bytes()).digest())
+        return total.hexdigest()
+    if spec and spec.origin and (path := Path(spec.origin)).is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    raise SettingError(f"plug '{module}' has no file that hospitals could compare")
+
+
+def _compared(folder: Path) -> Iterable[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in _COMPARED)
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {one_line(error, 200)}"
