@@ -8,10 +8,12 @@ is ``incoming`` (the model as it was when the message came) or ``trained`` (afte
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.one_line import shown
@@ -138,3 +140,46 @@ def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str,
         split, _, metric = rest.partition(".")
         if metric:
             yield model, split, metric, float(str(metrics[key]))
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Typed notes: what a method's server sends its sites beside arrays; here none.
+
+    A method derives its own class beside its settings, and both ends use it. It has a field for
+    each note, with a default if it may be missing; on the wire a plain value, or JSON.
+    """
+
+    def to_values(self) -> dict[str, Value]:
+        """Return the notes as ``Instruction.notes`` carries them."""
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            name: value
+            if isinstance(value, bool | int | float | str)
+            else json.dumps(value, sort_keys=True)
+            for name, value in named.items()
+        }
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Value]) -> Self:
+        """Read them back; a field that is missing has its default.
+
+        Raises:
+            SiteError: it has none, or one cannot be read; server and site run different versions.
+        """
+        plain = ("bool", "int", "float", "str")
+        try:
+            return cls(
+                **{
+                    field.name: values[field.name]
+                    if getattr(field.type, "__name__", field.type) in plain  # a class, or its name
+                    else json.loads(str(values[field.name]))
+                    for field in dataclasses.fields(cls)
+                    if field.name in values
+                }
+            )
+        except (TypeError, ValueError) as error:
+            raise SiteError(
+                f"a message's notes cannot be read ({type(error).__name__}): server and site run "
+                "different versions of fedsilo"
+            ) from None

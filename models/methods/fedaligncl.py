@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import Notes
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import setting

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import Notes
 from fedsilo.models.contract.own_settings import NoSettings as MixSettings
 
 __all__ = ["MixSettings", "PoolNotes"]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import Notes
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings import CommonSettings

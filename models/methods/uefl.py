@@ -28,8 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import INCOMING, measurement
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import INCOMING, Notes, measurement
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import CommonSettings

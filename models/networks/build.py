@@ -11,7 +11,7 @@ from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.encoders import ConvEncoder, RowEncoder, VggEncoder
-from fedsilo.models.networks.group_norm import with_group_norm
+from fedsilo.models.privacy.group_norm import with_group_norm
 from fedsilo.models.networks.kinds import Task, network_kind
 from fedsilo.models.networks.resnet22 import build_radiograph_classifier
 from fedsilo.models.networks.site_network import TokenClassifier

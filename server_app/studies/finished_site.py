@@ -19,8 +19,7 @@ from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.weights.backbones import backbone_digest
 from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction, Notes
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.networks.site_network import SiteNetwork

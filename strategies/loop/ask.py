@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import Notes
 from fedsilo.models.contract.settings import AUTO, CommonSettings
 from fedsilo.strategies.loop.robust import robust_mean
 from fedsilo.strategies.wire.records import NDArray

@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import Instruction
-from fedsilo.models.contract.notes import Notes
+from fedsilo.models.contract.messages import Instruction, Notes
 from fedsilo.models.methods.decentralised import MixingNotes
 from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.models.methods.picsr import StageNotes

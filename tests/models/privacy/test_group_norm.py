@@ -4,8 +4,8 @@ from torch import nn
 
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.group_norm import with_group_norm
 from fedsilo.models.networks.kinds import Task
+from fedsilo.models.privacy.group_norm import with_group_norm
 
 
 def test_every_batch_norm_becomes_a_group_norm_of_its_channels() -> None:
