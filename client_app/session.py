@@ -32,6 +32,7 @@ from fedsilo.datasets.silo.silos import SPLITS, Silo
 from fedsilo.models.contract.errors import DataError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.contract.methods import method_part, settings_class
+from fedsilo.models.contract.plugs import with_plugin_settings
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
@@ -231,6 +232,9 @@ def open_session(context: Context) -> SiteSession:
         SettingError: settings of differential privacy contradict each other.
     """
     settings, simulated = site_settings(context), is_simulated(context)
+    run = context.run_config
+    if settings.plugin_settings:
+        run = with_plugin_settings(run)
     if not simulated and context.node_config.get("allow-folds") is not True:
         _refuse_chosen_samples(settings)
     site = site_name(context, settings)
@@ -247,7 +251,7 @@ def open_session(context: Context) -> SiteSession:
                 "the node config"
             )
         cap = Ledger(folder / LEDGER, capped.max_epsilon, capped.delta, of_all_runs=True)
-    node, run = context.node_config, context.run_config
+    node = context.node_config
     return SiteSession(settings, silo, simulated, limits_of(context), node, run, cap)
 
 

@@ -11,9 +11,11 @@ from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.silo.row_splits import check_folds
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo
 from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.plugs import plug, wrong
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.plugs import Plug, located, plug, wrong
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults
+from fedsilo.models.networks.kinds import OWN_NETWORKS, TIMM
 
 DATA_SETS = {
     "digits": "fedsilo.datasets.shifted.shifted:DIGITS",
@@ -55,6 +57,24 @@ def _plugged(name: str) -> DataSet:
     if data.name in DATA_SETS:  # its silos would be looked up in that one's cache
         raise SettingError(f"data set '{name}' calls itself '{data.name}', and that name is taken")
     return data
+
+
+def plugs_of(settings: CommonSettings) -> list[Plug]:
+    """Return the plugs that a run names, found but not imported.
+
+    Raises:
+        SettingError: there is no such plug.
+    """
+    return [
+        located(key, name, ours)
+        for key, name, ours in (
+            ("method", settings.method, METHODS),
+            ("network", settings.network, OWN_NETWORKS),
+            ("dataset", settings.dataset, DATA_SETS),
+            ("partition", settings.partition, cuts.PARTITIONS),
+        )
+        if name not in ours and not name.startswith(TIMM)
+    ]
 
 
 def check_data_settings(settings: CommonSettings) -> None:

@@ -30,8 +30,11 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
     classifier = single_classifier(network)
     if layer == EMBEDDING:
         return over_batches(network, inputs, exact, lambda x: network.encode(x).mean(dim=1))
-    last = [part for part in classifier.head.modules() if isinstance(part, nn.Linear)][-1]
-    return over_batches(network, inputs, exact, lambda x: _input_of(last, network, x))
+    parts = (classifier.encoder, classifier.head)  # a plug's head is within its encoder
+    linear = [m for part in parts for m in part.modules() if isinstance(m, nn.Linear)]
+    if not linear:
+        raise SettingError("this network has no linear layer, and so no embeddings 'penultimate'")
+    return over_batches(network, inputs, exact, lambda x: _input_of(linear[-1], network, x))
 
 
 def single_classifier(network: SiteNetwork) -> TokenClassifier:

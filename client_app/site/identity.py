@@ -1,9 +1,9 @@
 """Who this site is: its name, and the run's settings under its own words about its own disk.
 
-Node config wins over run config: ``site`` (else the ``partition-id`` picks the silo), ``device``
-and ``backbone-weights``. Only its node config says where a real site's files are, and what it
-gives away it can only bound more tightly than the run: ``sums-min-count``, and ``max-epsilon`` at
-``delta``.
+Node config wins over run config: ``site`` (else the ``partition-id`` picks the silo), ``device``,
+``backbone-weights`` and ``plugin``. Only its node config says where a real site's files are and
+which plugs it executes, and what it gives away it can only bound more tightly than the run:
+``sums-min-count``, and ``max-epsilon`` at ``delta``.
 """
 
 import dataclasses
@@ -18,8 +18,10 @@ from fedsilo.client_app.site.limits import limits_of
 from fedsilo.client_app.site.node import built, is_simulated, own_cache
 from fedsilo.datasets.io.locations import BACKBONES, find_places
 from fedsilo.datasets.partition.silo_sets import GAIA
-from fedsilo.datasets.registry import silo_names
+from fedsilo.datasets.registry import plugs_of, silo_names
 from fedsilo.models.contract.errors import FedsiloError, RefusedError, SettingError, SiteError
+from fedsilo.models.contract.methods import load_plugin_files
+from fedsilo.models.contract.plugs import module_of, other_plugs, plug_digests, plugin_entries
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import keys_with
 
@@ -42,7 +44,13 @@ def site_settings(context: Context) -> CommonSettings:
         # At the hospital's own: at one near 1, which a server might name, every epsilon is small
         own["delta"] = min(settings.delta, capped.delta)
     settings = dataclasses.replace(settings, **own)
-    return settings if is_simulated(context) else _with_own_places(settings, context)
+    if not is_simulated(context):
+        settings = _with_own_places(settings, context)
+    if settings.plugin:
+        load_plugin_files(settings.plugin)
+    if not is_simulated(context):
+        _refuse_other_plugs(settings)
+    return settings
 
 
 def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettings:
@@ -60,11 +68,41 @@ def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettin
             f"the run's 'silo-set' is a file, and no run opens a hospital's files: use '{GAIA}', "
             "or leave it empty"
         )
-    folder = str(context.node_config.get("data-dir", ""))
-    settings = dataclasses.replace(settings, data_dir=folder, cache_dir=own_cache(context))
+    folder, plugin = (str(context.node_config.get(key, "")) for key in ("data-dir", "plugin"))
+    settings = dataclasses.replace(
+        settings, data_dir=folder, cache_dir=own_cache(context), plugin=plugin
+    )
     if "backbone-weights" in context.node_config:
         return settings
     return dataclasses.replace(settings, backbone_weights=_weights_by_name(settings))
+
+
+def _refuse_other_plugs(settings: CommonSettings) -> None:
+    """Refuse a plug that this hospital did not choose to have, or has in another version.
+
+    A server that could name any module would execute it here.
+
+    Raises:
+        RefusedError: names the plug.
+    """
+    plugs = plugs_of(settings)
+    own = [module_of(entry) for entry in plugin_entries(settings.plugin)]
+    for plug in plugs:
+        if not plug.invited and not any(f"{plug.module}.".startswith(f"{m}.") for m in own):
+            raise RefusedError(
+                f"the run names a plug of '{plug.module}', which this hospital has not: it must "
+                "name its file or module itself, by 'plugin' in the node config"
+            )
+    if plugs and not settings.plugin_digests:
+        raise RefusedError(
+            "the run does not say which version of its plugs it means: 'fedsilo deploy run' fills "
+            "in 'plugin-digests'"
+        )
+    if plugs and (other := other_plugs(plug_digests(plugs), settings.plugin_digests)):
+        raise RefusedError(
+            f"plug {' and '.join(other)} is not this hospital's version: both must have the same "
+            "files"
+        )
 
 
 def node_cap(context: Context) -> CommonSettings:

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.messages import Instruction, state_key
+from fedsilo.models.contract.plugs import PINS
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 
@@ -124,7 +125,8 @@ _FREE = frozenset(
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return a digest of all settings that decide what a state means and what of it is shared."""
     values = as_mapping(common) | as_mapping(own)
-    chosen = {key: value for key, value in values.items() if key not in _FREE}
+    # Empty pins are left out: states of before plugs have the same digest
+    chosen = {k: v for k, v in values.items() if k not in _FREE and (v or k != PINS)}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 

@@ -57,7 +57,7 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
 def _refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Refuse a misspelt name, which would refuse, or let pass, without notice."""
     for name in names:
-        if "*" not in name and name not in known:
+        if not set(name) & set("*.:_") and name not in known:  # a plug has one of the last three
             raise unknown_name(what, name, known)
 
 

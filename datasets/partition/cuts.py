@@ -8,9 +8,9 @@ others have seen. No sample is at two silos, each stays in the part (training, v
 where the data set has it, and the run's seed decides nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from fedsilo.datasets.partition.silo_sets import open_silo_set
 from fedsilo.datasets.shifted.shifted import VALIDATION_SHARE, ShiftedImages
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, cached_silo, no_such_silo, save_silo
 from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.plugs import plug, wrong
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
@@ -79,6 +81,7 @@ def dealt(
 
 _KEYS = frozenset(keys_with(CommonSettings, "silo"))
 UNSEEN, DIRICHLET, LABELS = "unseen", "dirichlet", "labels"
+PARTITIONS = ("own", UNSEEN, DIRICHLET, LABELS)  # others are plugs
 _OF = {"unseen": UNSEEN, "concentration": DIRICHLET, "labels-per-silo": LABELS}
 _FEWEST = 2  # training samples: batch norm has no spread of one
 _MAKER = 1  # raise it when the same rows make other arrays, so that no old cache is read
@@ -93,7 +96,7 @@ def cut_keys(partition: str) -> frozenset[str]:
     """Return the settings that are read under a partition, whatever the data set reads itself."""
     if partition == "own":
         return frozenset()
-    return _KEYS | {"fold-seed"} if partition in (DIRICHLET, LABELS) else _KEYS
+    return _KEYS if partition == UNSEEN else _KEYS | {"fold-seed"}
 
 
 def check_partition(data: DataSet, settings: CommonSettings) -> None:
@@ -113,6 +116,8 @@ def check_partition(data: DataSet, settings: CommonSettings) -> None:
             )
     if not is_cut(settings):
         return
+    if settings.partition not in PARTITIONS:
+        _partitioner(settings)
     _refuse_table(data, settings)
     silos = len(cut_names(settings))
     classes = _known_classes(data, settings) if settings.partition == UNSEEN else None
@@ -180,7 +185,7 @@ def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places)
         parts = {part: pool.split(part, rows[part]) for part in SPLITS}
         save_silo(folder, parts, {"name": name, "distribution": settings.partition, **pool.facts})
 
-    folder = places.cache / f"{data.name}-{settings.partition}-silos"
+    folder = places.cache / f"{data.name}-{settings.partition.replace(':', '-')}-silos"
     return cached_silo(folder, name, facts, pool.classes, fill)
 
 
@@ -220,9 +225,12 @@ def _shared_rows(
     rng = np.random.default_rng(derive_seed(settings.fold_seed, "partition", settings.partition))
     if settings.partition == DIRICHLET:
         shares = dirichlet_shares(pool.classes, len(names), settings.concentration, rng)
-    else:
+        cut = dealt(pool.labels, shares, rng)
+    elif settings.partition == LABELS:
         shares = label_shares(pool.classes, len(names), settings.labels_per_silo, rng)
-    cut = dealt(pool.labels, shares, rng)
+        cut = dealt(pool.labels, shares, rng)
+    else:
+        cut = _plugged_rows(pool.labels, len(names), settings, rng)
     test_size = settings.silo_test_size if settings.use_test else 0
     for own in cut:
         own["train"] = _some(own["train"], settings.silo_train_size, rng)
@@ -242,6 +250,49 @@ def _shared_rows(
             f"silos without {_FEWEST} training samples, '{short[0]}' first: {advice}"
         )
     return cut
+
+
+def _partitioner(settings: CommonSettings) -> Callable[..., Any]:
+    found = plug("partition", settings.partition, PARTITIONS)
+    if not callable(found):
+        raise wrong("partition", settings.partition, found, "function (labels, silos, rng)")
+    return cast(Callable[..., Any], found)
+
+
+def _plugged_rows(
+    labels: Mapping[str, Labels], silos: int, settings: CommonSettings, rng: np.random.Generator
+) -> list[dict[str, Rows]]:
+    """Return what a plug makes of each part's labels (n,): for each silo and part its rows.
+
+    Raises:
+        SettingError: it fails, or gives other than rows of the parts, each to one silo at most.
+    """
+    name, partitioner = settings.partition, _partitioner(settings)
+    try:
+        given = partitioner({part: of_part.copy() for part, of_part in labels.items()}, silos, rng)
+        cut = [{part: np.asarray(own.get(part, ())) for part in labels} for own in given]
+        fits = len(cut) == silos and all(
+            _is_once([own[part] for own in cut if own[part].size], len(of_part))
+            for part, of_part in labels.items()
+        )
+    except Exception as error:  # it is anybody's code
+        reason = f"{type(error).__name__}: {one_line(error, 200)}"
+        raise SettingError(f"partition '{name}' fails ({reason})") from None
+    if not fits:
+        raise SettingError(
+            f"partition '{name}' must return, for each of {silos} silos, a mapping of part (train, "
+            "val, test) to numbers of rows, of which none is at two silos"
+        )
+    return [{part: np.sort(own[part]).astype(np.int64) for part in labels} for own in cut]
+
+
+def _is_once(rows: list[Rows], count: int) -> bool:
+    """Tell whether ``rows`` are numbers below ``count``, each once."""
+    if not rows:
+        return True
+    found = np.concatenate(rows)
+    whole = found.ndim == 1 and np.issubdtype(found.dtype, np.integer)
+    return whole and len(np.unique(found)) == len(found) and 0 <= found.min() <= found.max() < count
 
 
 def _some(rows: Rows, count: int, rng: np.random.Generator) -> Rows:

@@ -23,6 +23,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.encoders import VggEncoder
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.plugged import PluggedClassifier
 from fedsilo.models.networks.published_weights import fill_vgg
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     encoder = getattr(network, "encoder", None)
     if isinstance(encoder, VggEncoder):
         fill_vgg(encoder, state, where)
+    elif isinstance(network, PluggedClassifier):
+        network.fill(state, where)
     else:
         _fill_vit(network, state, where)
 

@@ -4,13 +4,20 @@ The method ``fedavg-ft``, here ``"fedavg-ft": "FedAvgFT"``, is in three files of
 ``models/methods/fedavg_ft.py`` with ``FedAvgFTSettings``, ``strategies/methods/fedavg_ft.py`` with
 ``FedAvgFT`` and ``client_app/methods/fedavg_ft.py`` with ``FedAvgFTSite``. Each is imported when it
 is first used. A method whose part in a room is another's has no file there.
+
+A method of another package or a file, a plug, has its classes in one module: ``OwnMethod`` of the
+server, ``OwnMethodSettings`` and ``OwnMethodSite``. What it lacks is that of the method it extends.
 """
 
+import ast
+import inspect
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings_schema import unknown_name
+from fedsilo.models.contract.plugs import load_plugins, plug, wrong
+from fedsilo.models.contract.settings_schema import key_of
 
 METHODS = {
     "apfl": "APFL",
@@ -93,7 +100,22 @@ _TITLES = {
 
 def title_of(name: str) -> str:
     """Return the name of method ``name`` for people."""
-    return _TITLES.get(name, METHODS[name])
+    return _TITLES.get(name) or METHODS.get(name) or str(_server_side(name).__name__)
+
+
+def about(name: str) -> str:
+    """Return the first line of a method's file: of its settings, which is not executed, or plug.
+
+    Raises:
+        SettingError: there is no such method.
+    """
+    if name not in METHODS:
+        doc = import_module(_server_side(name).__module__).__doc__ or ""
+    else:
+        file = _PARTS["models"].get(name, (name.replace("-", "_"), ""))[0]
+        path = Path(__file__).parents[1] / "methods" / f"{file}.py"
+        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return doc.strip().partition("\n")[0]
 
 
 # Why what a method sends, or trains on, is not bounded per patient; the others are
@@ -110,7 +132,17 @@ _NOT_PRIVATE = {
 
 def why_not_private(name: str) -> str | None:
     """Return why a method cannot be differentially private per patient, or None if it can."""
-    return _NOT_PRIVATE.get(name)
+    if name in METHODS:
+        return _NOT_PRIVATE.get(name)
+    site, extended = method_part("client_app", name, "Site"), _extended(_server_side(name))
+    if site is method_part("client_app", extended, "Site"):
+        return _NOT_PRIVATE.get(extended)
+    if getattr(site, "bounded_per_patient", False):
+        return None
+    return (
+        "does not say that all it sends is bounded per patient ('bounded_per_patient = True' in "
+        f"class {site.__name__})"
+    )
 
 
 def settings_class(name: str) -> type:
@@ -127,7 +159,7 @@ def method_part(room: str, name: str, suffix: str = "") -> Any:
             functions that every method has (``round`` at the server, ``train`` at a site).
     """
     if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
+        return _plugged_part(room, name, suffix)
     own = name.replace("-", "_"), METHODS[name]
     file, cls = _PARTS[room].get(name, own)
     module = f"fedsilo.{room}.methods.{file}"
@@ -140,9 +172,82 @@ def method_part(room: str, name: str, suffix: str = "") -> Any:
             f"method '{name}' of the table in models/contract/methods.py has no class "
             f"'{cls}{suffix}' in {room}/methods/{file}.py: write it, or correct the line"
         ) from None
+    _refuse_lacking(part, f"{room}/methods/{file}.py")
+    return part
+
+
+def _refuse_lacking(part: type, where: str) -> None:
     if lacking := sorted(getattr(part, "__abstractmethods__", ())):
         raise SettingError(
-            f"class '{cls}{suffix}' in {room}/methods/{file}.py has no function "
+            f"class '{part.__name__}' in {where} has no function "
             f"{' and none '.join(repr(function) for function in lacking)}: write it"
         )
+
+
+# What the classes of a plug extend, by room
+_BASES = {
+    "models": "fedsilo.models.contract.own_settings:OwnSettings",
+    "strategies": "fedsilo.strategies.loop.method:Method",
+    "client_app": "fedsilo.client_app.methods.base:SiteMethod",
+}
+
+
+def load_plugin_files(named: str) -> None:
+    """Execute the files of the setting 'plugin', of which none may be called as a method of ours.
+
+    Raises:
+        SettingError: one is, or cannot be executed.
+    """
+    load_plugins(named, {name.replace("-", "_") for name in METHODS})
+
+
+def _base(room: str) -> type:
+    module, _, name = _BASES[room].partition(":")
+    base: type = getattr(import_module(module), name)
+    return base
+
+
+def _server_side(name: str) -> type:
+    """Return the server's class of a plug: the one that it names, or the only one of its module."""
+    found, base = plug("method", name, METHODS), _base("strategies")
+    if inspect.ismodule(found):
+        own = [
+            part
+            for part in vars(found).values()
+            if inspect.isclass(part)
+            and issubclass(part, base)
+            and f"{part.__module__}.".startswith(f"{found.__name__}.")
+        ]
+        if len(own) != 1:
+            raise SettingError(
+                f"method '{name}': module '{found.__name__}' has {len(own)} classes of Method "
+                "(fedsilo.strategies.loop.method); name one, as module:Class"
+            )
+        found = own[0]
+    if not (inspect.isclass(found) and issubclass(found, base)):
+        raise wrong("method", name, found, "class of Method (fedsilo.strategies.loop.method)")
+    cls: type = found
+    return cls
+
+
+def _extended(server: type) -> str:
+    """Return the method of ours that the server's class of a plug extends; FedAvg for none."""
+    names = {cls: name for name, cls in METHODS.items()}
+    ours = (c for c in server.__mro__ if c.__module__.startswith("fedsilo.strategies.methods."))
+    return next((names[cls.__name__] for cls in ours if cls.__name__ in names), "fedavg")
+
+
+def _plugged_part(room: str, name: str, suffix: str) -> Any:
+    """Return the class of a plug in ``room``, or that of the method which it extends."""
+    server = _server_side(name)
+    module = import_module(server.__module__)
+    part: Any = server if room == "strategies" else getattr(module, server.__name__ + suffix, None)
+    if part is None:
+        return method_part(room, _extended(server), suffix)
+    base, what = _base(room), f"module '{module.__name__}'"
+    if not (inspect.isclass(part) and issubclass(part, base)):
+        raise SettingError(f"'{server.__name__}{suffix}' of {what} is no class of {base.__name__}")
+    _refuse_lacking(part, what)
+    if room == "models" and "group" not in vars(part):
+        part.group = key_of(module.__name__.rpartition(".")[2])  # type: ignore[attr-defined]
     return part

@@ -1,16 +1,19 @@
 """Plugs: networks, methods, data sets and partitions of other packages, or of a file.
 
 A plug is named ``module:object``, or by an entry point of an installed package (groups
-``fedsilo.networks``, ``fedsilo.methods``, ``fedsilo.datasets`` and ``fedsilo.partitioners``). A file
-that the setting 'plugin' names is a module, called as the file without ``.py``. Nothing is
-imported until a run names it.
+``fedsilo.networks``, ``fedsilo.methods``, ``fedsilo.datasets``, ``fedsilo.partitioners``). A file
+that the setting 'plugin' names is a module, called as the file without ``.py``. Nothing is imported
+until a run names it.
 """
 
 import hashlib
 import importlib
+import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,13 +22,16 @@ from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.settings_schema import unknown_name
+from fedsilo.models.contract.settings_schema import Value, unknown_name
 
 # By setting what it names, and the group of its entry points
 _KINDS = {"network": "network", "method": "method", "dataset": "data set", "partition": "partition"}
 _GROUPS = {key: f"fedsilo.{key}s" for key in _KINDS} | {"partition": "fedsilo.partitioners"}
-_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
+# No path within an object: what a plug has imported itself is none that a server could name
+_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+_TIMM = re.compile(r"timm:[\w.]+")
 _DIGEST = "__fedsilo_digest__"  # of a module that a file of 'plugin' became
+PINS, _CARRIER = "plugin-digests", "plugin-settings"
 _COMPARED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # as of our own app
 
 
@@ -104,21 +110,41 @@ def offered(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 
 def is_plug(key: str, name: str) -> bool:
     """Tell whether ``name`` has the form of a plug for the setting ``key``."""
-    return bool(_NAME.fullmatch(name)) or name in offered(key)
+    timm = key == "network" and _TIMM.fullmatch(name)
+    return bool(timm or _NAME.fullmatch(name)) or name in offered(key)
 
 
-def located(key: str, name: str, ours: Collection[str]) -> tuple[str, str]:
-    """Return the module of a plug and its object in it; of a method the object may be empty.
+@dataclass(frozen=True)
+class Plug:
+    """Where a plug is: a module, and the name in it, which is empty for a method's module.
+
+    ``invited`` says whether the package has made it a plug of fedsilo, by an entry point.
+    """
+
+    module: str
+    name: str
+    invited: bool
+
+
+def plugs(key: str, *others: str) -> dict[str, Any]:
+    """Return what lets a ``choice`` of the setting ``key`` take plugs too; ``others`` are forms."""
+    return {"more": partial(is_plug, key), "wording": " or ".join([*others, "module:object"])}
+
+
+def located(key: str, name: str, ours: Collection[str]) -> Plug:
+    """Return where the plug ``name`` is; nothing is imported.
 
     Raises:
         SettingError: nothing has that name; ``ours`` are those of fedsilo itself.
     """
-    value = name if ":" in name else offered(key, ours).get(name, "")
+    entries = {} if ":" in name else offered(key, ours)
+    value = entries.get(name, name)
     if match := _NAME.fullmatch(value):
-        return match[1], match[2]
-    if key == "method" and (value or "." in name or hasattr(sys.modules.get(name), _DIGEST)):
-        return value or name, ""
-    raise unknown_name(_KINDS[key], name, [*ours, *offered(key)])
+        return Plug(match[1], match[2], name in entries)
+    is_module = name in entries or "." in name or hasattr(sys.modules.get(name), _DIGEST)
+    if key == "method" and is_module:
+        return Plug(value, "", name in entries)
+    raise unknown_name(_KINDS[key], name, [*ours, *entries])
 
 
 def plug(key: str, name: str, ours: Collection[str]) -> Any:
@@ -127,18 +153,17 @@ def plug(key: str, name: str, ours: Collection[str]) -> Any:
     Raises:
         SettingError: nothing has that name, its module does not import, or lacks the object.
     """
-    module, path = located(key, name, ours)
-    found: Any = imported(module, f"{_KINDS[key]} '{name}'")
-    for part in filter(None, path.split(".")):
-        if not hasattr(found, part):
-            raise SettingError(
-                f"{_KINDS[key]} '{name}': module '{module}' has no '{path}'; correct the name"
-            )
-        found = getattr(found, part)
-    return found
+    place = located(key, name, ours)
+    found = _imported(place.module, f"{_KINDS[key]} '{name}'")
+    if place.name and not hasattr(found, place.name):
+        raise SettingError(
+            f"{_KINDS[key]} '{name}': module '{place.module}' has no '{place.name}'; correct the "
+            "name"
+        )
+    return getattr(found, place.name) if place.name else found
 
 
-def imported(module: str, what: str) -> ModuleType:
+def _imported(module: str, what: str) -> ModuleType:
     """Import ``module``, which the plug ``what`` is in.
 
     Raises:
@@ -159,21 +184,54 @@ def wrong(key: str, name: str, found: Any, wanted: str) -> SettingError:
     return SettingError(f"{_KINDS[key]} '{name}' is '{is_}', which is no {wanted}")
 
 
-def plug_digests(named: Mapping[str, str], ours: Mapping[str, Collection[str]]) -> dict[str, str]:
-    """Return a SHA-256 of each file or package that has a plug of ``named`` (setting to name).
+def with_plugin_settings(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a run config with the settings that its 'plugin-settings' carries, in their places.
 
     Raises:
-        SettingError: a plug cannot be found.
+        SettingError: that is no JSON of settings.
     """
-    modules = {located(key, name, ours[key])[0] for key, name in named.items()}
-    return {module: _digest(module) for module in sorted({m.partition(".")[0] for m in modules})}
+    rest = {key: value for key, value in values.items() if key != _CARRIER}
+    try:
+        carried = json.loads(str(values[_CARRIER]))
+    except (ValueError, RecursionError):
+        carried = None
+    if not isinstance(carried, dict) or not all(
+        isinstance(value, bool | int | float | str) for value in carried.values()
+    ):
+        raise SettingError(f"setting '{_CARRIER}' is no JSON object of single values")
+    return rest | carried
+
+
+def plug_digests(plugs: Iterable[Plug]) -> dict[str, str]:
+    """Return a SHA-256 of each file or package that has one of ``plugs``, by name.
+
+    Raises:
+        SettingError: it does not import, or has no files.
+    """
+    tops = sorted({plug.module.partition(".")[0] for plug in plugs})
+    return {top: _digest(top) for top in tops}
+
+
+def digests_text(digests: Mapping[str, str]) -> str:
+    """Return digests as the setting 'plugin-digests' has them."""
+    return ", ".join(f"{module}={digest}" for module, digest in digests.items())
+
+
+def stated_digests(text: str) -> dict[str, str]:
+    """Return the digests of the setting 'plugin-digests' by module."""
+    return {part.partition("=")[0]: part.partition("=")[2] for part in text.split(", ") if part}
+
+
+def other_plugs(digests: Mapping[str, str], text: str) -> list[str]:
+    """Return the plugs of which only one of ``digests`` and 'plugin-digests' has that digest."""
+    return sorted({module for module, _ in digests.items() ^ stated_digests(text).items()})
 
 
 def _digest(module: str) -> str:
     """Return the SHA-256 of a module's file, or of a package's files with their paths."""
     if known := getattr(sys.modules.get(module), _DIGEST, ""):
         return str(known)
-    imported(module, f"plug '{module}'")
+    _imported(module, f"plug '{module}'")
     spec = find_spec(module)
     if spec and spec.submodule_search_locations:
         total = hashlib.sha256()

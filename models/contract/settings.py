@@ -19,6 +19,7 @@ Each states its roles once, and ``keys_with`` lists the settings of a role:
 from dataclasses import dataclass
 from functools import partial
 
+from fedsilo.models.contract.plugs import plugs
 from fedsilo.models.contract.settings_schema import choice, setting
 
 AUTO, AGGREGATIONS = "auto", ("mean", "norm-clip", "median", "trimmed", "multikrum")
@@ -41,8 +42,15 @@ _FOLDERS = ("files", "circumstance", "own")
 class CommonSettings:
     """Run settings common to all methods; a method's own are in ``models/methods/<method>.py``."""
 
-    method: str = setting("uefl", "federated method")
-    dataset: str = setting("digits", "data set that the silos are made from", roles="data")
+    method: str = setting("uefl", "federated method, or a plug: module or module:Class")
+    dataset: str = setting("digits", "data set of silos, or a plug: module:object", roles="data")
+    plugin: str = setting(
+        "",
+        "files FILE.py or modules with plugs, with commas between; at a hospital its own alone",
+        roles=("circumstance", "own"),
+    )
+    plugin_digests: str = setting("", "SHA-256 of each plug's file or package; empty: those here")
+    plugin_settings: str = _circumstance("", "a plugged method's settings, as JSON, for 'flwr run'")
     seed: int = _count(42, "seed of every random number", roles="seed")
     rounds: int = _positive(30, "communication rounds", roles="course")
     silos: int = _positive(
@@ -109,6 +117,7 @@ class CommonSettings:
         *("auto", "conv", "vgg16-bn", "resnet22", "vit", "logistic", "mlp"),
         help="auto: conv for images, vgg16-bn for cifar10, cifar100, gtsrb, logistic for tables",
         roles="network",
+        **plugs("network", "timm:NAME"),
     )
     width: int = _positive(
         16,
@@ -146,9 +155,7 @@ class CommonSettings:
     backbone_width: int = _count(0, "vit: embedding channels; 0: the backbone's", roles=_SHAPE)
     backbone_depth: int = _count(0, "vit: blocks; 0: the backbone's", roles=_SHAPE)
     backbone_heads: int = _count(0, "vit: attention heads; 0: the backbone's", roles=_SHAPE)
-    backbone_patch: int = _count(
-        0, "vit: side of a patch in pixels; 0: the backbone's", roles=_SHAPE
-    )
+    backbone_patch: int = _count(0, "vit: pixels of a patch; 0: the backbone's", roles=_SHAPE)
     initial_weights: str = setting(
         "",
         "initial exchanged weights: a safetensors file of a run ('encoder:' before it: its encoder "
@@ -161,18 +168,14 @@ class CommonSettings:
         roles=_NETWORK,
     )
     prompt_length: int = _positive(50, "vit: prefix keys and values per layer", roles=_NETWORK)
-    basic_layers: int = _positive(
-        3, "vit: number of first layers, which take b-prompts", roles=_NETWORK
-    )
+    basic_layers: int = _positive(3, "vit: first layers, which take b-prompts", roles=_NETWORK)
     basic_learning_rate: float = setting(
         2.5e-4, "vit: step size of b- and g-prompts", roles=("step", "vit"), above=0.0, maximum=1e30
     )
     image_size: int = _count(
         0, "side of an image in pixels; 0: the data set's own", roles="pixels", maximum=4096
     )
-    colour_constancy: bool = setting(
-        False, "shades-of-grey colour constancy, power 6", roles="pixels"
-    )
+    colour_constancy: bool = setting(False, "shades-of-grey colour constancy", roles="pixels")
     broken_images: str = choice(
         "refuse", "skip", help="missing or damaged images: stop, or report them", roles="pixels"
     )
@@ -203,6 +206,7 @@ class CommonSettings:
         help="how samples are divided into silos: as the data set has them; by labels that other "
         "silos lack (images); each label by a Dirichlet distribution; by few labels per silo",
         roles=_CUT,
+        **plugs("partition"),
     )
     unseen: float = _count(
         1.0, "partition unseen: share of a silo's labels that no other has", roles=_CUT, maximum=1.0
@@ -210,9 +214,7 @@ class CommonSettings:
     concentration: float = setting(
         0.5, "partition dirichlet: alpha; smaller: fewer labels per silo", roles=_CUT, above=0.0
     )
-    labels_per_silo: int = _positive(
-        2, "partition labels: number of labels of each silo", roles=_CUT
-    )
+    labels_per_silo: int = _positive(2, "partition labels: labels of each silo", roles=_CUT)
     silo_set: str = setting(
         "", "silos by name with their links: gaia, or a CSV file of edges", roles="partition"
     )
@@ -266,9 +268,7 @@ class CommonSettings:
         "label counts), in a patient's part; 0: noise-multiplier",
     )
     delta: float = setting(1e-5, "delta of (epsilon, delta)", roles="privacy", above=0.0, below=1.0)
-    max_epsilon: float = _private(
-        0.0, "a site spends no more than this in the run, which then ends; 0: no limit"
-    )
+    max_epsilon: float = _private(0.0, "a site spends at most this, then the run ends; 0: no limit")
     secure_aggregation: str = choice(
         *("none", "secagg"),
         help="secagg: sites mask their weights, and the server learns only the sum; needs "

@@ -11,7 +11,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
@@ -31,7 +31,8 @@ _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", 
 class SettingRule:
     """What a setting means and allows: ``minimum`` and ``maximum`` inclusive, the others not.
 
-    A text may have to be one of ``choices``, or match ``pattern``, which ``wording`` describes.
+    A text may have to be one of ``choices``, or of the further ones that ``more`` knows, or match
+    ``pattern``; ``wording`` describes what it or ``more`` takes.
     """
 
     help: str
@@ -43,13 +44,14 @@ class SettingRule:
     choices: tuple[str, ...] = ()
     pattern: str = ""
     wording: str = ""
+    more: Callable[[str], bool] | None = None
 
     def allowed(self) -> str:
         """Describe the allowed values, or return an empty string if the type alone decides."""
         if self.pattern:
             return self.wording
         if self.choices:
-            return "one of " + ", ".join(self.choices)
+            return ", ".join(["one of " + ", ".join(self.choices), *filter(None, [self.wording])])
         low = {"at least": self.minimum, "above": self.above}
         bounds = low | {"at most": self.maximum, "below": self.below}
         return " and ".join(f"{word} {at:g}" for word, at in bounds.items() if math.isfinite(at))
@@ -58,6 +60,8 @@ class SettingRule:
         """Tell whether a value of the right type is allowed."""
         if isinstance(value, str):
             matches = not self.pattern or bool(re.fullmatch(self.pattern, value))
+            if self.more and value not in self.choices:
+                return self.more(value)
             return matches and (not self.choices or value in self.choices)
         finite = math.isfinite(value) if isinstance(value, float) else abs(value) <= _LARGEST
         inside = self.minimum <= value <= self.maximum and self.above < value < self.below
@@ -75,9 +79,9 @@ def setting(
     return dataclasses.field(default=default, metadata={"rule": SettingRule(help, named, **bounds)})
 
 
-def choice(*choices: str, help: str, roles: str | tuple[str, ...] = "training") -> Any:
+def choice(*choices: str, help: str, roles: str | tuple[str, ...] = "training", **more: Any) -> Any:
     """Declare a field that takes one of ``choices``, of which the first is the default."""
-    return setting(choices[0], help, roles=roles, choices=choices)
+    return setting(choices[0], help, roles=roles, choices=choices, **more)
 
 
 def key_of(field_name: str) -> str:

@@ -17,7 +17,8 @@ def predictive_entropy(probabilities: Tensor) -> Tensor:
 def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[None]:
     """Put ``module`` in eval mode except its dropout layers, and restore every mode at the end.
 
-    With ``dropout`` false its dropout layers are in eval mode too.
+    With ``dropout`` false its dropout layers are in eval mode too, as are those with the attribute
+    ``only_trains``.
     """
     # module.train() would also let batch norm learn from test batches, and with module.eval() all
     # passes would be identical, as they are in UEFL's published code
@@ -25,7 +26,7 @@ def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[Non
     module.eval()
     for part in module.modules():
         if isinstance(part, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-            part.training = dropout
+            part.training = dropout and not hasattr(part, "only_trains")
     try:
         yield
     finally:

@@ -20,10 +20,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import generator, seeded
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.networks.kinds import OWN_NETWORKS
 from fedsilo.models.networks.site_network import TokenClassifier
 
 OFFSET = "offset.weight"  # on the wire and in the network, (pixels, 1)
@@ -50,6 +52,14 @@ class DisTransSettings(OwnSettings):
     embedding_learning_rate: float = setting(
         0.01, "step size of the embedding's SGD at the server", above=0.0
     )
+
+    def check(self, common: CommonSettings, is_table: bool) -> None:
+        """Refuse a network whose head cannot be doubled."""
+        if common.network not in OWN_NETWORKS:
+            raise SettingError(
+                f"method 'distrans' doubles the head of our own networks, which '{common.network}' "
+                "is none of: choose another 'network'"
+            )
 
 
 def transformed(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:

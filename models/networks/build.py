@@ -11,10 +11,10 @@ from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.encoders import ConvEncoder, RowEncoder, VggEncoder
-from fedsilo.models.privacy.group_norm import with_group_norm
-from fedsilo.models.networks.kinds import Task, network_kind
+from fedsilo.models.networks.kinds import OWN_NETWORKS, Task, network_kind
 from fedsilo.models.networks.resnet22 import build_radiograph_classifier
 from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.privacy.group_norm import with_group_norm
 
 
 def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
@@ -23,7 +23,8 @@ def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
     Where training is private per patient it has group norm in place of batch norm.
 
     Raises:
-        SettingError: the network does not take such data, or the images are too small for it.
+        SettingError: the network does not take such data, or the images are too small for it, or
+            a plug gives no network.
     """
     network = _built(settings, task)
     if settings.is_private():
@@ -45,6 +46,10 @@ def _built(settings: CommonSettings, task: Task) -> TokenClassifier:
             return build_radiograph_classifier(settings, task, evidence)
         if kind in ("logistic", "mlp"):
             return _row_classifier(kind, settings, task, evidence)
+        if kind not in OWN_NETWORKS:
+            from fedsilo.models.networks.plugged import build_plugged
+
+            return build_plugged(settings, task, evidence)
         channels, height, width = task.input_shape
         encoder: ConvEncoder | VggEncoder
         if kind == "conv":

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.plugs import plug
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
 
 _IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # 'auto' means the first
 _ROW_NETWORKS = ("logistic", "mlp")
+OWN_NETWORKS = frozenset({"auto", *_IMAGE_NETWORKS, *_ROW_NETWORKS})  # others are plugs or timm's
+TIMM = "timm:"  # before the name of any classifier of timm
 # UEFL's data sets in colour, for which 'auto' means its VGG16. They are listed by name: a rule by
 # channels would change the network of every run on a hospital's own photographs
 _AUTO = {"cifar10": "vgg16-bn", "cifar100": "vgg16-bn", "gtsrb": "vgg16-bn"}
@@ -31,7 +34,7 @@ class Task:
 
 
 def network_kind(settings: CommonSettings, task: Task) -> str:
-    """Return the network that ``settings.network`` means for ``task``.
+    """Return the network that ``settings.network`` means for ``task``; a plug takes any data.
 
     Raises:
         SettingError: it is an image network and the data are a table, or the other way round.
@@ -39,7 +42,7 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
     networks = _ROW_NETWORKS if len(task.input_shape) == 1 else _IMAGE_NETWORKS
     named = settings.network
     kind = _AUTO.get(settings.dataset, networks[0]) if named == "auto" else named
-    if kind not in networks:
+    if kind not in networks and named in OWN_NETWORKS:
         data = "a table" if networks is _ROW_NETWORKS else "images"
         raise SettingError(
             f"network '{kind}' does not take data set '{settings.dataset}', which is {data}: set "
@@ -58,8 +61,11 @@ def check_network_settings(settings: CommonSettings) -> None:
     """Refuse a changed setting that has no effect: whoever set it believes that it has one.
 
     Raises:
-        SettingError: names the setting and the network that it applies to.
+        SettingError: names the setting and the network that it applies to, or there is no such
+            network.
     """
+    if settings.network not in OWN_NETWORKS and not settings.network.startswith(TIMM):
+        plug("network", settings.network, OWN_NETWORKS)
     values, usual = as_mapping(settings), defaults(CommonSettings)
     changed = [key for key, value in values.items() if value != usual[key]]
     for key in changed:

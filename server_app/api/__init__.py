@@ -17,6 +17,7 @@ from fedsilo.server_app.api.listing import (
     experiments,
     fetch,
     manifest,
+    methods,
     settings,
     survey,
 )

@@ -1,13 +1,21 @@
 """Data sets, settings and experiments: what there is, and what data the sites have."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
 
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
-from fedsilo.server_app.run.arguments import AnyPath, Sources, Tell, path_of, run_sources, silent
+from fedsilo.server_app.run.arguments import (
+    AnyPath,
+    Sources,
+    Tell,
+    path_of,
+    plugin_texts,
+    run_sources,
+    silent,
+)
 
 _SECTION = "tool.flwr.app.config"
 
@@ -124,6 +132,17 @@ def _section() -> Iterator[str]:
         rule = rules.get(key)
         help_ = "; ".join(filter(None, (rule.help, rule.allowed()))) if rule else ""
         yield f"{line}  # {help_}" if help_ else line
+
+
+def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[str]:
+    """List the methods: ours, those of installed packages, and those of ``plugin``."""
+    from fedsilo.models.contract.methods import METHODS, about, load_plugin_files
+    from fedsilo.models.contract.plugs import module_of, offered
+
+    entries = plugin_texts(plugin)
+    load_plugin_files(", ".join(entries))
+    for name in [*sorted(METHODS), *sorted(offered("method", METHODS)), *map(module_of, entries)]:
+        yield f"{name}: {about(name)}"
 
 
 def experiments(*, file: AnyPath | None = None) -> Iterator[str]:

@@ -6,18 +6,31 @@ before anything is trained. In files a group may be a table: ``[uefl]`` with ``g
 """
 
 import datetime
+import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedsilo.datasets.io.text_files import file_fault
-from fedsilo.datasets.registry import check_data_settings, data_set, silo_count
+from fedsilo.datasets.registry import (
+    check_data_settings,
+    data_set,
+    plugs_of,
+    silo_count,
+)
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
-from fedsilo.models.contract.methods import METHODS, settings_class
+from fedsilo.models.contract.methods import METHODS, load_plugin_files, settings_class
 from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.plugs import (
+    PINS,
+    digests_text,
+    other_plugs,
+    plug_digests,
+    with_plugin_settings,
+)
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import (
     Value,
@@ -52,7 +65,37 @@ class RunSettings:
 
     def decisive(self) -> dict[str, Value]:
         """Return the settings that the result depends on; a resumed run must have the same."""
-        return {k: v for k, v in self.as_mapping().items() if k not in _CIRCUMSTANCES}
+        values = self.as_mapping().items()
+        # An empty one is left out: runs of before plugs have the same
+        return {k: v for k, v in values if k not in _CIRCUMSTANCES and (v or k != PINS)}
+
+    def run_config(self) -> dict[str, Any]:
+        """Return the settings as ``flwr run`` takes them, which knows the keys of pyproject.toml.
+
+        A plugged method's own are one text, 'plugin-settings'.
+        """
+        values, own = self.as_mapping(), as_mapping(self.own)
+        foreign = {key: own[key] for key in own.keys() - declared_defaults().keys()}
+        carried: dict[str, Value] = {"plugin-settings": json.dumps(foreign)} if foreign else {}
+        return grouped({k: v for k, v in values.items() if k not in foreign} | carried)
+
+    def pinned(self) -> "RunSettings":
+        """Return the settings with the SHA-256 of each plug that they name.
+
+        Raises:
+            SettingError: they have those of other plugs already.
+        """
+        stated = self.common.plugin_digests
+        if not (plugs := plugs_of(self.common)) and not stated:
+            return self
+        digests = plug_digests(plugs)
+        if stated and (other := other_plugs(digests, stated)):
+            raise SettingError(
+                f"plug {' and '.join(other)} is not the one of 'plugin-digests', which the run "
+                "began with: bring that one back, or start a new run"
+            )
+        pinned = replace(self.common, plugin_digests=digests_text(digests))
+        return replace(self, common=pinned)
 
 
 @dataclass(frozen=True)
@@ -106,7 +149,14 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     from fedsilo.strategies.loop.round_loop import refuse_site_count
     from fedsilo.strategies.methods.registry import strategy_class
 
+    if values.get("plugin-settings"):
+        values = with_plugin_settings(values)
     known = known_defaults()
+    if values.get("plugin"):
+        load_plugin_files(str(values["plugin"]))
+    method = str(values.get("method", CommonSettings.method))
+    if method not in METHODS:
+        known |= _plugged_defaults(method, known)
     for key in values:
         if key not in known:
             raise unknown_key(key, known)
@@ -129,6 +179,23 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         refuse_site_count(common, silos)
     own.check(common, is_table)
     return RunSettings(common, own)
+
+
+def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a plugged method's keys with their defaults.
+
+    Raises:
+        SettingError: its group is another method's.
+    """
+    cls = settings_class(method)
+    group = str(vars(cls).get("group", ""))
+    ours = {key.partition(".")[0] for key in known if "." in key}
+    if group in {*ours, *METHODS} and not cls.__module__.startswith("fedsilo."):
+        raise SettingError(
+            f"method '{method}': the group '{group}' of its settings is taken; give class "
+            f"{cls.__name__} another 'group'"
+        )
+    return defaults(cls)
 
 
 def _refuse_foreign_keys(

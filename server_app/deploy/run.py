@@ -11,7 +11,7 @@ from pathlib import Path
 import tomli_w
 
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.settings import RunSettings, grouped
+from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.deploy.deployment import (
     FEDERATION,
     SERVER,
@@ -100,7 +100,7 @@ def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int
 
 def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say | None) -> str:
     """Write the settings to ``config``, start a run with them, and return its number."""
-    config.write_text(tomli_w.dumps(grouped(settings.as_mapping())), encoding="utf-8")
+    config.write_text(tomli_w.dumps(settings.run_config()), encoding="utf-8")
     command = ("run", str(app_folder()), FEDERATION, "--run-config", str(config))
     return str(flwr(deployment, *command, say=say)["run-id"])
 

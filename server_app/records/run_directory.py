@@ -108,7 +108,8 @@ def named(settings: RunSettings) -> RunSettings:
     if common.run_name:
         return settings
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    name = f"{common.method}-{common.dataset}-seed{common.seed}-{stamp}-{os.getpid()}"
+    of = f"{common.method}-{common.dataset}".replace(":", "-")  # a plug's
+    name = f"{of}-seed{common.seed}-{stamp}-{os.getpid()}"
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
 
 

@@ -37,10 +37,11 @@ class Changes(TypedDict, total=False):
     """Where settings come from: ``settings`` are over ``config``, and both over the experiment's.
 
     ``file`` is the simulation.yaml with the experiment; by default the working folder's or, if
-    there is none, fedsilo's own.
+    there is none, fedsilo's own. ``plugin`` are files and modules with plugs.
     """
 
     settings: Settings | None
+    plugin: Sequence[AnyPath] | AnyPath | None
     config: AnyPath | None
     file: AnyPath | None
 
@@ -90,12 +91,19 @@ def texts_of(settings: Settings | None) -> tuple[str, ...]:
     return tuple(settings or ())
 
 
+def plugin_texts(plugin: Sequence[AnyPath] | AnyPath | None) -> list[str]:
+    """Return the files and modules of plugs as texts."""
+    return [str(e) for e in ([plugin] if isinstance(plugin, str | Path) else plugin or ())]
+
+
 def run_sources(given: Changes) -> RunSources:
     """Return where the settings of a run come from, given as ``Changes`` or ``Sources``."""
+    entries = plugin_texts(given.get("plugin"))
+    plugins = [f"plugin={', '.join(entries)}"] if entries else []
     return RunSources(
         file=path_of(given.get("file")),
         config=path_of(given.get("config")),
-        changes=texts_of(given.get("settings")),
+        changes=(*plugins, *texts_of(given.get("settings"))),
         out=path_of(cast(Sources, given).get("out")),
     )
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from fedsilo.datasets.io.state_files import save_state
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.methods import title_of
+from fedsilo.models.contract.plugs import stated_digests
 from fedsilo.models.maths.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.server_app.records import summary as summaries
 from fedsilo.server_app.records.recorder import ALL, Recorder
@@ -115,6 +116,7 @@ def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
         "stopped": loop.stopped or method.why_finished(state) or None,
         "marks": method.marks(state),
         "failures": recorder.failures,
+        **({"plugs": stated_digests(common.plugin_digests)} if common.plugin_digests else {}),
     }
 
 

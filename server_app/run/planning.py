@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_names
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.plugs import module_of, plugin_entries
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.server_app.config.experiments import find_experiment, simulation_file
@@ -53,7 +54,7 @@ def planned(
     declared = find_experiment(simulation_file(sources.file), experiment)
     settings = named(
         resolve(_with_paths(_merged(declared.values, sources, overrides or {}), sources))
-    )
+    ).pinned()
     resources = {"num-supernodes": len(silo_names(settings.common)), **declared.resources}
     if supernodes is not None:
         resources["num-supernodes"] = supernodes
@@ -77,7 +78,22 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
         path = placed.get(key)
         if path and isinstance(path, str):
             placed[key] = _absolute(key, path)
-    return placed
+    return _with_plugins(placed)
+
+
+def _with_plugins(values: dict[str, Value]) -> dict[str, Value]:
+    """Return the values with the files of plugs in 'plugin', absolute, and their modules' names.
+
+    ``network`` 'nets.py:build' becomes 'nets:build', and nets.py a file of 'plugin'.
+    """
+    entries = plugin_entries(str(values.get("plugin", "")))
+    for key in ("network", "method", "dataset", "partition"):
+        file, _, rest = str(values.get(key, "")).partition(":")
+        if file.endswith(".py"):
+            entries.append(file)
+            values[key] = f"{module_of(file)}:{rest}".rstrip(":")
+    paths = [_absolute("plugin", e) if e.endswith(".py") else e for e in entries]
+    return values | ({"plugin": ", ".join(dict.fromkeys(paths))} if paths else {})
 
 
 def _absolute(key: str, path: str) -> str:

@@ -30,7 +30,7 @@ from fedsilo.models.contract.one_line import shown
 from fedsilo.models.contract.settings import GPU_SHARE
 from fedsilo.models.contract.settings_schema import Value, unknown_key
 from fedsilo.models.contract.versions import git_revision
-from fedsilo.server_app.config.settings import RunSettings, grouped
+from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.progress import read_progress
 from fedsilo.server_app.records.run_directory import SUMMARY, RunDirectory, runs_folder
 from fedsilo.server_app.run import processes
@@ -103,7 +103,7 @@ def run_with_ray(
     beside = {"prefix": ".fedsilo-flwr-", "dir": runs} if cluster else {"prefix": "fedsilo-flwr-"}
     with tempfile.TemporaryDirectory(**beside) as home:
         config = Path(home) / "run-config.toml"
-        config.write_text(tomli_w.dumps(grouped(settings.as_mapping())))
+        config.write_text(tomli_w.dumps(settings.run_config()))
         _check_device(settings.common.device, share)
         launch = json.dumps({"engine": "ray", "resources": wanted})
         variables = {LAUNCH_VARIABLE: launch, GPU_SHARE: str(wanted["client-resources-num-gpus"])}

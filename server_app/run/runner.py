@@ -44,7 +44,7 @@ def run(
     Raises:
         FedsiloError: nothing is half-written; what was finished before stays and can be resumed.
     """
-    settings = named(settings)
+    settings = named(settings).pinned()
     common = settings.common
     console = make_console()
     directory = open_run_directory(common.out, common.run_name, common.resume)

@@ -1,8 +1,12 @@
 import dataclasses
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 
+from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import (
     DATA_SETS,
     check_data_settings,
@@ -12,10 +16,11 @@ from fedsilo.datasets.registry import (
     silo_count,
     silo_names,
 )
-from fedsilo.datasets.silo.silos import DataSet
+from fedsilo.datasets.silo.silos import DataSet, Silo, Split
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, build, defaults
+from fedsilo.models.networks.kinds import Task
 
 TABLE = CommonSettings(dataset="table")
 IMAGES = ("digits", "mnist", "fmnist", "cifar10", "cifar100", "gtsrb")
@@ -336,3 +341,51 @@ def test_tables_and_no_others_are_standardised(dataset: str) -> None:
     data = data_set(dataset)
     assert data.is_table == ("standardise" in data.settings)
     assert data.is_table == (dataset in TABLES)
+
+
+class _Ward(DataSet):
+    """Two wards with six rows each."""
+
+    name = "wards"
+
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
+        return ["east", "west"]
+
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+        split = Split(torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1] * 3))
+        facts = {"train": "", "val": "", "test": ""}
+        return Silo(name, name, Task((2,), 2), split, split, split, facts)
+
+
+@pytest.fixture
+def plugged(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return the module ``ward_data``, in which data sets can be plugs."""
+    module = ModuleType("ward_data")
+    module.Ward, module.WARD, module.number = _Ward, _Ward(), 3  # type: ignore[attr-defined]
+    module.digits = type("Digits", (_Ward,), {"name": "digits"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ward_data", module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["Ward", "WARD"])
+def test_a_plug_is_a_data_set_or_its_class(plugged: ModuleType, name: str) -> None:
+    settings = CommonSettings(dataset=f"ward_data:{name}")
+    assert silo_names(settings) == ["east", "west"]
+    assert len(load_silo("west", settings).train) == 6
+    check_data_settings(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("ward_data:number", "is 'int', which is no DataSet"),
+        ("ward_data:digits", "calls itself 'digits', and that name is taken"),
+        ("ward_data:none", "has no 'none'"),
+        ("digitz", "unknown data set 'digitz'.* did you mean 'digits'"),
+    ],
+)
+def test_a_plug_that_is_no_data_set_or_has_a_name_of_ours_is_refused(
+    plugged: ModuleType, name: str, told: str
+) -> None:
+    with pytest.raises(SettingError, match=told):
+        data_set(name)

@@ -56,6 +56,11 @@ CASES = [
         },
     ),
     Case(
+        "doubles the head of our own networks, which",
+        {**DIGITS, **tiny("distrans", rounds=1, mc_passes=0), "network": "timm:resnet10t"},
+        {"another 'network'": {"network": "conv"}},
+    ),
+    Case(
         "which leaves nothing of 16x16 pixels; choose another 'network'",
         {**DIGITS, "network": "vgg16-bn"},
         {"choose another 'network'": {"network": "conv"}},

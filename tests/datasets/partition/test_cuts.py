@@ -1,7 +1,10 @@
 """Cuts by a Dirichlet draw and by few labels: shares by hand, nothing twice, nothing lost."""
 
 import dataclasses
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,3 +174,46 @@ def test_a_cut_is_told_with_its_digest(tmp_path: Path) -> None:
         sizes = {part: len(split) for part, split in load_silo(name, settings).splits().items()}
         assert {part: len(own[part]) for part in SPLITS} == sizes
     assert cut_of(CommonSettings(dataset="digits")) is None
+
+
+def _in_turn(labels: dict[str, Any], silos: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+    return [{p: np.arange(len(of))[s::silos] for p, of in labels.items()} for s in range(silos)]
+
+
+def _plugged(monkeypatch: pytest.MonkeyPatch, partitioner: Any) -> CommonSettings:
+    module = ModuleType("ward_cuts")
+    module.cut = partitioner  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ward_cuts", module)
+    return CommonSettings(dataset="heart-synthetic", partition="ward_cuts:cut", silos=3)
+
+
+def test_a_plug_cuts_silos_in_which_each_row_is_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = _plugged(monkeypatch, _in_turn)
+    check_data_settings(settings)
+    document = cut_of(settings)
+    assert document
+    assert document["silos"]["silo-2"]["test"][:3] == [1, 4, 7]
+    silos = [load_silo(name, settings) for name in silo_names(settings)]
+    assert [len(silo.train) + len(silo.val) for silo in silos] == sorted(
+        (len(silo.train) + len(silo.val) for silo in silos), reverse=True
+    )
+    assert {silo.distribution for silo in silos} == {"ward_cuts:cut"}
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "told"),
+    [
+        (3, "'ward_cuts:cut' is 'int', which is no function"),
+        (lambda *_: [], "must return, for each of 3 silos"),
+        (lambda *_: 1 / 0, "fails .ZeroDivisionError"),
+        (lambda labels, silos, _: [3] * silos, "fails .AttributeError"),
+        (lambda labels, silos, _: [{p: [0] for p in labels}] * silos, "none is at two silos"),
+        (lambda labels, silos, _: [{p: [-1] for p in labels}] * silos, "none is at two silos"),
+        (lambda labels, silos, _: [{p: [0.5] for p in labels}] * silos, "none is at two silos"),
+    ],
+)
+def test_a_plug_that_cuts_nothing_or_twice_is_refused(
+    monkeypatch: pytest.MonkeyPatch, partitioner: Any, told: str
+) -> None:
+    with pytest.raises(SettingError, match=told):
+        cut_of(_plugged(monkeypatch, partitioner))

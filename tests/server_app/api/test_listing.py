@@ -1,9 +1,11 @@
-"""What is listed without importing what runs: settings and experiments."""
+"""What is listed without importing what runs: settings, experiments and methods."""
 
+import sys
 import tomllib
 from pathlib import Path
 
-from fedsilo.server_app.api import experiments, settings
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.server_app.api import experiments, methods, settings
 from fedsilo.server_app.config.settings import flat_values, known_defaults, resolve
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,3 +26,13 @@ def test_an_experiment_is_listed_with_the_numbers_that_it_runs_with() -> None:
     assert lines["uefl-digits"] == "uefl on digits, 9 silos, 30 rounds"
     assert lines["fedavg-heart"].startswith("fedavg on heart, 4 silos")
     assert resolve({"method": "uefl"}).common.rounds == 30
+
+
+def test_methods_are_listed_with_a_line_each_and_those_of_a_file_last() -> None:
+    lines = dict(line.split(": ", 1) for line in methods())
+    assert lines.keys() == METHODS.keys()
+    assert lines["fedbn"].startswith("FedBN (Li et al. 2021)")
+    *ours, own = methods(plugin=ROOT / "docs" / "examples" / "own_method.py")
+    assert len(ours) == len(METHODS)
+    assert own.startswith("own_method: FedBN (Li et al. 2021) as a method of your own")
+    del sys.modules["own_method"]

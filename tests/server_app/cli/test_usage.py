@@ -20,7 +20,7 @@ PANELS = {
     "Look at finished runs": "plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate export card",
     "Deploy": "deploy doctor",
-    "Data and settings": "fetch datasets manifest survey settings experiments privacy",
+    "Data and settings": "fetch datasets manifest survey settings experiments methods privacy",
 }
 COMMANDS = tuple(" ".join(PANELS.values()).split())
 EXAMPLE = re.compile(r"Example: fedsilo ([^\n]+(?:\n  [^\n]+)*)")
@@ -110,37 +110,38 @@ def test_each_command_has_help_and_no_markup_in_it(
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("simulate", "set config out file engine ray-address supernodes seed name track"),
+        ("simulate", "set config out file plugin engine ray-address supernodes seed name track"),
         ("resume", "engine ray-address supernodes track"),
         ("watch", "deployment once port"),
-        ("survey", "deployment set config out file supernodes name"),
+        ("survey", "deployment set config out file plugin supernodes name"),
         (
             "compare",
-            "set config out file engine supernodes seeds jobs slurm split splits metrics median "
-            "tests paired csv markdown",
+            "set config out file plugin engine supernodes seeds jobs slurm split splits metrics "
+            "median tests paired csv markdown",
         ),
-        ("tune", "set config out file trials folds seeds jobs slurm"),
-        ("crossvalidate", "folds repeats csv markdown set config out file jobs slurm"),
+        ("tune", "set config out file plugin trials folds seeds jobs slurm"),
+        ("crossvalidate", "folds repeats csv markdown set config out file plugin jobs slurm"),
         ("fetch", "data-dir base-url accept-licence"),
         ("datasets", "data-dir json"),
         (
             "doctor site",
             "deployment site superlink root-certificates auth-supernode-private-key node-config "
-            "host port set config file json",
+            "host port set config file plugin json",
         ),
         (
             "doctor server",
             "deployment ssl-ca-certfile ssl-certfile ssl-keyfile database fleet-api-address host "
             "port hospital json",
         ),
-        ("doctor run", "deployment set config file supernodes seed json"),
+        ("doctor run", "deployment set config file plugin supernodes seed json"),
         ("deploy status", "deployment"),
-        ("privacy plan", "samples epsilon delta set config file"),
-        ("pretrain", "set config out file save-as"),
+        ("privacy plan", "samples epsilon delta set config file plugin"),
+        ("pretrain", "set config out file plugin save-as"),
         ("explain", "site row split data-dir state-dir json-file picture"),
         ("attention", "site split images data-dir state-dir pictures"),
         ("settings", "pyproject"),
         ("experiments", "file"),
+        ("methods", "plugin"),
         ("sweep", "metric split picture"),
         ("bars", "metrics round split own csv picture"),
         ("report", "for out audit-log site-file overwrite"),
@@ -199,7 +200,7 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["--help", "experiments", "settings", "datasets"])
+@pytest.mark.parametrize("command", ["--help", "experiments", "settings", "datasets", "methods"])
 def test_a_command_that_lists_does_not_load_torch(command: str) -> None:
     code = (
         "import sys\nfrom fedsilo.server_app.cli.main import main\n"
