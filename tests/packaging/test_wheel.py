@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -95,6 +96,17 @@ def test_a_wheel_lists_and_runs_experiments_from_an_empty_folder(
     _run(*command, "simulate", "fedavg-digits", *options, *sets, cwd=tmp_path, installed=installed)
     summary = json.loads((tmp_path / "runs" / "tiny" / "summary.json").read_text())
     assert len(summary["sites"]) == 3
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "docs" / "examples").glob("own_*.py")), ids=str)
+def test_a_script_of_at_most_25_lines_runs_with_the_wheel(
+    script: Path, installed: Path, tmp_path: Path
+) -> None:
+    assert len(script.read_text().splitlines()) <= 25
+    own = shutil.copy(script, tmp_path)
+    _run(sys.executable, own, cwd=tmp_path, installed=installed)
+    (summary,) = tmp_path.glob("runs/*/summary.json")
+    assert list(json.loads(summary.read_text())["plugs"]) == [script.stem]
 
 
 def test_the_engines_find_flowers_app_in_the_wheel(installed: Path, tmp_path: Path) -> None:
