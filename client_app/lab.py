@@ -244,6 +244,7 @@ class Lab:
             minimum_steps=0 if stays and self.session.cap else limits.minimum_steps_per_reply,
             minimum_batch=self.privacy.smallest_batch() if private else limits.minimum_batch,
             private=private,
+            work=self.outbound.work,
         )
         if aside:
             train(plan=plan)

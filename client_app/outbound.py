@@ -1,8 +1,9 @@
 """What leaves a site: arrays, masked where only sums may be read, and metrics of enough samples."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -15,7 +16,7 @@ from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.client_app.session import SiteSession
 from fedsilo.models.contract.errors import FedsiloError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
-from fedsilo.models.contract.settings import SUMS
+from fedsilo.models.contract.settings import SERVER, SUMS
 from fedsilo.models.privacy.gaussian_mechanism import clipped_to
 from fedsilo.models.privacy.noisy_metrics import noisy_metrics
 from fedsilo.models.privacy.promises import statistics_noise
@@ -36,12 +37,14 @@ class Outbound:
         instruction: what the server asked for.
         content: the message's records.
         folder: of the site's private state in this run.
+        work: optimiser steps that this answer took, and samples that they saw.
     """
 
     session: SiteSession
     instruction: Instruction
     content: RecordDict
     folder: Path
+    work: Counter[str] = field(default_factory=Counter)
 
     @property
     def ledger(self) -> Ledger:
@@ -95,9 +98,12 @@ class Outbound:
 
         Where the server is trusted with sums alone there are none.
         """
-        if self.session.settings.trust == SUMS:
+        settings = self.session.settings
+        if settings.trust == SUMS:
             return {}
         limits, cap, silo = self.session.limits, self.session.cap, self.session.silo
+        if cap is None and settings.trust == SERVER and not settings.is_private():
+            metrics = {**metrics, **self.work}  # of the real samples, which a private run hides
         if cap is None and limits.minimum_measured <= 1:
             return metrics
         sizes = {name: len(split) for name, split in silo.splits().items()}
@@ -106,7 +112,7 @@ class Outbound:
         metrics = limits.measured(metrics, sizes)
         if cap is None:
             return metrics
-        noise = statistics_noise(self.session.settings)
+        noise = statistics_noise(settings)
         told = {name: sum(counts) for name, counts in self.session.told().items()}
         leaving, measured = noisy_metrics(metrics, sizes, told, silo.task.classes, noise)
         if measured:

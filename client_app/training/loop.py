@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from typing import Any, cast
@@ -15,6 +16,7 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.private import PrivateTraining
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import RefusedError, SiteError
+from fedsilo.models.contract.messages import SAMPLES, STEPS
 from fedsilo.models.contract.seeding import derive_seed, seeded
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import annealing, evidences
@@ -186,6 +188,7 @@ def train_locally(
     minimum_steps: int = 1,
     minimum_batch: int = 1,
     private: PrivateTraining | None = None,
+    work: Counter[str] | None = None,
 ) -> float:
     """Train a network in place and return its mean loss over the last pass.
 
@@ -205,6 +208,7 @@ def train_locally(
         minimum_steps: steps that must be taken; 0: whatever comes of them is kept.
         minimum_batch: different samples that must be behind each step.
         private: draws the batches and bounds each patient's gradient; None for plain training.
+        work: counts the steps and the samples that they saw.
 
     Raises:
         SiteError: the loss is not finite.
@@ -214,7 +218,7 @@ def train_locally(
     objective = objective or network.loss
     optimiser = optimiser or open_optimiser(network, settings)
     pick, labels = compute.hold(split.inputs), compute.bring(split.labels)
-    total, steps = torch.zeros((), device=compute.device), 0
+    total, steps, seen = torch.zeros((), device=compute.device), 0, 0
     decays = settings.rate_decay != "none"
     set_rates = decayed_rates(optimiser, settings, steps_before) if decays else None
     if private:
@@ -241,8 +245,11 @@ def train_locally(
                 if after_step:
                     after_step(batch, optimiser)
                 total += loss * len(indices)
-            steps += len(batches_of_pass)
-        mean = total.item() / max(1, sum(map(len, batches_of_pass)))
+            steps, size = steps + len(batches_of_pass), sum(map(len, batches_of_pass))
+            seen += size
+        mean = total.item() / max(1, size)
+        if work is not None:
+            work.update({STEPS: steps, SAMPLES: seen})
         if minimum_steps:
             _refuse_unusable(mean, steps, minimum_steps)
     return mean

@@ -28,6 +28,8 @@ SURVEYED = "survey"  # a site's answer to a survey
 NUM_EXAMPLES = "num-examples"
 SECONDS = "seconds"
 PEAK_MEMORY = "peak-memory-bytes"
+STEPS = "steps"  # optimiser steps that the site took for this reply
+SAMPLES = "samples"  # that those steps saw, each as often as it was seen
 KEPT_STATE = "kept-state"  # 1 where the site has stored private state for this phase
 DP_EPSILON = "dp-epsilon"  # what the site has spent of its patients' privacy in this run
 

@@ -67,7 +67,7 @@ def check_table(rows: Iterable[Mapping[Any, Any]], where: str) -> None:
 
 
 def _cell_fault(column: str, cell: str) -> str | None:
-    if column in ("round", "bytes_down", "bytes_up") and not _is_count(cell):
+    if column in ("round", "bytes_down", "bytes_up", "steps", "samples") and not _is_count(cell):
         return "no whole number"
     if column in ("value", "seconds") and not _is_number(cell):
         return "no number"

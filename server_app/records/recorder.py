@@ -20,7 +20,9 @@ from fedsilo.models.contract.messages import (
     EVALUATE,
     INCOMING,
     PEAK_MEMORY,
+    SAMPLES,
     SECONDS,
+    STEPS,
     TRAINED,
     TRAINING,
     UNREPEATABLE,
@@ -57,9 +59,10 @@ class GrowingCsv:
         """
         text, size = io.StringIO(), self.final["bytes"]
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerows(final if size else [self.header, *final])
+        width = len(self.header)
+        writer.writerows(row[:width] for row in (final if size else [self.header, *final]))
         added = text.getvalue().encode()
-        writer.writerows(still_open)
+        writer.writerows(row[:width] for row in still_open)
         lines = text.getvalue().encode()
         try:
             if not size:
@@ -102,6 +105,9 @@ class GrowingCsv:
                 f"{self.path} does not begin with the {size} bytes that the checkpoint knows: it "
                 "was altered; restore it, or start a new run"
             )
+        if size:  # an earlier version may have begun it, with fewer columns
+            with self.path.open(encoding="utf-8") as file:
+                self.header = file.readline().rstrip("\n").split(",")
         self.final = {"bytes": size, "crc32": final["crc32"]}
 
     def _checksum(self, size: int) -> int | None:
@@ -114,7 +120,10 @@ class GrowingCsv:
 
 
 METRICS_HEADER = ("round", "site", "split", "metric", "value")
-TRAFFIC_HEADER = ("round", "phase", "site", "bytes_down", "bytes_up", "seconds")
+TRAFFIC_HEADER = (
+    *("round", "phase", "site", "bytes_down", "bytes_up", "seconds"),
+    *("steps", "samples"),  # of local training; 0 where the site does not tell
+)
 ALL = "all"  # in place of a site, which none can be called: the mean over all sites' samples
 UPDATE = "update"  # in place of a split: statistics of what a site's reply changes
 _TRAINED = "trained-"  # before a metric: of the site's own model after its training
@@ -157,7 +166,7 @@ class Recorder(Hook):
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Record what the sites' introductions cost, and who was refused."""
         for site, (down, up) in participants.traffic.items():
-            self._add_traffic([state.round, "hello", site, down, up, 0.0])
+            self._add_traffic([state.round, "hello", site, down, up, 0.0, 0, 0])
         for reason in participants.refused:
             self.site_failed(state.round, "hello", "unknown", reason)
 
@@ -166,7 +175,8 @@ class Recorder(Hook):
     ) -> None:
         """Record what the new sites' introductions cost, and write silos.json again."""
         for site in joined:
-            self._add_traffic([round_ - 1, "hello", site, *participants.traffic[site], 0.0])
+            down, up = participants.traffic[site]
+            self._add_traffic([round_ - 1, "hello", site, down, up, 0.0, 0, 0])
         self.directory.write_json(SILOS, silos_document(participants))
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
@@ -176,7 +186,9 @@ class Recorder(Hook):
         for site, reply in replies.items():
             metrics = reply.metrics
             seconds = round(metrics.get(SECONDS, 0.0), 3)
-            self._add_traffic([round_, phase, site, reply.bytes_down, reply.bytes_up, seconds])
+            work = [int(metrics.get(key, 0)) for key in (STEPS, SAMPLES)]
+            row = [round_, phase, site, reply.bytes_down, reply.bytes_up, seconds, *work]
+            self._add_traffic(row)
             peak = int(metrics.get(PEAK_MEMORY, 0))
             self.peak_memory[site] = max(peak, self.peak_memory.get(site, 0))
             self.unrepeatable |= {

@@ -26,7 +26,8 @@ BY_TRUST: Mapping[str, Sequence[str]] = {
     SERVER: (
         "at the start: its label counts per class and split, how many samples were left out, and "
         "a SHA-256 of each split",
-        "with each reply: the number of training samples, seconds, peak memory, and measurements "
+        "with each reply: the number of training samples, seconds, peak memory, optimiser steps "
+        "and the samples that they saw, and measurements "
         "on training, validation and test data (accuracy, balanced accuracy, AUC, average "
         "precision, calibration error, loss, entropy and the method's own; mean vacuity of an "
         "evidential network); with few samples, these and the label counts reveal each sample's",

@@ -58,8 +58,8 @@ class FinishedRun(RunDirectory):
 
     @cached_property
     def traffic(self) -> Rows:
-        """The rows of ``traffic.csv``, as text."""
-        return self.read_csv("traffic.csv")
+        """The rows of ``traffic.csv``, as text; earlier versions counted neither steps nor samples."""
+        return [{"steps": "0", "samples": "0", **row} for row in self.read_csv("traffic.csv")]
 
 
 def finished_run(path: Path) -> FinishedRun:

@@ -20,7 +20,9 @@ from fedsilo.models.contract.messages import (
     INCOMING,
     KEPT_STATE,
     PEAK_MEMORY,
+    SAMPLES,
     SECONDS,
+    STEPS,
     TRAINED,
 )
 from fedsilo.models.contract.settings import CommonSettings
@@ -61,6 +63,8 @@ _COUNT = Range(0, _LARGEST_COUNT, whole=True)
 _OWN = {
     SECONDS: Range(0, 1e9),
     PEAK_MEMORY: Range(0, 2.0**50),
+    STEPS: _COUNT,
+    SAMPLES: _COUNT,
     KEPT_STATE: Range(0, 1, whole=True),
     DP_EPSILON: Range(0, _LARGEST),
     "new-codewords": _COUNT,

@@ -22,7 +22,9 @@ from fedsilo.models.contract.messages import (
     METRICS,
     NUM_EXAMPLES,
     PEAK_MEMORY,
+    SAMPLES,
     SECONDS,
+    STEPS,
     Instruction,
 )
 from fedsilo.models.networks.site_network import SiteNetwork
@@ -60,6 +62,30 @@ def test_every_reply_tells_examples_time_and_memory(opened: Opened) -> None:
     assert float(str(metrics[PEAK_MEMORY])) > 1e6
 
 
+def test_a_reply_counts_the_steps_it_took_and_the_samples_they_saw(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    # 36 samples in batches of 16 (16, 16, 4), twice
+    metrics = answer(opened("fedavg", weights, own={"local_epochs": 2, "batch_size": 16}))[METRICS]
+    assert (metrics[STEPS], metrics[SAMPLES]) == (6, 72)
+    # Five steps: a pass of three and two of the next
+    metrics = answer(opened("fedavg", weights, own={"local_steps": 5, "batch_size": 16}))[METRICS]
+    assert (metrics[STEPS], metrics[SAMPLES]) == (5, 68)
+    # Ditto trains two models in a round
+    metrics = answer(opened("ditto", weights, own={"local_epochs": 1, "batch_size": 16}))[METRICS]
+    assert (metrics[STEPS], metrics[SAMPLES]) == (6, 72)
+    assert STEPS not in evaluate(opened("fedavg", weights))[METRICS]
+
+
+def test_a_private_reply_counts_neither_steps_nor_samples(opened: Opened) -> None:
+    lab = opened("fedavg", own=PRIVATE)
+    network = lab.classifier(None)
+    lab.fit(network)
+    metrics = lab.reply(network)[METRICS]
+    assert "trained.train.loss" in metrics
+    assert {STEPS, SAMPLES}.isdisjoint(metrics)
+
+
 def test_peak_memory_never_falls() -> None:
     cpu = choose_compute("cpu", "fp32", 1)
     before = cpu.peak_memory()
@@ -83,7 +109,8 @@ def test_a_site_measures_when_it_is_told_to(
             "calibration-error",
         )
     }
-    assert metrics == {"trained.train.loss"} | (measured if evaluate else set())
+    worked = {"trained.train.loss", STEPS, SAMPLES}
+    assert metrics == worked | (measured if evaluate else set())
 
 
 @pytest.mark.parametrize("split", ["val", "test"])

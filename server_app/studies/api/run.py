@@ -45,9 +45,11 @@ class Run:
 
     @cached_property
     def traffic(self) -> pd.DataFrame:
-        """``traffic.csv``: a row per message, with ``bytes_down``, ``bytes_up`` and ``seconds``."""
-        columns = "round,phase,site,bytes_down,bytes_up,seconds"
-        return _frame(self.finished.traffic, columns, bytes_down=int, bytes_up=int, seconds=float)
+        """``traffic.csv``: a row per message, with its bytes, seconds, optimiser ``steps`` and ``samples``."""
+        numbers = {"bytes_down": int, "bytes_up": int, "seconds": float}
+        numbers |= dict.fromkeys(("steps", "samples"), int)
+        columns = f"round,phase,site,{','.join(numbers)}"
+        return _frame(self.finished.traffic, columns, **numbers)
 
     @cached_property
     def sites(self) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsilo.models.contract.errors import CheckpointError, RunDirectoryError
-from fedsilo.models.contract.messages import NUM_EXAMPLES, PEAK_MEMORY, SECONDS
+from fedsilo.models.contract.messages import NUM_EXAMPLES, PEAK_MEMORY, SAMPLES, SECONDS, STEPS
 from fedsilo.server_app.records.recorder import GrowingCsv, Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.method import State
@@ -78,7 +78,7 @@ def test_a_file_that_goes_while_the_run_is_on_is_told_in_a_line(tmp_path: Path) 
 def reply(site: str = "s1a", **metrics: float) -> Reply:
     """Return a reply whose metrics are those given, ``__`` for ``.``, with seconds and memory."""
     named = {key.replace("__", "."): value for key, value in metrics.items()}
-    fixed = {NUM_EXAMPLES: 4, SECONDS: 1.5, PEAK_MEMORY: 1000}
+    fixed = {NUM_EXAMPLES: 4, SECONDS: 1.5, PEAK_MEMORY: 1000, STEPS: 3, SAMPLES: 40}
     return Reply(site, metrics={**fixed, **named}, bytes_down=10, bytes_up=3)
 
 
@@ -108,7 +108,8 @@ def test_recorder_takes_of_special_phases_the_traffic_alone(tmp_path: Path) -> N
     hook.round_ended(State({}, 1))
     assert hook.open == []
     assert (tmp_path / "traffic.csv").read_text() == (
-        "round,phase,site,bytes_down,bytes_up,seconds\n1,uncertainty,s1a,10,3,1.5\n"
+        "round,phase,site,bytes_down,bytes_up,seconds,steps,samples\n"
+        "1,uncertainty,s1a,10,3,1.5,3,40\n"
     )
     assert hook.totals() == {"down": 10, "up": 3}
     assert hook.sites == {"s1a": (10, 3, 1.5)}
@@ -123,6 +124,15 @@ def test_recorder_restores_what_state_returned(tmp_path: Path) -> None:
     other.restore(json.loads(json.dumps(one.state())))
     assert other.state() == one.state()
     assert other.failures == [{"round": 1, "phase": "train", "site": "s2a", "reason": "gone"}]
+
+
+def test_a_file_of_an_earlier_version_continues_with_its_own_columns(tmp_path: Path) -> None:
+    before = GrowingCsv(tmp_path / "traffic.csv", ("round", "site"))
+    before.write([(1, "a")])
+    after = GrowingCsv(before.path, ("round", "site", "steps"))
+    after.restore(before.final)
+    after.write([(2, "b", 9)])
+    assert before.path.read_text() == "round,site\n1,a\n2,b\n"
 
 
 def _rounds(hook: Recorder, first: int, last: int) -> None:
