@@ -248,8 +248,7 @@ def train_locally(
             steps, size = steps + len(batches_of_pass), sum(map(len, batches_of_pass))
             seen += size
         mean = total.item() / max(1, size)
-        if work is not None:
-            work.update({STEPS: steps, SAMPLES: seen})
+        (Counter() if work is None else work).update({STEPS: steps, SAMPLES: seen})
         if minimum_steps:
             _refuse_unusable(mean, steps, minimum_steps)
     return mean

@@ -26,12 +26,16 @@ SIMULATION_FILE = "simulation.yaml"
 
 @dataclass(frozen=True)
 class Experiment:
-    """A named experiment of simulation.yaml: settings, resources, and the grid to tune over."""
+    """A named experiment of simulation.yaml: settings, resources, and the grid to tune over.
+
+    ``trials`` is the number of points that its settings were chosen from; 0: it was not tuned.
+    """
 
     name: str
     values: Mapping[str, Value]
     resources: Mapping[str, Value]
     grid: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    trials: int = 0
 
 
 def _settings(content: Any) -> Any:
@@ -77,6 +81,7 @@ class _Parts(FileModel):
     config: _Settings = Field(default_factory=dict)
     grid: Annotated[dict[str, Any], BeforeValidator(_grid)] = Field(default_factory=dict)
     resources: _Settings = Field(default_factory=dict)
+    trials: Annotated[int, Field(ge=0)] = 0
 
 
 def simulation_file(given: Path | None) -> Path:
@@ -123,13 +128,14 @@ def _based(
         raise SettingError(f"{path}: experiments {loop} are based on one another")
     own = declared[name]
     if "base" not in own.given():
-        return Experiment(name, own.config, own.resources, own.grid)
+        return Experiment(name, own.config, own.resources, own.grid, own.trials)
     base = _based(own.base, declared, path, (*chain, name))
     return Experiment(
         name,
         {**base.values, **own.config},
         {**base.resources, **own.resources},
         {**base.grid, **own.grid},
+        own.trials or base.trials,
     )
 
 

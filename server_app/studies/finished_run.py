@@ -58,7 +58,7 @@ class FinishedRun(RunDirectory):
 
     @cached_property
     def traffic(self) -> Rows:
-        """The rows of ``traffic.csv``, as text; earlier versions counted neither steps nor samples."""
+        """The rows of ``traffic.csv``, as text; earlier versions counted no steps."""
         return [{"steps": "0", "samples": "0", **row} for row in self.read_csv("traffic.csv")]
 
 

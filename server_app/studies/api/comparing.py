@@ -40,6 +40,7 @@ def compare(
     metrics: Sequence[str] = (),
     tests: Sequence[str] = (),
     paired: bool = False,
+    unequal: bool = False,
     tell: Tell = silent,
     **sources: Unpack[Sources],
 ) -> Comparison:
@@ -47,7 +48,7 @@ def compare(
 
     Finished runs are used again; they are in ``<out>/<experiment>-seed<n>``. The comparison's
     ``results`` are a frame with a row per experiment, group, metric and seed, its ``tested`` the
-    tests.
+    tests, its ``budgets`` the rounds, steps, samples, bytes and seconds of each row.
     """
     from fedsilo.server_app.studies.compare.over_seeds import compare
     from fedsilo.server_app.studies.compare.slurm import read_jobs
@@ -64,6 +65,7 @@ def compare(
         metrics=",".join(metrics) or None,
         tests=",".join(tests) or None,
         paired=paired,
+        unequal=unequal,
         jobs=read_jobs(str(jobs), list(slurm)),
         tell=tell,
     )

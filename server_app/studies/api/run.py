@@ -45,7 +45,7 @@ class Run:
 
     @cached_property
     def traffic(self) -> pd.DataFrame:
-        """``traffic.csv``: a row per message, with its bytes, seconds, optimiser ``steps`` and ``samples``."""
+        """``traffic.csv``: a row per message: its bytes, seconds, optimiser steps, samples."""
         numbers = {"bytes_down": int, "bytes_up": int, "seconds": float}
         numbers |= dict.fromkeys(("steps", "samples"), int)
         columns = f"round,phase,site,{','.join(numbers)}"

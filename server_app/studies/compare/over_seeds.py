@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.registry import data_set, load_silo
 from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.experiments import find_experiment, simulation_file
 from fedsilo.server_app.config.settings import RunSettings, differences
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.run.processes import bound_environment
+from fedsilo.server_app.studies.compare.budgets import Budget, Budgets, budget_of, tuned_over
 from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
 from fedsilo.server_app.studies.compare.results import (
     chosen_metrics,
@@ -47,7 +49,10 @@ from fedsilo.server_app.studies.compare.tables import (
     comparison_csv,
     comparison_markdown,
     comparison_table,
+    csv_text,
     joined,
+    markdown_table,
+    rich_table,
 )
 from fedsilo.server_app.studies.compare.trials import run_missing, runs_at_once
 from fedsilo.server_app.studies.finished_run import FinishedRun, has_begun, has_ended
@@ -58,30 +63,36 @@ Summaries = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found: tidy results (see tables.py), tests, and remarks on the tests."""
+    """What a comparison found: tidy results (see tables.py), tests, and remarks on the tests.
+
+    ``budgets`` are what its rows were given and took.
+    """
 
     results: pd.DataFrame
     split: str
     tested: Sequence[Tested] = ()
     notes: Sequence[str] = ()
+    budgets: Budgets = field(default_factory=Budgets)
 
     def lines(self, median: bool = False) -> Iterator[Table | str]:
-        """Yield the table for a terminal, then each test and the remarks."""
-        yield comparison_table(self.results, self.split, median)
+        """Yield the table for a terminal, then the budgets, each test and the remarks."""
+        yield comparison_table(self.budgets.marked(self.results), self.split, median)
+        yield rich_table(self.budgets.title(), self.budgets.lines(), left=1)
         yield from lines_of_tests(self.tested, self.split, self.notes)
 
     def markdown(self, median: bool = False) -> str:
         """Return table and tests as Markdown."""
-        text = comparison_markdown(self.results, self.split, median)
+        text = comparison_markdown(self.budgets.marked(self.results), self.split, median)
+        text += f"\n{self.budgets.title()}\n\n{markdown_table(self.budgets.lines())}"
         return text + markdown_tests(self.tested, self.split, self.notes)
 
     def write(self, csv: Path | None, markdown: Path | None, median: bool = False) -> None:
-        """Write the table as CSV, the tests as NAME-tests.csv beside it, and both as Markdown."""
+        """Write CSV, with NAME-budgets.csv and NAME-tests.csv beside it, and Markdown of all."""
         if csv:
-            write_atomically(csv, comparison_csv(self.results))
-            if self.tested:
-                beside = csv.with_name(f"{csv.stem}-tests{csv.suffix}")
-                write_atomically(beside, significance_csv(self.tested))
+            texts = {"": comparison_csv(self.results), "-budgets": csv_text(self.budgets.frame())}
+            texts |= {"-tests": significance_csv(self.tested)} if self.tested else {}
+            for name, text in texts.items():
+                write_atomically(csv.with_name(f"{csv.stem}{name}{csv.suffix}"), text)
         if markdown:
             write_atomically(markdown, self.markdown(median))
 
@@ -173,6 +184,7 @@ def compare(
     metrics: str | None = None,
     tests: str | None = None,
     paired: bool = False,
+    unequal: bool = False,
     jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
@@ -189,11 +201,13 @@ def compare(
         metrics: names and patterns, separated by commas, or None for the data set's headline.
         tests: the metrics for which to test whether experiments differ, or None.
         paired: whether those tests are of the differences by seed.
+        unequal: whether rows on unequal terms (see budgets.py) are compared, and marked.
         jobs: runs at once, 0 for as many as there are cores for, or Slurm's parameters.
         tell: is called with a line each time a run has ended.
 
     Raises:
-        FedsiloError: a setting is wrong, or a run failed; finished runs stay and are used again.
+        FedsiloError: a setting is wrong, rows are on unequal terms, or a run failed; finished runs
+            stay and are used again.
     """
     names = list(dict.fromkeys(experiments))
     planning = partial(_job, sources, engine, supernodes, own_splits)
@@ -201,12 +215,33 @@ def compare(
     data_sets = {job.experiment: job.settings.common.dataset for job in all_jobs}
     refuse_mixed_optimisers({job.experiment: job.settings.common for job in all_jobs})
     check_tests(data_sets, tests=tests, paired=paired, seeds=seeds)
+    budgets = _budgets(all_jobs, sources)
+    if not unequal:
+        budgets.refuse_unequal("give all the same, or mark the row by --unequal")
     _run_all([job for job in all_jobs if not job.finished()], jobs, tell)
+    budgets = Budgets(
+        {name: budget.taken(_runs(all_jobs, name)) for name, budget in budgets.of.items()}
+    )
+    if not unequal:
+        budgets.refuse_unequal("all runs are kept, and the same with --unequal marks the row")
     summaries = _summaries(all_jobs, split)
     results = _results(all_jobs, summaries, split, metrics)
     tested = _tests(summaries, tests, paired) if tests else []
     remarks = notes(tested[0], seeds, paired, _same_split(all_jobs)) if tested else []
-    return Comparison(results, split, tested, remarks)
+    return Comparison(results, split, tested, remarks, budgets)
+
+
+def _budgets(jobs: Sequence[Job], sources: RunSources) -> Budgets:
+    """Return what each experiment is given."""
+    file, found = simulation_file(sources.file), dict[str, Budget]()
+    for name, settings in {job.experiment: job.settings for job in jobs}.items():
+        trials = find_experiment(file, name).trials or tuned_over(settings, name)
+        found[name] = budget_of(settings, trials)
+    return Budgets(found)
+
+
+def _runs(jobs: Sequence[Job], experiment: str) -> list[FinishedRun]:
+    return [job.directory for job in jobs if job.experiment == experiment]
 
 
 def _summaries(jobs: Sequence[Job], split: str) -> Summaries:

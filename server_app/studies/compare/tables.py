@@ -22,6 +22,7 @@ COMPARISON = (
     *("published", "published_sd", "median", "min", "max"),
 )
 _AS_PUBLISHED = ("published", "published_sd")
+_STEP = 1000.0  # from one unit of bytes to the next
 
 
 def tidy(records: Iterable[Sequence[Any]]) -> pd.DataFrame:
@@ -208,6 +209,25 @@ def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     columns, *body = lines
     rows = [columns, ["---"] * len(columns), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in rows)
+
+
+def bytes_text(number: float) -> str:
+    """Return bytes in the unit that leaves at most three digits before the point."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(number) < _STEP:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.3g} {unit}"
+        number /= _STEP
+    return f"{number:,.3g} TB"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration: ``12.3 s``, ``4 min 05 s``, ``3 h 07 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def csv_text(frame: pd.DataFrame) -> str:

@@ -13,8 +13,8 @@ from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.messages import ARRAYS, METRICS
 from fedsilo.models.contract.settings_schema import Value, key_of
 from fedsilo.server_app.records.summary import NO_PRIVACY
+from fedsilo.server_app.studies.compare.tables import bytes_text
 from fedsilo.server_app.studies.report.hospital_files import AuditLog
-from fedsilo.server_app.studies.report.numbers import bytes_text
 from fedsilo.server_app.studies.report.runs import ReportedRun, taking_part
 
 _LISTS = ("methods", "datasets", "records", "refused_records")

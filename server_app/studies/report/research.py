@@ -10,12 +10,20 @@ from fedsilo.models.contract.settings_schema import defaults
 from fedsilo.models.figures.palette import LineStyle, line_styles
 from fedsilo.models.maths.intervals import of_mean
 from fedsilo.server_app.config.settings import read_run_config
+from fedsilo.server_app.studies.compare.budgets import Budgets, budget_of
 from fedsilo.server_app.studies.compare.results import experiment_results, of_split, values_by_seed
 from fedsilo.server_app.studies.compare.significance import significance
-from fedsilo.server_app.studies.compare.tables import group_lines, mean, over_seeds, spread_cell
+from fedsilo.server_app.studies.compare.tables import (
+    bytes_text,
+    group_lines,
+    mean,
+    over_seeds,
+    seconds_text,
+    spread_cell,
+)
 from fedsilo.server_app.studies.figures.learning_curves import CURVES, series
 from fedsilo.server_app.studies.report.dpo import value_text
-from fedsilo.server_app.studies.report.numbers import NONE, bytes_text, seconds_text, with_interval
+from fedsilo.server_app.studies.report.numbers import NONE, with_interval
 from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import Estimate, curves, estimates
 from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of, taking_part
@@ -51,6 +59,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "one_seed": max(map(len, seeds)) < 2,
         "paired": len(seeds) == 1,
         "same_split": all(cut == cuts[0] for cut in cuts),
+        "unequal": _unequal(experiments),
         "cost": [_cost(run) for run in runs],
         "failed": [
             taking_part(run) for run in runs if run.summary["failures"] or run.summary["stopped"]
@@ -191,10 +200,21 @@ def _comparison(
     }
 
 
+def _unequal(experiments: Mapping[str, Mapping[int, ReportedRun]]) -> list[str]:
+    """Return by experiment in what it is not on the terms of the first."""
+    budgets = {}
+    for name, by_seed in experiments.items():
+        runs = [run.run for run in by_seed.values()]
+        budgets[name] = budget_of(runs[0].settings).taken(runs)
+    return [f"{name}: {'; '.join(parts)}" for name, parts in Budgets(budgets).unlike().items()]
+
+
 def _cost(run: ReportedRun) -> list[str]:
     seconds, bytes_ = run.summary["seconds"], run.summary["bytes"]
+    work = (sum(int(row[key]) for row in run.run.traffic) for key in ("steps", "samples"))
     return [
         run.name,
+        *(f"{number:,}" if number else NONE for number in work),
         seconds_text(seconds["total"]),
         seconds_text(sum(seconds["sites"].values())),
         bytes_text(bytes_["down"]),

@@ -259,3 +259,57 @@ def test_each_seed_may_draw_a_split_of_its_own(
 
     assert tested("own-split0") != tested("own-split1")
     assert tested("own-seed0") == tested("own-seed1") == tested("own-split0")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_rows_on_unequal_terms_are_refused_before_they_run_or_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _comparison(tmp_path, short="rounds: 1", long="rounds: 2, local-steps: 3")
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert "experiment 'long' is not on the terms of 'short': rounds 2, not 1; local-steps" in error
+    assert "give all the same, or mark the row by --unequal" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    assert main([*command, "--unequal"]) == 0
+    written = (tmp_path / "t.md").read_text()
+    assert "| long * | all | " in written
+    assert "| short | all | " in written
+    assert "| short | 1 of 1 | 2 | 30 | " in written, "a step at two sites that train on 15 samples"
+    assert "| long | 2 of 2 | 12 | 180 | " in written
+    assert "rounds 2, not 1; local-steps 3, not 1; 6 times" in written
+    with (tmp_path / "t-budgets.csv").open(newline="") as table:
+        rows = {row["experiment"]: row for row in csv.DictReader(table)}
+    assert [float(rows["long"][key]) for key in ("rounds", "wanted", "steps")] == [2, 2, 12]
+    assert rows["short"]["differs"] == ""
+    assert rows["long"]["differs"].startswith("rounds 2, not 1")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_row_that_took_more_than_its_settings_say_is_refused_once_that_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _comparison(tmp_path, one="learning-rate: 0.01", two="method: ditto")
+    assert main(command) == 1
+    said = capsys.readouterr()
+    assert "2 runs, " in said.out
+    assert "'two' is not on the terms of 'one': 2 times the steps; 2 times the samples" in said.err
+    assert "all runs are kept, and the same with --unequal marks the row" in said.err
+    assert not (tmp_path / "t.md").exists()
+    assert main([*command, "--unequal"]) == 0
+    assert "runs, " not in capsys.readouterr().out, "all are there"
+    assert "| two * | all | " in (tmp_path / "t.md").read_text()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_rows_that_were_tuned_over_other_numbers_of_points_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _comparison(tmp_path, one="learning-rate: 0.01", two="learning-rate: 0.1")
+    file = tmp_path / "simulation.yaml"
+    file.write_text(f"{file.read_text()}    trials: 8\n")
+    assert main(command) == 1
+    assert (
+        "'two' is not on the terms of 'one': tuned over 8 points, not 0" in capsys.readouterr().err
+    )

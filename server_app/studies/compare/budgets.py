@@ -1,0 +1,191 @@
+"""What each row of a comparison was given and took, and in what rows differ.
+
+Rows are on equal terms where all were given the same and took the same, so that the method alone
+makes a difference. Given are the rounds, the local training of a round, the start (network and
+initial weights), and the points that 'fedsilo tune' tried for the settings. Taken are the rounds
+that were finished, and the optimiser steps and the samples that they saw, over all sites and rounds
+in the mean over seeds. Every step counts, of whatever model: a method that trains a second model
+(Ditto), or its neighbours' (FedEFM), took more. Steps and samples may differ by a tenth, as a last
+batch is smaller at one site than at all sites' pool. Where a site does not tell (private runs),
+nothing is compared but what was given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, keys_with
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.studies.compare.tables import bytes_text, mean, seconds_text
+from fedsilo.server_app.studies.finished_run import FinishedRun
+
+COLUMNS = (
+    *("experiment", "rounds", "steps", "samples", "down", "up", "seconds", "tuned over"),
+    "differs",
+)
+MARK = " *"  # behind the name of a row that is not on the first one's terms
+_TOLERANCE = 0.1  # of steps and samples
+_TRAINING = (
+    *("rounds", "sites-per-round", "batch-size", "local-steps", "local-epochs", "epoch-steps"),
+    "pace",
+)
+_REGULARISERS = {"dropout", "gradient-checkpointing"}  # roles of a network, and no start
+_START = (
+    *(key for key in keys_with(CommonSettings, "network") if key not in _REGULARISERS),
+    *("initial-weights", "backbone-weights"),
+)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What an experiment's runs were given, and what they took, in the mean over seeds.
+
+    Attributes:
+        dataset: rows on other data are not compared.
+        given: the settings of training and start, those that mean nothing left out.
+        trials: points that its settings were chosen from; 0: it was not tuned.
+        rounds: those finished, by seed.
+        steps, samples: at all sites; 0: not told.
+        down, up: bytes to all sites, and from them.
+        seconds: from the first message to the last.
+    """
+
+    dataset: str
+    given: Mapping[str, Value]
+    trials: int = 0
+    rounds: Sequence[int] = ()
+    steps: float = 0.0
+    samples: float = 0.0
+    down: float = 0.0
+    up: float = 0.0
+    seconds: float = 0.0
+
+    def taken(self, runs: Sequence[FinishedRun]) -> Budget:
+        """Return it with what ``runs``, one per seed, took."""
+        took = {key: mean(_sum(run, key) for run in runs) for key in ("steps", "samples")}
+        sent = {key: mean(run.summary["bytes"][key] for run in runs) for key in ("down", "up")}
+        seconds = mean(run.summary["seconds"]["total"] for run in runs)
+        rounds = [int(run.summary["rounds"]) for run in runs]
+        return replace(self, rounds=rounds, seconds=seconds, **took, **sent)
+
+    def differences(self, other: Budget) -> Iterator[str]:
+        """Yield in what this one differs from ``other``, which the texts name second."""
+        for key in dict.fromkeys((*self.given, *other.given)):
+            mine, theirs = self.given.get(key, ""), other.given.get(key, "")
+            if mine != theirs:
+                yield f"{key} {_shown(mine)}, not {_shown(theirs)}"
+        if self.trials != other.trials:
+            yield f"tuned over {self.trials} points, not {other.trials}"
+        short = {*self.rounds} != {self.given["rounds"]} or {*other.rounds} != {
+            other.given["rounds"]
+        }
+        if short and sorted(self.rounds) != sorted(other.rounds):
+            yield f"{self.rounds_text()} rounds, not {other.rounds_text()}"
+        for key in ("steps", "samples"):
+            took, reference = getattr(self, key), getattr(other, key)
+            if took and reference and abs(took / reference - 1) > _TOLERANCE:
+                yield f"{took / reference:.2g} times the {key}"
+
+    def rounds_text(self) -> str:
+        """Return the rounds that were finished, of those that were wanted."""
+        ends = sorted({*self.rounds})
+        done = f"{ends[0]}" if len(ends) == 1 else f"{ends[0]} to {ends[-1]}" if ends else "0"
+        return f"{done} of {self.given['rounds']}"
+
+    def cells(self) -> list[str]:
+        """Return the texts of a row, but for the experiment and the differences."""
+        work = [f"{number:,.0f}" if number else "not told" for number in (self.steps, self.samples)]
+        sent = [bytes_text(self.down), bytes_text(self.up)]
+        tuned = f"{self.trials} points" if self.trials else "-"
+        return [self.rounds_text(), *work, *sent, seconds_text(self.seconds), tuned]
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """The budgets of a comparison's rows, by experiment, in their order."""
+
+    of: Mapping[str, Budget] = field(default_factory=dict)
+
+    def unlike(self) -> dict[str, list[str]]:
+        """Return by experiment in what it differs from the first one on the same data."""
+        first: dict[str, Budget] = {}
+        found = {}
+        for name, budget in self.of.items():
+            if parts := [*budget.differences(first.setdefault(budget.dataset, budget))]:
+                found[name] = parts
+        return found
+
+    def refuse_unequal(self, advice: str) -> None:
+        """Refuse rows on unequal terms.
+
+        Raises:
+            SettingError: names the first such row and all in what it differs; ends with ``advice``.
+        """
+        for name, parts in self.unlike().items():
+            first = next(n for n, b in self.of.items() if b.dataset == self.of[name].dataset)
+            said = f"experiment '{name}' is not on the terms of '{first}': {'; '.join(parts)}"
+            raise SettingError(f"{said}; {advice}")
+
+    def lines(self) -> list[list[str]]:
+        """Return the column titles, then a line per experiment."""
+        unlike = self.unlike()
+        rows = [[n, *b.cells(), "; ".join(unlike.get(n, ()))] for n, b in self.of.items()]
+        titles = [title for title in COLUMNS if title != "differs" or unlike]
+        return [row[: len(titles)] for row in (titles, *rows)]
+
+    def title(self) -> str:
+        """Return the title of the table."""
+        mark = f"; {MARK.strip()} differs from the first row on its data" if self.unlike() else ""
+        return f"what each row took, at all sites, mean over seeds{mark}"
+
+    def frame(self) -> pd.DataFrame:
+        """Return a row per experiment, numbers with all their digits."""
+        unlike = self.unlike()
+        records = []
+        for name, budget in self.of.items():
+            cells: dict[str, Any] = {"experiment": name} | asdict(budget)
+            wanted = cells.pop("given")["rounds"]
+            cells |= {"rounds": mean(budget.rounds), "wanted": wanted}
+            records.append(cells | {"differs": "; ".join(unlike.get(name, ()))})
+        return pd.DataFrame(records)
+
+    def marked(self, results: pd.DataFrame) -> pd.DataFrame:
+        """Return tidy results whose rows on other terms have a mark behind their experiment."""
+        names = {name: f"{name}{MARK}" for name in self.unlike()}
+        return results.assign(experiment=results["experiment"].replace(names))
+
+
+def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
+    """Return what an experiment is given; its settings were chosen from ``trials`` points."""
+    common, values = settings.common, settings.as_mapping()
+    without = {"local-epochs"} if common.local_steps else set()
+    without |= {"local-epochs", "local-steps"} if common.epoch_steps else {"pace"}
+    given = {key: values[key] for key in (*_TRAINING, *_START) if key not in without}
+    return Budget(common.dataset, given, trials)
+
+
+def tuned_over(settings: RunSettings, experiment: str) -> int:
+    """Return how many points a search in the same ``out`` tried, if what it chose is what runs."""
+    path = Path(settings.common.out) / f"tune-{experiment}" / "chosen.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        runs = document["chosen"].items() <= settings.as_mapping().items()
+        return int(document["budget"]["trials"]) if runs else 0
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
+
+
+def _sum(run: FinishedRun, column: str) -> int:
+    return sum(int(row[column]) for row in run.traffic)
+
+
+def _shown(value: Value) -> str:
+    return "unset" if value == "" else str(value)
