@@ -1,13 +1,13 @@
 """What each row of a comparison was given and took, and in what rows differ.
 
 Rows are on equal terms where all were given the same and took the same, so that the method alone
-makes a difference. Given are the rounds, the local training of a round, the start (network and
-initial weights), and the points that 'fedsilo tune' tried for the settings. Taken are the rounds
-that were finished, and the optimiser steps and the samples that they saw, over all sites and rounds
-in the mean over seeds. Every step counts, of whatever model: a method that trains a second model
-(Ditto), or its neighbours' (FedEFM), took more. Steps and samples may differ by a tenth, as a last
-batch is smaller at one site than at all sites' pool. Where a site does not tell (private runs),
-nothing is compared but what was given.
+makes a difference. Given are the rounds, the start (network and initial weights), and the points
+that 'fedsilo tune' tried for the settings. Taken are the rounds that were finished, and the
+optimiser steps and the samples that they saw, over all sites and rounds in the mean over seeds.
+Every step counts, of whatever model: a method that trains a second model (Ditto), or its
+neighbours' (FedEFM), took more. Steps and samples may differ by a tenth, as a last batch is smaller
+at one site than at all sites' pool. Before a run, and where sites do not tell (private runs), the
+settings of a round's training are compared in their place.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ COLUMNS = (
 )
 MARK = " *"  # behind the name of a row that is not on the first one's terms
 _TOLERANCE = 0.1  # of steps and samples
-_TRAINING = (
-    *("rounds", "sites-per-round", "batch-size", "local-steps", "local-epochs", "epoch-steps"),
-    "pace",
-)
+_TRAINING = ("sites-per-round", "batch-size", "local-steps", "local-epochs", "epoch-steps", "pace")
 _REGULARISERS = {"dropout", "gradient-checkpointing"}  # roles of a network, and no start
 _START = (
     *(key for key in keys_with(CommonSettings, "network") if key not in _REGULARISERS),
@@ -78,7 +75,10 @@ class Budget:
 
     def differences(self, other: Budget) -> Iterator[str]:
         """Yield in what this one differs from ``other``, which the texts name second."""
+        told = bool(self.steps and other.steps)  # then what was taken says more
         for key in dict.fromkeys((*self.given, *other.given)):
+            if told and key in _TRAINING:
+                continue
             mine, theirs = self.given.get(key, ""), other.given.get(key, "")
             if mine != theirs:
                 yield f"{key} {_shown(mine)}, not {_shown(theirs)}"
@@ -91,7 +91,7 @@ class Budget:
             yield f"{self.rounds_text()} rounds, not {other.rounds_text()}"
         for key in ("steps", "samples"):
             took, reference = getattr(self, key), getattr(other, key)
-            if took and reference and abs(took / reference - 1) > _TOLERANCE:
+            if told and abs(took / reference - 1) > _TOLERANCE:
                 yield f"{took / reference:.2g} times the {key}"
 
     def rounds_text(self) -> str:
@@ -168,7 +168,7 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
     common, values = settings.common, settings.as_mapping()
     without = {"local-epochs"} if common.local_steps else set()
     without |= {"local-epochs", "local-steps"} if common.epoch_steps else {"pace"}
-    given = {key: values[key] for key in (*_TRAINING, *_START) if key not in without}
+    given = {key: values[key] for key in ("rounds", *_TRAINING, *_START) if key not in without}
     return Budget(common.dataset, given, trials)
 
 

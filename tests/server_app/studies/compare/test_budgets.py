@@ -63,6 +63,8 @@ def test_rows_of_an_earlier_version_took_steps_that_nobody_told(tmp_path: Path) 
         ({}, []),
         ({"rounds": (2, 4)}, ["2 to 4 of 4 rounds, not 4 of 4"]),
         ({"given": GIVEN | {"rounds": 5}}, ["rounds 5, not 4"]),
+        ({"given": GIVEN | {"local-steps": 5}}, []),
+        ({"given": GIVEN | {"local-steps": 5}, "steps": 0}, ["local-steps 5, not unset"]),
         ({"given": GIVEN | {"network": "vit", "backbone": ""}}, ["network vit, not conv"]),
         ({"trials": 0}, ["tuned over 0 points, not 3"]),
         ({"steps": 109.0}, []),
