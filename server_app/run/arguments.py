@@ -30,6 +30,7 @@ Layer = Literal["embedding", "penultimate"]
 Reader = Literal["research", "clinic", "dpo"]
 Split = Literal["train", "val", "test"]
 MeasuredSplit = Literal["test", "val"]
+Sampler = Literal["grid", "tpe"]
 Track = Literal["none", "tensorboard", "mlflow"]
 
 

@@ -134,7 +134,7 @@ COMMANDS: dict[str, Command] = {
     "ray": _simulate("uefl", "ray"),
     "compare": _table("compare", "--seeds", "2"),
     "crossvalidate": _table("crossvalidate", "--folds", "2", "--repeats", "1"),
-    "tune": Command(_many("tune", "averaged"), ("tune-averaged/trials.csv",)),
+    "tune": Command(_many("tune", "averaged"), ("tune-averaged/chosen.json",)),
     "pretrain": Command(
         lambda out: [
             *("pretrain", "skin", "--file", _file(out), "--out", str(out)),

@@ -11,6 +11,7 @@ from fedsilo.server_app.run.arguments import (
     AnyRun,
     Engine,
     MeasuredSplit,
+    Sampler,
     Sources,
     Tell,
     folders_of,
@@ -74,6 +75,7 @@ def compare(
 def tune(
     experiment: str,
     *,
+    sampler: Sampler = "grid",
     trials: int | None = None,
     folds: int | None = None,
     seeds: int | None = None,
@@ -90,7 +92,7 @@ def tune(
     for option, number in budget.items():
         refuse_below(2 if option == "folds" else 1, option, number)
     many = read_jobs(str(jobs), list(slurm))
-    return tune(experiment, run_sources(sources), jobs=many, tell=tell, **budget)
+    return tune(experiment, run_sources(sources), sampler=sampler, jobs=many, tell=tell, **budget)
 
 
 def crossvalidate(

@@ -67,11 +67,16 @@ class Budget:
 
     def taken(self, runs: Sequence[FinishedRun]) -> Budget:
         """Return it with what ``runs``, one per seed, took."""
-        took = {key: mean(_sum(run, key) for run in runs) for key in ("steps", "samples")}
-        sent = {key: mean(run.summary["bytes"][key] for run in runs) for key in ("down", "up")}
-        seconds = mean(run.summary["seconds"]["total"] for run in runs)
-        rounds = [int(run.summary["rounds"]) for run in runs]
-        return replace(self, rounds=rounds, seconds=seconds, **took, **sent)
+        summaries = [run.summary for run in runs]
+        return replace(
+            self,
+            rounds=[int(summary["rounds"]) for summary in summaries],
+            steps=mean(_sum(run, "steps") for run in runs),
+            samples=mean(_sum(run, "samples") for run in runs),
+            down=mean(summary["bytes"]["down"] for summary in summaries),
+            up=mean(summary["bytes"]["up"] for summary in summaries),
+            seconds=mean(summary["seconds"]["total"] for summary in summaries),
+        )
 
     def differences(self, other: Budget) -> Iterator[str]:
         """Yield in what this one differs from ``other``, which the texts name second."""

@@ -1,8 +1,8 @@
 """Many runs at once: what is missing is run, and the first failure starts no more.
 
 A trial is a short run with the inline engine in a worker process, of which only the summary is
-kept, in ``<folder>/<key>.json``. The key is a hash of all that decides the result: a trial whose
-file exists is not run again.
+kept, in ``<folder>/<key>.json``, with a digest of what was measured. The key is a hash of all that
+decides the result: a trial whose file exists is not run again.
 """
 
 import contextlib
@@ -129,7 +129,7 @@ def run_trials(trials: Sequence[Trial], folder: Path, jobs: Jobs) -> list[dict[s
 
         # A job of Slurm does not end with this command
         run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, ended)
-    return [json.loads(paths[key].read_text()) for key in keys]
+    return [json.loads(paths[key].read_text()) | {"file": paths[key].name} for key in keys]
 
 
 def _pool(jobs: Jobs, folder: Path, runs: int) -> Executor:
@@ -177,5 +177,7 @@ def _run_quietly(work: _Work) -> str | None:
             directory = run_inline(settings, len(silo_names(common)))
         except FedsiloError as error:
             return str(error)
-        write_atomically(path, json.dumps(directory.read_json(SUMMARY)))
+        # Equal where settings that differ change nothing: it has all digits, and no seconds
+        digest = hashlib.sha256((directory.path / "metrics.csv").read_bytes()).hexdigest()
+        write_atomically(path, json.dumps(directory.read_json(SUMMARY) | {"digest": digest}))
     return None

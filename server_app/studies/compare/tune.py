@@ -1,12 +1,13 @@
 """``fedsilo tune``: choose an experiment's settings on validation folds of the training data.
 
 simulation.yaml declares the grid with the experiment and, once for all, the budget: how many points
-are tried, on how many folds, how often. scikit-learn draws the points. Where sites are cut into
-folds no trial reads a test row; a data set with a validation part of its own has no folds, and its
-test figures go unused. What decides is the first of the data set's headline metrics that all runs
-have.
+are tried, on how many folds, how often. Optuna draws the points (search.py). Where sites are cut
+into folds no trial reads a test row; a data set with a validation part of its own has no folds, and
+its test figures go unused. What decides is the first of the data set's headline metrics that all
+runs have.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,12 @@ from fedsilo.server_app.config.experiments import (
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.studies.compare.search import (
+    Search,
+    at_an_edge,
+    refuse_small,
+    without_effect,
+)
 from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import deviation, mean, rich_table
 from fedsilo.server_app.studies.compare.trials import Trial, run_groups
@@ -55,6 +62,7 @@ class Point:
         error: its standard error over folds and seeds.
         loss: mean validation loss, which decides between equals.
         sites: each site's own score.
+        digest: of all that its runs measured.
     """
 
     settings: Mapping[str, Value]
@@ -62,6 +70,7 @@ class Point:
     error: float
     loss: float
     sites: Mapping[str, float]
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,8 @@ class Tuned:
         chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in self.ranked[0].settings.items())
         yield ranking_table(self)
         yield str(self.document["why"])
-        yield f"for simulation.yaml: {{{chosen}}}"
+        yield from (f"warning: {warning}" for warning in self.document["warnings"])
+        yield f"for simulation.yaml: {{{chosen}}}, and beside 'config' trials: {len(self.ranked)}"
         yield f"written to {self.folder}"
 
 
@@ -86,6 +96,7 @@ def tune(
     experiment: str,
     sources: RunSources,
     *,
+    sampler: str = "grid",
     trials: int | None = None,
     folds: int | None = None,
     seeds: int | None = None,
@@ -97,6 +108,7 @@ def tune(
     Args:
         experiment: its name; the simulation file declares its grid.
         sources: where settings come from, over the experiment's.
+        sampler: ``grid`` or ``tpe``.
         trials: points of the grid that are tried, or None for the simulation file's number.
         folds: of each seed's shuffling, at least 2, or None likewise.
         seeds: of each point, or None likewise. chosen.json has all three.
@@ -104,12 +116,12 @@ def tune(
         tell: is called with a line before the runs begin.
 
     Raises:
-        FedsiloError: there is no grid, a setting is wrong, or a run failed.
+        FedsiloError: there is no grid, a setting is wrong, a run failed, or Optuna is missing.
     """
     file = simulation_file(sources.file)
     budget = _budget(file, trials, folds, seeds)
     grid = find_experiment(file, experiment).grid
-    points = grid_points(grid, budget, experiment)
+    refuse_small(grid, sampler, budget.trials, experiment)
     base, _ = planned(experiment, sources)
     folder = Path(base.common.out) / f"tune-{experiment}"
     if "val-folds" not in data_set(base.common.dataset).settings:
@@ -117,16 +129,23 @@ def tune(
     if twice := [text for text in sources.changes if text.partition("=")[0].strip() in grid]:
         raise SettingError(f"--set {', '.join(twice)}: the grid of this experiment decides that")
     data = data_fingerprint(base.common)
-    groups = [_trials(base.as_mapping(), point, budget, data) for point in points]
-    tell(
-        f"{experiment}: {len(points)} points, {_pieces(budget)}: "
-        f"{sum(map(len, groups))} runs on training data"
-    )
-    summaries = run_groups(groups, folder / "trials", jobs)
-    metric = deciding_metric(data_set(base.common.dataset).headline, summaries)
+    search, headline = Search(grid, sampler, budget.trials), data_set(base.common.dataset).headline
+    points: list[dict[str, Value]] = []
+    groups: list[list[Trial]] = []
+    summaries: list[list[dict[str, Any]]] = []
+    for batch in search.batches():
+        tried = [_trials(base.as_mapping(), point, budget, data) for point in batch]
+        if not points:
+            runs = budget.trials * len(tried[0])
+            pieces = _pieces(budget)
+            tell(f"{experiment}: {budget.trials} points, {pieces}: {runs} runs on training data")
+        summaries += run_groups(tried, folder / "trials", jobs)
+        points, groups = [*points, *batch], [*groups, *tried]
+        metric = deciding_metric(headline, summaries)
+        search.tell([point.score for point in _scored(batch, summaries[-len(batch) :], metric)])
+        write_atomically(folder / "trials.csv", _csv(groups, summaries, metric))
     ranked = ranking(points, summaries, metric)
-    write_atomically(folder / "trials.csv", _csv(groups, summaries, metric))
-    document = chosen_document(experiment, budget, grid, ranked, metric)
+    document = chosen_document(experiment, budget, grid, ranked, metric, sampler)
     write_atomically(folder / "chosen.json", json.dumps(document, indent=2) + "\n")
     return Tuned(metric, ranked, document, folder)
 
@@ -135,26 +154,6 @@ def _budget(file: Path, trials: int | None, folds: int | None, seeds: int | None
     given = {"trials": trials, "folds": folds, "seeds": seeds}
     budget = read_section(file, "tuning", Tuning)
     return replace(budget, **{key: value for key, value in given.items() if value is not None})
-
-
-def grid_points(
-    grid: Mapping[str, Sequence[Value]], budget: Tuning, experiment: str
-) -> list[dict[str, Value]]:
-    """Return as many points of ``grid`` as the budget has trials, the same each time.
-
-    Raises:
-        SettingError: there is no grid, or it has fewer points: the budget is the same for all.
-    """
-    from sklearn.model_selection import ParameterGrid, ParameterSampler
-
-    size = len(ParameterGrid(dict(grid))) if grid else 0
-    if size < budget.trials:
-        raise SettingError(
-            f"experiment '{experiment}' declares a grid of {size} points, and every experiment is "
-            f"tried at {budget.trials} (--trials, or 'trials' under 'tuning'): widen its 'grid'"
-        )
-    sampled = ParameterSampler(dict(grid), budget.trials, random_state=0)
-    return [{key: point[key] for key in grid} for point in sampled]
 
 
 def _trials(
@@ -195,14 +194,25 @@ def ranking(
         summaries: for each point, those of its runs.
         metric: whose validation figures are the scores, of the data set's headline the first.
     """
-    ranked = []
+    scored = _scored(points, summaries, metric)
+    return sorted(scored, key=lambda point: (-round(point.score, 6), point.loss))
+
+
+def _scored(
+    points: Sequence[Mapping[str, Value]],
+    summaries: Sequence[Sequence[Mapping[str, Any]]],
+    metric: str,
+) -> list[Point]:
+    """Return the points with what they reached, in their order."""
+    scored = []
     for settings, runs in zip(points, summaries, strict=True):
         means = [summary["validation"]["mean"] for summary in runs]
         scores = [float(figures[metric]) for figures in means]
         error, loss = deviation(scores) / len(scores) ** 0.5, mean(f["loss"] for f in means)
         by_site = _by_site([summary["validation"]["distributions"] for summary in runs], metric)
-        ranked.append(Point(settings, mean(scores), error, loss, by_site))
-    return sorted(ranked, key=lambda point: (-round(point.score, 6), point.loss))
+        bits = hashlib.sha256("".join(run["digest"] for run in runs).encode()).hexdigest()
+        scored.append(Point(settings, mean(scores), error, loss, by_site, bits))
+    return scored
 
 
 def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
@@ -223,8 +233,9 @@ def chosen_document(
     grid: Mapping[str, Sequence[Value]],
     ranked: Sequence[Point],
     metric: str,
+    sampler: str = "grid",
 ) -> dict[str, Any]:
-    """Return chosen.json: what was chosen, why, and what else was tried."""
+    """Return chosen.json: what was chosen, why, what else was tried, and what to be wary of."""
     best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
     why = (
         f"best mean validation {metric} over sites, {best.score:.4f} (standard error "
@@ -232,10 +243,13 @@ def chosen_document(
     )
     if second is not None:
         why += f"; the next one has {second.score:.4f}"
+    same = without_effect([point.digest for point in ranked], [point.settings for point in ranked])
     return {
         "experiment": experiment,
         "chosen": dict(best.settings),
         "why": why,
+        "warnings": [*at_an_edge(grid, best.settings), *same],
+        "sampler": sampler,
         "metric": metric,
         "budget": vars(budget),
         "grid": {key: list(values) for key, values in grid.items()},
@@ -258,10 +272,12 @@ def _csv(
     summaries: Sequence[Sequence[Mapping[str, Any]]],
     metric: str,
 ) -> str:
-    """Return every trial's label and figures as CSV, the figures with all their digits."""
+    """Return a row per run: its label, figures with all their digits, seconds, digest and file."""
     records = []
     for trial, summary in zip(chain(*groups), chain(*summaries), strict=True):
         figures = summary["validation"]["mean"]
         cells = dict(trial.label) | {key: repr(figures[key]) for key in (metric, "loss")}
+        cells |= {"seconds": summary["seconds"]["total"], "digest": summary["digest"]}
+        cells |= {"run": f"trials/{summary['file']}"}
         records.append({key: str(value) for key, value in cells.items()})
     return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,9 @@ from fedsilo.server_app.studies.compare.tune import (
     Tuning,
     chosen_document,
     deciding_metric,
-    grid_points,
     ranking,
 )
 
-GRID = {"seed": [1, 2, 3], "learning-rate": [0.1, 0.2]}
 Simulation = Callable[[str], Path]
 
 
@@ -35,28 +34,10 @@ def simulation(tmp_path: Path) -> Simulation:
     return write
 
 
-def test_fewer_points_than_trials_are_refused_with_both_numbers() -> None:
-    with pytest.raises(SettingError, match=r"'x' declares a grid of 6 points.* tried at 7 "):
-        grid_points(GRID, Tuning(trials=7), "x")
-    with pytest.raises(SettingError, match="a grid of 0 points"):
-        grid_points({}, Tuning(trials=1), "x")
-
-
-def test_as_many_points_as_trials_are_drawn_the_same_each_time() -> None:
-    points = grid_points(GRID, Tuning(trials=4), "x")
-    assert points == grid_points(GRID, Tuning(trials=4), "x")
-    assert len({tuple(point.items()) for point in points}) == 4
-    for point in points:
-        assert list(point) == ["seed", "learning-rate"], "as the grid has them"
-        assert all(point[key] in values for key, values in GRID.items())
-    every = grid_points(GRID, Tuning(trials=6), "x")
-    assert len({tuple(point.items()) for point in every}) == 6
-
-
 def _validation(loss: float, **accuracies: float) -> dict[str, Any]:
     mean = {"accuracy": sum(accuracies.values()) / len(accuracies), "loss": loss}
     sites = {site: {"accuracy": accuracy} for site, accuracy in accuracies.items()}
-    return {"validation": {"mean": mean, "distributions": sites}}
+    return {"validation": {"mean": mean, "distributions": sites}, "digest": f"{loss}{accuracies}"}
 
 
 def _sites(summary: dict[str, Any]) -> list[dict[str, float]]:
@@ -183,6 +164,9 @@ experiments:
     base: heart
     config: {rounds: 8}
     grid: {method: [picsr], picsr.expert-rounds: [3, 8]}
+  idle:
+    base: heart
+    grid: {learning-rate: [0.01], batch-size: [300, 400]}
   tables:
     base: heart
     config: {dataset: table}
@@ -206,12 +190,16 @@ def test_a_search_reads_no_test_row_and_is_not_run_twice(
     assert _tune("heart", file, tmp_path / "out") == 0
     said = capsys.readouterr().out
     assert "2 points, 2 folds, 1 seeds: 4 runs on training data" in said
-    assert "for simulation.yaml: {learning-rate: 0.03}" in said
+    assert "for simulation.yaml: {learning-rate: 0.03}, and beside 'config' trials: 2" in said
+    assert "warning: the best 'learning-rate', 0.03, is at the upper end of 1e-05 to 0.03" in said
     document = json.loads((folder / "chosen.json").read_text())
     assert document["chosen"] == {"learning-rate": 0.03}, "the other does not move from its start"
     with (folder / "trials.csv").open(newline="") as table:
         rows = list(csv.DictReader(table))
     assert [(row["seed"], row["fold"]) for row in rows] == [("0", "0"), ("0", "1")] * 2
+    assert all(float(row["seconds"]) > 0 for row in rows)
+    assert len({row["digest"] for row in rows}) == 4
+    assert {folder / row["run"] for row in rows} == {*(folder / "trials").iterdir()}
     mean = sum(float(r["accuracy"]) for r in rows if r["learning-rate"] == "0.03") / 2
     assert document["ranking"][0]["score"] == pytest.approx(mean)
     trials = {path: path.stat().st_mtime_ns for path in (folder / "trials").iterdir()}
@@ -219,6 +207,7 @@ def test_a_search_reads_no_test_row_and_is_not_run_twice(
     for path in trials:
         summary = json.loads(path.read_text())
         assert summary["sites"] == {}, "a trial saw test rows"
+        assert summary["digest"] in {row["digest"] for row in rows}
         assert summary["validation"]["mean"].keys() >= {"accuracy", "loss"}
     before = (folder / "chosen.json").read_bytes()
     assert _tune("heart", file, tmp_path / "out") == 0
@@ -324,3 +313,56 @@ def test_folds_of_the_command_stand_instead_of_the_files(
     error = " ".join(capsys.readouterr().err.split())
     assert "--folds" in error
     assert "at least 2" in error
+
+
+@pytest.mark.usefixtures("in_process")
+def test_points_of_equal_bits_are_warned_of(
+    simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = simulation(SEARCH)
+    # No site has as many training rows as either batch
+    assert _tune("idle", file, tmp_path) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    told = "warning: equal bits though settings differ: batch-size"
+    assert told in said
+    assert "these values changed nothing" in said
+    document = json.loads((tmp_path / "tune-idle" / "chosen.json").read_text())
+    assert len({point["digest"] for point in document["ranking"]}) == 1
+    assert [warning for warning in document["warnings"] if warning.startswith("equal bits")]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_tpe_searches_the_range_and_asks_for_the_same_points_again(
+    simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = simulation(SEARCH), tmp_path / "tune-heart"
+    more = ("--sampler", "tpe", "--trials", "6")
+    assert _tune("heart", file, tmp_path, *more) == 0
+    assert "6 points, 2 folds, 1 seeds: 12 runs on training data" in capsys.readouterr().out
+    document = json.loads((folder / "chosen.json").read_text())
+    rates = [point["settings"]["learning-rate"] for point in document["ranking"]]
+    assert len(set(rates)) == 6
+    assert all(0.00001 <= rate <= 0.03 for rate in rates)
+    assert document["sampler"] == "tpe"
+    runs = {path: path.stat().st_mtime_ns for path in (folder / "trials").iterdir()}
+    assert len(runs) == 12
+    (folder / "chosen.json").unlink()
+    gone = sorted(runs)[0]
+    gone.unlink()  # as a death would have left it
+    assert _tune("heart", file, tmp_path, *more) == 0
+    again = {path: path.stat().st_mtime_ns for path in (folder / "trials").iterdir()}
+    assert {path for path in again if again[path] != runs[path]} == {gone}
+    assert json.loads((folder / "chosen.json").read_text()) == document
+
+
+def test_tune_without_optuna_names_the_extra(
+    simulation: Simulation,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert _tune("heart", simulation(SEARCH), tmp_path) == 1
+    error = capsys.readouterr().err
+    assert "'fedsilo tune' needs the extra 'tuning': pip install 'fedsilo[tuning]'" in error
+    assert error.count("\n") == 1

@@ -1,0 +1,157 @@
+"""The points that 'fedsilo tune' tries: Optuna's samplers over an experiment's grid.
+
+``grid`` draws points of the grid, each at most once. ``tpe`` (Bergstra et al. 2011) takes the
+smallest and the largest number of a setting for a range and proposes points in it by what the ones
+before reached; what are no numbers stay as they are. A sampler's seed is fixed and no study is
+stored: a search that is given again asks for the same points, whose runs are there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import Value
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+Grid = Mapping[str, Sequence[Value]]
+Point = dict[str, Value]
+
+_AT_ONCE = 4  # points that tpe is asked for before it hears of them, whatever '--jobs' is
+_DECADE = 10  # a range whose ends are so many times apart is searched by its logarithm
+_DIGITS = 3  # of a number that tpe proposes
+_EDGE = 0.05  # share of a range
+
+
+class Search:
+    """A search for as many points as an experiment may try.
+
+    Args:
+        grid: setting -> its values.
+        sampler: ``grid`` or ``tpe``.
+        points: how many are tried.
+    """
+
+    def __init__(self, grid: Grid, sampler: str, points: int) -> None:
+        optuna = _optuna()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        samplers = optuna.samplers
+        if sampler == "tpe":  # the first third at random, but no more than Optuna's own ten
+            chosen = samplers.TPESampler(n_startup_trials=min(10, -(-points // 3)), seed=0)
+        else:
+            chosen = samplers.GridSampler(grid, seed=0)
+        self._study = optuna.create_study(sampler=chosen, direction="maximize")
+        self._spaces = {key: _space(values, sampler) for key, values in grid.items()}
+        self._left = points
+        self._at_once = _AT_ONCE if sampler == "tpe" else points
+        self._asked: list[Any] = []
+        self._learns = sampler == "tpe"
+
+    def batches(self) -> Iterator[list[Point]]:
+        """Yield points that are tried side by side; ``tell`` of each batch before the next."""
+        while self._left:
+            count = min(self._left, self._at_once)
+            self._left -= count
+            self._asked = [self._study.ask(self._spaces) for _ in range(count)]
+            yield [self._point(trial.params) for trial in self._asked]
+
+    def tell(self, scores: Sequence[float]) -> None:
+        """Take the scores of the batch, more is better."""
+        # The grid sampler learns nothing, and would stop a study of its last point by an exception
+        for trial, score in zip(self._asked, scores, strict=True) if self._learns else ():
+            self._study.tell(trial, score)
+
+    def _point(self, proposed: Mapping[str, Any]) -> Point:
+        return {key: _rounded(proposed[key]) for key in self._spaces}
+
+
+def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None:
+    """Refuse a grid of fewer points than are tried of every experiment.
+
+    Raises:
+        SettingError: there is no grid, or it has fewer points: the budget is the same for all.
+    """
+    ranges = sampler == "tpe" and any(_range(values) for values in grid.values())
+    size = math.prod(map(len, grid.values())) if grid else 0
+    if size < points and not ranges:
+        raise SettingError(
+            f"experiment '{experiment}' declares a grid of {size} points, and every experiment is "
+            f"tried at {points} (--trials, or 'trials' under 'tuning'): widen its 'grid'"
+        )
+
+
+def at_an_edge(grid: Grid, best: Mapping[str, Value]) -> Iterator[str]:
+    """Yield a sentence for each number of the best point that is at an end of its values."""
+    for key, values in grid.items():
+        if not (ends := _range(values)):
+            continue
+        low, high = ends
+        at, value = _place(float(str(best[key])), low, high), best[key]
+        if at < _EDGE or at > 1 - _EDGE:
+            end = "lower" if at < _EDGE else "upper"
+            yield (
+                f"the best '{key}', {value}, is at the {end} end of {low:g} to {high:g}: what is "
+                "beyond may be better; widen the grid and tune again"
+            )
+
+
+def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]) -> Iterator[str]:
+    """Yield a sentence for each point that gave the same bits as one before it."""
+    first: dict[str, Mapping[str, Value]] = {}
+    for digest, point in zip(digests, points, strict=True):
+        same = first.setdefault(digest, point)
+        if digest and (changed := [k for k in point if point[k] != same[k]]):
+            told = ", ".join(f"{key} {same[key]} and {point[key]}" for key in changed)
+            yield f"equal bits though settings differ: {told}; these values changed nothing"
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise SettingError(
+            "'fedsilo tune' needs the extra 'tuning': pip install 'fedsilo[tuning]'"
+        ) from None
+    return optuna
+
+
+def _space(values: Sequence[Value], sampler: str) -> BaseDistribution:
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    if sampler != "tpe" or not (ends := _range(values)):
+        return CategoricalDistribution(values)
+    low, high = ends
+    if all(isinstance(value, int) for value in values):
+        return IntDistribution(int(low), int(high), log=_by_logarithm(low, high))
+    return FloatDistribution(low, high, log=_by_logarithm(low, high))
+
+
+def _range(values: Sequence[Value]) -> tuple[float, float] | None:
+    """Return the ends of values that are numbers, or None for others and for a single one."""
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(numbers) < len(values) or min(numbers) == max(numbers):
+        return None
+    return float(min(numbers)), float(max(numbers))
+
+
+def _by_logarithm(low: float, high: float) -> bool:
+    return low > 0 and high / low >= _DECADE
+
+
+def _place(value: float, low: float, high: float) -> float:
+    """Return where a number is between two: 0 at the lower, 1 at the upper."""
+    if _by_logarithm(low, high):
+        value, low, high = math.log(value), math.log(low), math.log(high)
+    return (value - low) / (high - low)
+
+
+def _rounded(value: Any) -> Value:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
