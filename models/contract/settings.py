@@ -334,8 +334,14 @@ class CommonSettings:
         "empty: those that sites report",
     )
     track: str = choice(
-        *("none", "tensorboard", "mlflow"),
-        help="where the rows of metrics.csv and traffic.csv also go (extra 'tracking')",
+        *("none", "tensorboard", "mlflow", "wandb"),
+        help="where metrics also go after each round (extra 'tracking')",
+        roles="circumstance",
+    )
+    track_detail: str = choice(
+        *("means", "sites"),
+        help="track: means over sites, about twenty numbers a round; or every row of metrics.csv "
+        "and traffic.csv",
         roles="circumstance",
     )
 

@@ -1,33 +1,44 @@
-"""Metrics where people look: rows of ``metrics.csv`` and ``traffic.csv`` in TensorBoard or MLflow.
+"""Metrics where people look: TensorBoard, MLflow or Weights & Biases, after each round.
 
-Each row becomes one scalar at its round: ``<split>/<metric>/<site>``, and of a message
-``traffic/<phase>/<bytes_down, bytes_up or seconds>/<site>``. The hook stores nothing in the
-checkpoint, so that a run is the same with and without it. A resumed run sends all rows of its
-checkpoint again where earlier ones are removed by ``purge_step`` (TensorBoard), and only what was
-not sent yet where they cannot be removed (MLflow). A failure is one line and ends no run.
+By default a scalar is the mean over sites of a metric, ``<split>/<metric>``, or a round's sum over
+sites, ``traffic/<bytes_down, bytes_up, seconds, steps or samples>``: about twenty. 'track-detail'
+``sites`` makes one of each row of ``metrics.csv`` and ``traffic.csv``. The settings that decide the
+result go once. The hook stores nothing in the checkpoint, so that a run is the same with and
+without it. A failure is one line and ends no run.
+
+A tracker is a generator: it opens what it writes to, is sent lists of scalars, and ends when it is
+closed. A resumed run sends all rows of its checkpoint again: TensorBoard removes earlier ones
+(``purge_step``), MLflow is sent what it does not have, and W&B gets them at the same rounds.
 """
 
 import fcntl
+import hashlib
 import logging
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from statistics import fmean
+from typing import NamedTuple
 
+from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.records.recorder import TRAFFIC_HEADER, Recorder, Row
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 
-_AT_ONCE = 1000  # metrics that MLflow takes in a request
+_METRICS_AT_ONCE, _PARAMS_AT_ONCE = 1000, 100  # that MLflow takes in a request
 _NOT_IN_A_KEY = re.compile(r"[^\w\-. /:]")
-_EXPERIMENT, _TAG = "fedsilo", "fedsilo.run-directory"
+_PROJECT, _TAG = "fedsilo", "fedsilo.run-directory"
+_PART = re.compile(r"\.|-from-|^own-")  # in metrics of classes, bins, and single sites' models
 # A server that is away may cost a run seconds, not minutes; the user's environment goes first
 _IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+Settings = Mapping[str, Value]
 
 
 class Scalar(NamedTuple):
@@ -38,86 +49,116 @@ class Scalar(NamedTuple):
     value: float
 
 
-class Tracker(Protocol):
-    """Where scalars go."""
-
-    def write(self, scalars: Sequence[Scalar]) -> None:
-        """Store scalars in their order."""
-        ...
-
-    def close(self) -> None:
-        """Finish: no more scalars come."""
-        ...
+Tracker = Generator[None, Sequence[Scalar], None]
 
 
-class TensorBoard:
-    """Event files in ``<run-dir>/tensorboard``, numbers with all their digits."""
+def _tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
+    """Write event files in ``<run-dir>/tensorboard``, numbers with all their digits."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, run_dir: Path, resumed: bool) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        # In a new run too, as readers only treat a second start as a restart
-        self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=0)
-        self.close = self._writer.close
-
-    def write(self, scalars: Sequence[Scalar]) -> None:
-        """Add them and flush."""
-        for tag, step, value in scalars:
-            self._writer.add_scalar(tag, value, step, new_style=True, double_precision=True)
-        self._writer.flush()
+    # Purged in a new run too, as readers only treat a second start as a restart
+    with closing(SummaryWriter(str(run_dir / "tensorboard"), purge_step=0)) as writer:  # type: ignore[no-untyped-call]
+        lines = ["| setting | value |", "| --- | --- |"]
+        lines += [f"| {key} | {value} |" for key, value in settings.items()]
+        writer.add_text("settings", "\n".join(lines))  # type: ignore[no-untyped-call]
+        while True:
+            for tag, step, value in (yield):
+                writer.add_scalar(tag, value, step, new_style=True, double_precision=True)  # type: ignore[no-untyped-call]
+            writer.flush()  # type: ignore[no-untyped-call]
 
 
-class MLflow:
-    """A run of the experiment ``fedsilo`` at ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` beside it.
+def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
+    """Write a run at ``MLFLOW_TRACKING_URI``, else in ``mlflow.db`` beside the run directory.
 
     A resumed run continues the MLflow run that has its directory as a tag.
     """
+    for name, value in _IMPATIENT.items():
+        os.environ.setdefault(name, value)
+    import mlflow
+    from mlflow.entities import Metric, Param
 
-    def __init__(self, run_dir: Path, resumed: bool) -> None:
-        for name, value in _IMPATIENT.items():
-            os.environ.setdefault(name, value)
-        import mlflow
-
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir.parent / 'mlflow.db'}"
-        self._sent: Counter[tuple[str, int]] = Counter()
-        with (run_dir.parent / ".mlflow.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # two runs would both make the tables
-            client = self._client = mlflow.MlflowClient(uri)
-            found = client.get_experiment_by_name(_EXPERIMENT)
-            experiment = found.experiment_id if found else client.create_experiment(_EXPERIMENT)
-        runs = client.search_runs([experiment], f"tags.`{_TAG}` = '{run_dir}'", max_results=1)
-        for run in runs if resumed else ():
-            for key in run.data.metrics:
-                history = client.get_metric_history(run.info.run_id, key)
-                self._sent.update((key, metric.step) for metric in history)
-            self._run = str(run.info.run_id)
-            return
-        made = client.create_run(experiment, run_name=run_dir.name, tags={_TAG: str(run_dir)})
-        self._run = str(made.info.run_id)
-
-    def write(self, scalars: Sequence[Scalar]) -> None:
-        """Log the scalars that the run does not have yet."""
-        from mlflow.entities import Metric
-
-        fresh = []
-        for scalar in scalars:
-            key = _NOT_IN_A_KEY.sub("_", scalar.tag)
-            if self._sent[key, scalar.step]:
-                self._sent[key, scalar.step] -= 1
-            else:
-                fresh.append(Metric(key, scalar.value, 0, scalar.step))
-        for start in range(0, len(fresh), _AT_ONCE):
-            self._client.log_batch(self._run, metrics=fresh[start : start + _AT_ONCE])
-
-    def close(self) -> None:
-        """Mark the run as finished."""
-        self._client.set_terminated(self._run)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir.parent / 'mlflow.db'}"
+    with (run_dir.parent / ".mlflow.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # two runs would both make the tables
+        client = mlflow.MlflowClient(uri)
+        found = client.get_experiment_by_name(_PROJECT)
+        experiment = found.experiment_id if found else client.create_experiment(_PROJECT)
+    runs = client.search_runs([experiment], f"tags.`{_TAG}` = '{run_dir}'", max_results=1)
+    sent: Counter[tuple[str, int]] = Counter()
+    if resumed and runs:
+        run = runs[0].info.run_id
+        for key in runs[0].data.metrics:
+            sent.update((key, metric.step) for metric in client.get_metric_history(run, key))
+    else:
+        tags = {_TAG: str(run_dir)}
+        run = client.create_run(experiment, run_name=run_dir.name, tags=tags).info.run_id
+        params = [Param(key, str(value)) for key, value in settings.items()]
+        for start in range(0, len(params), _PARAMS_AT_ONCE):
+            client.log_batch(run, params=params[start : start + _PARAMS_AT_ONCE])
+    try:
+        while True:
+            fresh = []
+            for tag, step, value in (yield):
+                key = _NOT_IN_A_KEY.sub("_", tag)
+                if sent[key, step]:
+                    sent[key, step] -= 1
+                else:
+                    fresh.append(Metric(key, value, 0, step))
+            for start in range(0, len(fresh), _METRICS_AT_ONCE):
+                client.log_batch(run, metrics=fresh[start : start + _METRICS_AT_ONCE])
+    except GeneratorExit:
+        client.set_terminated(run)
 
 
-TRACKERS: Mapping[str, Callable[[Path, bool], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": MLflow,
+def _wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
+    """Write a run of the project ``fedsilo`` of Weights & Biases.
+
+    Without an account on this machine, and with ``WANDB_MODE=offline``, it stays in
+    ``<run-dir>/wandb`` until ``wandb sync``. Neither code, git, console nor machine is sent.
+    """
+    import wandb
+
+    known = "WANDB_MODE" in os.environ or wandb.login(prompt=False, verify=False)
+    quiet = wandb.Settings(
+        silent=True,
+        console="off",
+        init_timeout=20,
+        finish_timeout=60,
+        host="",
+        disable_code=True,
+        disable_git=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_disable_machine_info=True,
+    )
+    run = wandb.init(
+        project=_PROJECT,
+        name=run_dir.name,
+        id=hashlib.sha256(str(run_dir).encode()).hexdigest()[:16],
+        resume="allow" if resumed else None,
+        dir=run_dir,
+        config=dict(settings),
+        mode=None if known else "offline",
+        reinit="create_new",
+        settings=quiet,
+    )
+    run.define_metric("*", step_metric="round")
+    try:
+        while True:
+            rounds: dict[int, dict[str, float]] = defaultdict(dict)
+            for tag, step, value in (yield):
+                rounds[step][tag] = value
+            for step in sorted(rounds):
+                run.log({"round": step, **rounds[step]})
+    finally:
+        run.finish()
+
+
+TRACKERS: Mapping[str, Callable[[Path, Settings, bool], Tracker]] = {
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+    "wandb": _wandb,
 }
 
 
@@ -128,25 +169,38 @@ class TrackingHook(Hook):
         track: one of ``TRACKERS``.
         run_dir: the run directory.
         recorder: writes the rows.
+        settings: those that decide the run's result.
+        detail: ``means`` or ``sites``.
         resumed: whether the run was begun by another process.
     """
 
-    def __init__(self, track: str, run_dir: Path, recorder: Recorder, resumed: bool) -> None:
+    def __init__(
+        self,
+        track: str,
+        run_dir: Path,
+        recorder: Recorder,
+        settings: Settings,
+        detail: str,
+        resumed: bool,
+    ) -> None:
         self.track, self.run_dir, self.recorder, self.resumed = track, run_dir, recorder, resumed
+        self.settings = settings
+        self.scalars = means if detail == "means" else of_sites
         self.tracker: Tracker | None = None
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Open the tracker, and send what a checkpoint knows."""
         with self._harmless():
-            self.tracker = TRACKERS[self.track](self.run_dir, self.resumed)
+            self.tracker = TRACKERS[self.track](self.run_dir, self.settings, self.resumed)
+            next(self.tracker)
             metrics = [*self.recorder.metrics.rows(), *self.recorder.open]
-            self.tracker.write(_scalars(metrics, self.recorder.traffic.rows()))
+            self.tracker.send(self.scalars(metrics, self.recorder.traffic.rows()))
 
     def round_ended(self, state: State) -> None:
         """Send what the round has added."""
         if self.tracker:
             with self._harmless():
-                self.tracker.write(_scalars(*self.recorder.written))
+                self.tracker.send(self.scalars(*self.recorder.written))
 
     def run_ended(self, state: State) -> None:
         """Send what the final evaluation has added, and close the tracker."""
@@ -168,13 +222,33 @@ class TrackingHook(Hook):
             logging.getLogger("flwr").warning(line, self.track, reason)
 
 
-def _scalars(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
-    """Return the rows of metrics.csv and of traffic.csv as numbers with a name and a round."""
+def of_sites(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
+    """Return each row of metrics.csv and of traffic.csv as numbers with a name and a round."""
     found = [
         Scalar(f"{split}/{metric}/{site}", int(round_), float(value))
         for round_, site, split, metric, value in metrics
     ]
     for round_, phase, site, *values in traffic:
-        for name, value in zip(TRAFFIC_HEADER[3:], values, strict=True):
+        for name, value in zip(TRAFFIC_HEADER[3:], values, strict=False):
             found.append(Scalar(f"traffic/{phase}/{name}/{site}", int(round_), float(value)))
     return found
+
+
+def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
+    """Return the means of metrics over sites, and sums of a round's messages.
+
+    Left out are metrics of classes, of bins and of each site's own trained model but its loss in
+    training, and the first and last messages of a run.
+    """
+    values: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for round_, _, split, metric, value in metrics:
+        own = metric.startswith("trained-") and split != "train"
+        if not own and not _PART.search(metric):
+            values[f"{split}/{metric}", int(round_)].append(float(value))
+    found = [Scalar(tag, step, fmean(listed)) for (tag, step), listed in values.items()]
+    sums: dict[tuple[str, int], float] = defaultdict(float)
+    for round_, phase, _, *numbers in traffic:
+        if phase not in ("hello", EVALUATE):
+            for name, value in zip(TRAFFIC_HEADER[3:], numbers, strict=False):
+                sums[f"traffic/{name}", int(round_)] += float(value)
+    return found + [Scalar(tag, step, value) for (tag, step), value in sums.items()]

@@ -31,7 +31,7 @@ Reader = Literal["research", "clinic", "dpo"]
 Split = Literal["train", "val", "test"]
 MeasuredSplit = Literal["test", "val"]
 Sampler = Literal["grid", "tpe"]
-Track = Literal["none", "tensorboard", "mlflow"]
+Track = Literal["none", "tensorboard", "mlflow", "wandb"]
 
 
 class Changes(TypedDict, total=False):

@@ -84,7 +84,9 @@ def assemble(
     progress = ProgressHook(directory, common, title, cls.marks, recorder, privacy, say)
     hooks = [*recording, checkpoint, progress]
     if common.track != "none":
-        hooks.append(TrackingHook(common.track, directory.path, recorder, common.resume))
+        decisive, detail = settings.decisive(), common.track_detail
+        tracked = (common.track, directory.path, recorder, decisive, detail, common.resume)
+        hooks.append(TrackingHook(*tracked))
     loop = RoundLoop(cls(common, settings.own, participants), hooks, str(directory.path))
     if common.resume:
         _refuse_other_data(directory, participants, cls.capabilities.late_join)
