@@ -87,7 +87,13 @@ def _records(file: Path) -> Iterator[Any]:
 
 def _newest_of_wandb(run_dir: Path) -> list[Any]:
     pytest.importorskip("wandb")
-    return list(_records(max(run_dir.glob("wandb/offline-run-*/*.wandb"))))  # named by time
+    newest = max(run_dir.glob("wandb/offline-run-*/*.wandb"))  # named by time
+    for _ in range(100):  # W&B's service may write on for a moment
+        records = list(_records(newest))
+        if records and records[-1].WhichOneof("record_type") == "exit":
+            return records
+        time.sleep(0.1)
+    raise AssertionError(f"{newest} has no end")
 
 
 def _of_wandb(run_dir: Path) -> Told:
