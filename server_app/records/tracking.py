@@ -57,14 +57,14 @@ def _tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     from torch.utils.tensorboard import SummaryWriter
 
     # Purged in a new run too, as readers only treat a second start as a restart
-    with closing(SummaryWriter(str(run_dir / "tensorboard"), purge_step=0)) as writer:  # type: ignore[no-untyped-call]
+    with closing(SummaryWriter(str(run_dir / "tensorboard"), purge_step=0)) as writer:
         lines = ["| setting | value |", "| --- | --- |"]
         lines += [f"| {key} | {value} |" for key, value in settings.items()]
-        writer.add_text("settings", "\n".join(lines))  # type: ignore[no-untyped-call]
+        writer.add_text("settings", "\n".join(lines))
         while True:
             for tag, step, value in (yield):
-                writer.add_scalar(tag, value, step, new_style=True, double_precision=True)  # type: ignore[no-untyped-call]
-            writer.flush()  # type: ignore[no-untyped-call]
+                writer.add_scalar(tag, value, step, new_style=True, double_precision=True)
+            writer.flush()
 
 
 def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
@@ -72,8 +72,8 @@ def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 
     A resumed run continues the MLflow run that has its directory as a tag.
     """
-    for name, value in _IMPATIENT.items():
-        os.environ.setdefault(name, value)
+    for name, patience in _IMPATIENT.items():
+        os.environ.setdefault(name, patience)
     import mlflow
     from mlflow.entities import Metric, Param
 

@@ -33,7 +33,7 @@ def test_a_resumed_run_may_differ_in_the_circumstances_only() -> None:
     assert {
         *("data-dir", "cache-dir", "out", "run-name", "resume"),
         *("min-sites", "reply-timeout", "away-timeout", "join-timeout", "site-weights", "track"),
-        *("purpose", "plugin", "plugin-settings"),
+        *("track-detail", "purpose", "plugin", "plugin-settings"),
     } == config._CIRCUMSTANCES
 
 
@@ -42,7 +42,8 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("data-dir", "cache-dir", "out", "run-name", "resume", "backbone-weights"),
         *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
         *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
-        *("deterministic", "fused-optimiser", "track", "purpose", "plugin", "plugin-settings"),
+        *("deterministic", "fused-optimiser", "track", "track-detail", "purpose"),
+        *("plugin", "plugin-settings"),
         *("sites-per-round", "aggregation", "aggregation-faulty", "max-update-norm"),
         *("secure-aggregation", "secure-threshold", "secure-bits", "secure-samples", "clip-norm"),
     } == private_state._FREE

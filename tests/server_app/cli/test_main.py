@@ -157,7 +157,7 @@ def test_compare_runs_resumes_and_reuses(
     assert main(arguments) == 0
     assert "4 runs" in capsys.readouterr().out
     table = (tmp_path / "t.md").read_text()
-    assert table.count("fedavg-digits") == table.count("local-digits") == 4
+    assert table.count("fedavg-digits") == table.count("local-digits") == 5
     assert main(arguments) == 0
     assert "runs, " not in capsys.readouterr().out
     assert (tmp_path / "t.md").read_text() == table

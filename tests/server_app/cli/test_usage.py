@@ -117,9 +117,9 @@ def test_each_command_has_help_and_no_markup_in_it(
         (
             "compare",
             "set config out file plugin engine supernodes seeds jobs slurm split splits metrics "
-            "median tests paired csv markdown",
+            "median tests paired unequal csv markdown",
         ),
-        ("tune", "set config out file plugin trials folds seeds jobs slurm"),
+        ("tune", "set config out file plugin sampler trials folds seeds jobs slurm"),
         ("crossvalidate", "folds repeats csv markdown set config out file plugin jobs slurm"),
         ("fetch", "data-dir base-url accept-licence"),
         ("datasets", "data-dir json"),
