@@ -317,13 +317,9 @@ class CommonSettings:
         "<out>/<run-name>-meeting.json",
         roles="circumstance",
     )
-    run_name: str = _circumstance(
-        "", "name of the run directory; empty: from method, data and time"
-    )
+    run_name: str = _circumstance("", "name of the run directory; empty: method, data, time")
     resume: bool = _circumstance(False, "continue the run run-name from its newest checkpoint")
-    reply_timeout: float = _circumstance(
-        3600.0, "seconds to wait for the replies of a phase", above=0.0
-    )
+    reply_timeout: float = _circumstance(3600.0, "seconds to wait for a phase's replies", above=0.0)
     away_timeout: float = _count(
         300.0, "seconds that a site may be disconnected before it is given up", roles="circumstance"
     )
@@ -339,10 +335,7 @@ class CommonSettings:
         roles="circumstance",
     )
     track_detail: str = choice(
-        *("means", "sites"),
-        help="track: means over sites, about twenty numbers a round; or every row of metrics.csv "
-        "and traffic.csv",
-        roles="circumstance",
+        "means", "sites", help="track: about twenty means, or all rows", roles="circumstance"
     )
 
     def is_private(self) -> bool:
