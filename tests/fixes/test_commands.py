@@ -80,7 +80,7 @@ def command(
 def test_methods_of_two_rules_are_compared_once_one_holds_for_all(
     other: str, instead: tuple[str, ...], command: Command
 ) -> None:
-    compare = ("compare", "once", other, "--seeds", "1", "--supernodes", "1")
+    compare = ("compare", "once", other, "--seeds", "1", "--supernodes", "1", "--unequal")
     told = command(*compare)
     assert f"the optimiser of experiment '{other}' goes on over rounds and that of 'once'" in told
     assert f"set 'optimiser-state' to 'run' ('epoch-steps' of '{other}' is " in told

@@ -81,11 +81,9 @@ class Budget:
     def differences(self, other: Budget) -> Iterator[str]:
         """Yield in what this one differs from ``other``, which the texts name second."""
         told = bool(self.steps and other.steps)  # then what was taken says more
-        for key in dict.fromkeys((*self.given, *other.given)):
-            if told and key in _TRAINING:
-                continue
-            mine, theirs = self.given.get(key, ""), other.given.get(key, "")
-            if mine != theirs:
+        for key, mine in self.given.items():
+            theirs = other.given.get(key, mine)  # a setting that means nothing there is none
+            if mine != theirs and not (told and key in _TRAINING):
                 yield f"{key} {_shown(mine)}, not {_shown(theirs)}"
         if self.trials != other.trials:
             yield f"tuned over {self.trials} points, not {other.trials}"

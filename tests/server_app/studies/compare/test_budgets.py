@@ -12,7 +12,7 @@ from fedsilo.server_app.records.run_directory import config_document
 from fedsilo.server_app.studies.compare.budgets import Budget, Budgets, budget_of, tuned_over
 from fedsilo.server_app.studies.finished_run import FinishedRun
 
-GIVEN = {"rounds": 4, "network": "conv"}
+GIVEN = {"rounds": 4, "network": "conv", "local-steps": 9}
 EQUAL = Budget("digits", GIVEN, 3, (4, 4), 100.0, 1600.0)
 
 
@@ -64,7 +64,7 @@ def test_rows_of_an_earlier_version_took_steps_that_nobody_told(tmp_path: Path) 
         ({"rounds": (2, 4)}, ["2 to 4 of 4 rounds, not 4 of 4"]),
         ({"given": GIVEN | {"rounds": 5}}, ["rounds 5, not 4"]),
         ({"given": GIVEN | {"local-steps": 5}}, []),
-        ({"given": GIVEN | {"local-steps": 5}, "steps": 0}, ["local-steps 5, not unset"]),
+        ({"given": GIVEN | {"local-steps": 5}, "steps": 0}, ["local-steps 5, not 9"]),
         ({"given": GIVEN | {"network": "vit", "backbone": ""}}, ["network vit, not conv"]),
         ({"trials": 0}, ["tuned over 0 points, not 3"]),
         ({"steps": 109.0}, []),
