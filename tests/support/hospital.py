@@ -104,12 +104,16 @@ class Hospital:
 
     def silo(self) -> Silo:
         """Return what the hospital holds: no server has it."""
-        return load_silo(self.site, resolve({"dataset": "heart-synthetic"}).common)
+        data = ("dataset", "silos", "silo-train-size", "silo-test-size")
+        told = {key: self.run[key] for key in data if key in self.run}
+        return load_silo(self.site, resolve({"dataset": "heart-synthetic"} | told).common)
 
     def rows(self) -> np.ndarray[Any, Any]:
-        """Return the training rows as its networks see them, (n, features), in sd."""
+        """Return the training rows or images as its networks see them, (n, features), in sd."""
         silo = self.silo()
-        inputs = silo.train.inputs
+        inputs = silo.train.inputs.flatten(1)
+        if not silo.features:
+            return np.asarray(inputs, dtype=np.float64)
         figures = pooled_statistics([sums_of(inputs)])
         if self.run.get("standardise") == "declared" and silo.declared is not None:
             figures = silo.declared
@@ -120,8 +124,13 @@ class Hospital:
         found = [c for c in candidates if np.isfinite(c).all()]
         if not found:
             return 0
-        apart = self.rows()[:, None, :] - np.stack(found)[None]
-        return int((np.sqrt((apart**2).mean(axis=-1)).min(axis=1) < error).sum())
+        return int((self.nearest(found) < error).sum())
+
+    def nearest(self, candidates: Iterable[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        """Return how far (rms, in sd) each row (n,) is from the candidate that is nearest to it."""
+        found = np.stack([c for c in candidates if np.isfinite(c).all()])
+        least = [np.sqrt(((found - row) ** 2).mean(axis=1).min()) for row in self.rows()]
+        return np.array(least)
 
 
 def files_below(folder: Path) -> list[str]:
