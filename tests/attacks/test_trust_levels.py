@@ -5,41 +5,90 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.attackers import ATTACKS, FEATURES, attacked, planes
-from tests.support.hospital import Hospital
+from fedsilo.models.contract.methods import METHODS, why_not_private
+from tests.support.attackers.asked import Asked
+from tests.support.attackers.attacks import ATTACKS, PLANES, attacked
+from tests.support.attackers.planes import FEATURES, NO_WEIGHTS, WAYS, planes
 
-FEW = {"planes, FedAvg": 6, "class means, FedProto": 2}
+HONEST = "inversion of honest weights, fedavg"
+MEAN_IMAGES = "images by class means, fedproto"
+REFUSED = ["centroids, uefl"]  # where nobody is trusted
+# Messages, and the rows that are read in them where the server is trusted
+READ = {
+    "class means, fedproto": (2, 15),
+    "mean logits, feddistill": (42, 1),
+    "centroids, uefl": (40, 5),
+    "images by planes, fedavg": (1, 3),
+    MEAN_IMAGES: (3, 1),
+    HONEST: (1, 1),
+}
+SLOW = {HONEST, MEAN_IMAGES}
 
 
-def nearest(hospital: Hospital, candidates: list[np.ndarray]) -> np.ndarray:
-    """Return how far (rms, in sd) each row is from the candidate that is nearest to it."""
-    found = np.stack([c for c in candidates if np.isfinite(c).all()])
-    rows = hospital.rows()
-    squares = (rows**2).sum(1)[:, None] - 2 * rows @ found.T + (found**2).sum(1)[None]
-    return np.sqrt(np.maximum(squares.min(axis=1), 0) / FEATURES)
+def in_soak(names: list[str], slow: set[str]) -> list[object]:
+    """Return parameters of which some run in ``make test-soak`` alone."""
+    return [pytest.param(n, marks=pytest.mark.soak) if n in slow else n for n in names]
 
 
-@pytest.mark.parametrize("attack", sorted(ATTACKS))
-def test_a_trusted_server_that_breaks_the_trust_reads_rows(attack: str, tmp_path: Path) -> None:
-    site = attacked(attack, 0.0, tmp_path, FEW[attack])
-    assert site.answered == site.messages, "nothing of it is refused"
+def test_every_method_is_attacked_or_there_is_a_reason_why_not() -> None:
+    assert WAYS.keys() | NO_WEIGHTS.keys() == METHODS.keys()
+    assert not WAYS.keys() & NO_WEIGHTS.keys()
+
+
+@pytest.mark.parametrize("attack", sorted(PLANES))
+def test_a_trusted_server_reads_rows_by_every_method_that_sends_weights(
+    attack: str, tmp_path: Path
+) -> None:
+    site = attacked(attack, 0.0, tmp_path, 1)
+    assert site.answered == site.messages, site.hospital.refusals
     assert site.hospital.recovered(site.candidates) >= 15
 
 
-@pytest.mark.parametrize("attack", sorted(ATTACKS))
+@pytest.mark.parametrize("attack", sorted(READ))
+def test_a_trusted_server_that_breaks_the_trust_reads_rows(attack: str, tmp_path: Path) -> None:
+    messages, rows = READ[attack]
+    site = attacked(attack, 0.0, tmp_path, messages)
+    assert site.answered == site.messages, "nothing of it is refused"
+    assert site.hospital.recovered(site.candidates) >= rows
+
+
+@pytest.mark.parametrize("attack", sorted(PLANES))
+def test_where_nobody_is_trusted_no_method_gives_a_row_away(attack: str, tmp_path: Path) -> None:
+    """At a budget of 64, which promises little."""
+    site = attacked(attack, 64.0, tmp_path, 2)
+    if reason := why_not_private(ATTACKS[attack].method):
+        assert site.answered == 0
+        assert reason in site.hospital.refusals[0]
+        return
+    assert site.answered == site.messages, site.hospital.refusals
+    no_nearer_than_a_guess(site)
+
+
+@pytest.mark.parametrize("attack", in_soak(sorted(set(READ) - set(REFUSED)), SLOW))
 def test_where_nobody_is_trusted_no_row_is_nearer_than_a_guess(attack: str, tmp_path: Path) -> None:
-    site = attacked(attack, 8.0, tmp_path, FEW[attack])
+    site = attacked(attack, 8.0, tmp_path, READ[attack][0])
     assert site.answered == site.messages, "the budget allows it, and it does not help"
+    no_nearer_than_a_guess(site)
+
+
+def test_where_nobody_is_trusted_there_are_no_centroids(tmp_path: Path) -> None:
+    site = attacked("centroids, uefl", 64.0, tmp_path, 2)
+    assert site.answered == 0
+    assert "centroids of a site's features have no noise" in site.hospital.refusals[0]
+
+
+def no_nearer_than_a_guess(site: Asked) -> None:
+    """Check that who knows nothing but that features are standardised guesses as well."""
+    rows = site.hospital.rows()
     assert site.hospital.recovered(site.candidates) == 0
-    # Who knows nothing but that features are standardised guesses as often
-    draws = np.random.default_rng(1).normal(size=(len(site.candidates), FEATURES))
-    guessed = np.median(nearest(site.hospital, list(draws)))
-    assert np.median(nearest(site.hospital, site.candidates)) >= 0.95 * guessed
+    draws = np.random.default_rng(1).normal(size=(len(site.candidates), rows.shape[1]))
+    guessed = np.median(site.hospital.nearest(draws))
+    assert np.median(site.hospital.nearest(site.candidates)) >= 0.95 * guessed
 
 
 def test_two_hundred_messages_beyond_the_budget_are_all_refused(tmp_path: Path) -> None:
-    site = attacked("planes, FedAvg", 1.0, tmp_path, 6)
-    arrays = planes(np.eye(FEATURES)[0], 0, 512)
+    site = attacked("planes, fedavg", 1.0, tmp_path, 6)
+    arrays = planes(np.eye(FEATURES)[0], 0)
     asked = [
         site.hospital.train(arrays, round=number % 90 + 1, run_name=f"again{number // 90}")
         for number in range(200)

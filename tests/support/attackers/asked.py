@@ -65,7 +65,6 @@ def nobody(budget: float, releases: int) -> Level:
     """Return the level that trusts nobody; the attacker spreads the budget over all releases."""
     run = {
         "trust": "nobody",
-        "standardise": "declared",
         "sample_clip_norm": 1.0,
         "noise_multiplier": noise_for(budget, DELTA, lambda z: {(z, 1.0): releases}),
         "statistics_clip_norm": 1e3,
@@ -73,4 +72,4 @@ def nobody(budget: float, releases: int) -> Level:
     return Level({"trust": "nobody", "max-epsilon": budget, "delta": DELTA}, run)
 
 
-SERVER = Level(run={"standardise": "declared"})
+SERVER = Level()

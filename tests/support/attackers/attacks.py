@@ -1,13 +1,13 @@
 """The attacks by name, and a hospital under one of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.support.attackers import means
+from tests.support.attackers import images, inversion, means
 from tests.support.attackers.asked import SERVER, Asked, Attack, nobody
 from tests.support.attackers.planes import FEATURES, PLAN, WAYS, planes_by
 from tests.support.hospital import Hospital
@@ -17,7 +17,7 @@ _STILL = {"network": "mlp", "optimiser": "sgd", "learning_rate": 1e-12} | {
     "local_steps": 2,
     "batch_size": 4096,
 }
-_HEART = {"dataset": "heart-synthetic", "dropout": 0.0}
+_HEART = {"dataset": "heart-synthetic", "standardise": "declared", "dropout": 0.0}
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def _planes(method: str) -> Planned:
 
 
 PLANES = {f"planes, {method}": _planes(method) for method in sorted(WAYS)}
+PLANES["planes, fedavg"] = replace(PLANES["planes, fedavg"], messages=20)
 MEANS = {
     "class means, fedproto": Planned(
         means.read_class_means,
@@ -72,7 +73,30 @@ MEANS = {
         messages=90,
     ),
 }
-ATTACKS: dict[str, Planned] = PLANES | MEANS
+IMAGES = {
+    "images by planes, fedavg": Planned(
+        images.read_images,
+        run=images.DIGITS | images.VIT | {"backbone_width": images.SIZES["planes"]},
+        messages=10,
+        site="s1a",
+    ),
+    "images by class means, fedproto": Planned(
+        images.read_mean_images,
+        "fedproto",
+        images.DIGITS | images.VIT | {"backbone_width": images.SIZES["means"]},
+        messages=20,
+        releases=3,
+        site="s1a",
+    ),
+}
+HONEST = {
+    "inversion of honest weights, fedavg": Planned(
+        inversion.read_updates,
+        run=_HEART | inversion.HONEST | inversion.SMALLEST,
+        messages=3,
+    ),
+}
+ATTACKS: dict[str, Planned] = PLANES | MEANS | IMAGES | HONEST
 
 
 def attacked(name: str, budget: float, home: Path, messages: int = 0, seed: int = 0) -> Asked:
@@ -83,7 +107,7 @@ def attacked(name: str, budget: float, home: Path, messages: int = 0, seed: int 
     level = nobody(budget, 1 + planned.releases * messages) if budget else SERVER
     run = {**planned.run, **level.run, "method": planned.method}
     named = {key.replace("__", ".").replace("_", "-"): value for key, value in run.items()}
-    checked = {key: named.pop(key) for key in DATA if key in named}
+    checked = {key: named.pop(key) for key in DATA if key in named} | {"network": "auto"}
     # The attacker's own command would refuse some of the rest: he does not use it
     site = Asked(Hospital(home, checked, planned.site, dict(level.node), named))
     planned.attack(site, np.random.default_rng(seed), messages)
