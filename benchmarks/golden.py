@@ -39,7 +39,7 @@ TEXTS = [
     "explain",
     "attention",
 ]
-TEXTS += ["settings", "experiments", "histograms", "embeddings", "gradcam", "against", "finetune"]
+TEXTS += ["settings", "experiments", "histograms", "embeddings", "gradcam", "finetune"]
 _TIMES = {
     *("seconds", "peak-memory-bytes", "peak-memory", "bytes_down", "bytes_up", "bytes"),
     *("bytes up", "bytes down", "compute-seconds", "visit-seconds", "cycle-times"),

@@ -107,13 +107,12 @@ class Outbound:
         if cap is None and limits.minimum_measured <= 1:
             return metrics
         sizes = {name: len(split) for name, split in silo.splits().items()}
-        if cap and self.session.method.measures_what_stays:
-            sizes = {}  # no split has any that may leave
-        metrics = limits.measured(metrics, sizes)
+        told = {name: sum(counts) for name, counts in self.session.told().items()}
+        stays = cap and self.session.method.measures_what_stays  # no split has any that may leave
+        metrics = limits.measured(metrics, {} if stays else told)
         if cap is None:
             return metrics
         noise = statistics_noise(settings)
-        told = {name: sum(counts) for name, counts in self.session.told().items()}
         leaving, measured = noisy_metrics(metrics, sizes, told, silo.task.classes, noise)
         if measured:
             self.ledger.spend({(noise, 1.0): 1})

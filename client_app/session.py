@@ -81,8 +81,9 @@ class SiteSession:
             SiteError: the method cannot use so few samples without giving them away, or sends what
                 a hospital must agree to, or the hospital's own limits are higher.
         """
-        refuse_few(self.silo, self.node_config)
-        if len(self.silo.train) < self.limits.minimum_batch:
+        told = self.told()["train"]
+        refuse_few(self.silo.name, told, self.node_config)
+        if sum(told) < self.limits.minimum_batch:
             raise RefusedError(
                 f"site {self.silo.name} has fewer than {self.limits.minimum_batch} training "
                 "samples ('minimum-batch'): it takes no part"
@@ -131,7 +132,7 @@ class SiteSession:
         patient's part of a mean hides nobody in what training made of all. Where only sums leave,
         in which there is no noise, none does under a cap, nor of splits without samples.
         """
-        sizes = {name: len(split) for name, split in self.silo.splits().items()}
+        sizes = {name: sum(counts) for name, counts in self.told().items()}
         sums = self.settings.trust == SUMS
         least = 0 if sums else 1
         withheld = {n for n, s in sizes.items() if least <= s < self.limits.minimum_measured}

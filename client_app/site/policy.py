@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 
@@ -34,9 +34,6 @@ from fedsilo.models.contract.settings_schema import (
     keys_with,
     setting,
 )
-
-if TYPE_CHECKING:
-    from fedsilo.datasets.silo.silos import Silo
 
 SITE_FILE = "site-file"
 
@@ -268,22 +265,24 @@ def log_path(context: Context) -> Path:
     )
 
 
-def refuse_few(silo: Silo, node_config: Mapping[str, Value]) -> None:
-    """Refuse a silo of fewer training samples, or of a label, than the hospital's own limits.
+def refuse_few(site: str, counts: Sequence[int], node_config: Mapping[str, Value]) -> None:
+    """Refuse fewer training samples, or of a label, than the hospital's own limits.
+
+    ``counts`` are as the site tells them: under a cap on epsilon exact ones would be told by it.
 
     Raises:
         RefusedError: names the limit, not the count: that would tell what is withheld.
     """
     keys = ("minimum-train-samples", "minimum-per-label")
     limits = build(SiteFile, {key: node_config[key] for key in keys if key in node_config})
-    if len(silo.train) < limits.minimum_train_samples:
+    if sum(counts) < limits.minimum_train_samples:
         raise RefusedError(
-            f"site {silo.name} has fewer than {limits.minimum_train_samples} training samples "
+            f"site {site} has fewer than {limits.minimum_train_samples} training samples "
             "('minimum-train-samples'): it takes no part"
         )
-    if any(0 < count < limits.minimum_per_label for count in silo.label_counts()["train"]):
+    if any(0 < count < limits.minimum_per_label for count in counts):
         raise RefusedError(
-            f"site {silo.name} has a label of fewer than {limits.minimum_per_label} training "
+            f"site {site} has a label of fewer than {limits.minimum_per_label} training "
             "samples ('minimum-per-label'): it takes no part"
         )
 

@@ -107,7 +107,7 @@ def _opened(context: Context) -> tuple[SiteSession, dict[str, Value]]:
             raise
         run["broken-images"] = "skip"
         site = open_session(_under(context, run))
-    refuse_few(site.silo, context.node_config)
+    refuse_few(site.silo.name, site.silo.label_counts()["train"], context.node_config)
     decisive = {*_DECISIVE, *data_set(site.settings.dataset).settings}
     return site, {key: value for key, value in run.items() if key in decisive}
 

@@ -203,12 +203,13 @@ class UEFL(Method):
         return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}
 
     def _fault_of_centroids(self, reply: Reply) -> str | None:
+        told, codes = reply.metrics[NEW_CODEWORDS], self.settings.codes
         if not reply.arrays:
-            return None
+            whole = told in range(codes + 1)
+            return None if whole else f"it started {told:g} codewords, and 'uefl.codes' is {codes}"
         centres, counts = reply.arrays["centroids"], reply.arrays["counts"]
         features = self.participants.facts[reply.site].sizes()["train"] * self._features
-        told = reply.metrics[NEW_CODEWORDS]
-        return centroid_fault(centres, counts, told, self.settings.codes, features)
+        return centroid_fault(centres, counts, told, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
         """Say that no silo is uncertain, where that ends the run."""

@@ -167,6 +167,37 @@ def test_the_steps_of_fedrep_follow_the_told_counts(
     assert "takes 1 step a round" in site.refusals[0]
 
 
+@pytest.mark.parametrize(
+    ("node", "refusal"),
+    [
+        ({}, "fewer than 8 training samples"),
+        ({"minimum-train-samples": 100}, "fewer than 100 training samples"),
+        ({"minimum-per-label": 4}, "a label of fewer than 4 training samples"),
+    ],
+)
+def test_whether_patients_are_enough_is_judged_by_the_told_counts(
+    hospital: Make, monkeypatch: pytest.MonkeyPatch, node: dict[str, Any], refusal: str
+) -> None:
+    """By the exact ones, of 199 patients, a refusal or an answer would tell a count's side."""
+    told = {"train": [3, 4], "val": [0, 0], "test": [60, 60]}
+    monkeypatch.setattr(SiteSession, "told", lambda self: told)
+    site = hospital(node={**NOBODY, **node}, **PRIVATE)
+    assert site.send("query.hello") is None
+    assert refusal in site.refusals[0]
+
+
+def test_which_splits_are_measured_is_judged_by_the_told_counts(
+    hospital: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = hospital(node=NOBODY, **PRIVATE)
+    for size, leaves in ((19, False), (20, True)):
+        told = {"train": [99, 100], "val": [0, 0], "test": [size, 0]}
+        monkeypatch.setattr(SiteSession, "told", lambda self, told=told: told)
+        metrics = site.evaluate(logistic(), round=size)
+        assert metrics is not None, site.refusals
+        assert ("incoming.test.accuracy" in metrics) is leaves
+
+
 def test_a_cap_without_a_folder_for_its_ledger_is_refused(hospital: Make, tmp_path: Path) -> None:
     site = hospital(node=NOBODY, **PRIVATE)
     context = site.context()

@@ -56,8 +56,8 @@ def test_who_cannot_take_part_fails_and_the_others_are_listed(
     from fedsilo.client_app import session
     from fedsilo.models.contract.errors import RefusedError
 
-    def refuse_few(silo: Any, node_config: Any) -> None:
-        if silo.name == "s2a":
+    def refuse_few(site: str, counts: Any, node_config: Any) -> None:
+        if site == "s2a":
             raise RefusedError("site s2a has not agreed")
 
     monkeypatch.setattr(session, "refuse_few", refuse_few)

@@ -368,6 +368,16 @@ def test_as_many_centroids_must_come_as_codewords_are_told(
     assert told == "1 centroids came with counts [1.0]"
 
 
+@pytest.mark.parametrize("own", [PERSONAL, GAUSSIAN])
+@pytest.mark.parametrize("number", [-1, 0.5, 5, 1e12, float("nan")])
+def test_a_number_of_codewords_that_cannot_be_is_objected_to(
+    uefl: Build, site_reply: Replies, own: dict[str, Any], number: float
+) -> None:
+    reply = site_reply("s1a", new_codewords=number)
+    told = fault_in(uefl(**{"codes": 4, **own}), CENTROIDS, reply)
+    assert told == f"it started {number:g} codewords, and 'uefl.codes' is 4"
+
+
 @pytest.mark.parametrize("own", [{}, PERSONAL])
 def test_a_round_without_any_new_codeword_is_marked_and_changes_nothing_else(
     uefl: Build, site_reply: Replies, own: dict[str, Any]
