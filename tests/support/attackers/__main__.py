@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 
 from fedsilo.server_app.run.inline_engine import flower_identity
-from tests.support.attackers.attacks import ATTACKS, PLANES, attacked
-from tests.support.attackers.membership import distinguished, made_up, real, settings_of
+from tests.support.attackers.attacks import ATTACKS, HONEST, PLANES, attacked
+from tests.support.attackers.membership import distinguished, real, settings_of
 
 BUDGETS = (0.0, 1.0, 8.0, 64.0)
 # What many methods do alike, or what takes long, at the budget that promises least alone
-FEW = {*PLANES} - {"planes, fedavg"} | {"images by class means, fedproto"}
+FEW = {*PLANES} - {"planes, fedavg"} | {*HONEST, "images by class means, fedproto"}
 
 
 def rows_read(path: str) -> None:
@@ -36,12 +36,7 @@ def rows_read(path: str) -> None:
 
 def membership(path: str) -> None:
     """Write a line for each kind of data and budget: what the best threshold shows."""
-    people = {
-        "made-up table": made_up((13,)),
-        "made-up images": made_up((1, 8, 8)),
-        "heart, Cleveland": real("heart"),
-        "digits": real("digits"),
-    }
+    people = {"heart, Cleveland": real("heart"), "digits": real("digits")}
     with open(path, "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["data", "samples", "epsilon", "epsilon shown at 95 %"])

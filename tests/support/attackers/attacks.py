@@ -77,14 +77,14 @@ IMAGES = {
     "images by planes, fedavg": Planned(
         images.read_images,
         run=images.DIGITS | images.VIT | {"backbone_width": images.SIZES["planes"]},
-        messages=10,
+        messages=5,
         site="s1a",
     ),
     "images by class means, fedproto": Planned(
         images.read_mean_images,
         "fedproto",
         images.DIGITS | images.VIT | {"backbone_width": images.SIZES["means"]},
-        messages=20,
+        messages=6,
         releases=3,
         site="s1a",
     ),
@@ -93,7 +93,7 @@ HONEST = {
     "inversion of honest weights, fedavg": Planned(
         inversion.read_updates,
         run=_HEART | inversion.HONEST | inversion.SMALLEST,
-        messages=3,
+        messages=2,
     ),
 }
 ATTACKS: dict[str, Planned] = PLANES | MEANS | IMAGES | HONEST

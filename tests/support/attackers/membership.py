@@ -47,7 +47,7 @@ def made_up(shape: tuple[int, ...]) -> Population:
 def real(dataset: str) -> Population:
     """Return real patients or digits; the odd one is whom the others' model finds least likely."""
     heart = dataset == "heart"
-    cut = {} if heart else {"silos": 3, "silo-train-size": 80, "silo-test-size": 10}
+    cut = {} if heart else {"silos": 3, "silo-train-size": 40, "silo-test-size": 10}
     silo = load_silo("cleveland" if heart else "s1a", resolve({"dataset": dataset} | cut).common)
     inputs, labels = silo.train.inputs, silo.train.labels
     if heart:
@@ -121,7 +121,7 @@ def settings_of(budget: float, network: str) -> CommonSettings:
     noise = noise_for(budget, DELTA, lambda z: {(z, 1.0): 10}) if budget else 0.0
     return CommonSettings(
         network=network,
-        width=8,
+        width=2,
         dropout=0.0,
         optimiser="sgd",
         learning_rate=1.0,

@@ -59,14 +59,13 @@ _SHAPES = {
 _CONTROL = {f"control/{name}": np.zeros(shape) for name, shape in _SHAPES.items()}
 _FROM_START = Way(to="start/")
 _FROM_THETA = Way(to="model/")
-_PLAIN = Way()
+_PLAINLY = (
+    *("apfl", "cyclic", "ditto", "fedadagrad", "fedadam", "fedavg", "fedavg-ft", "fedavgm"),
+    *("fedbabu", "fedbn", "feddyn", "fednova", "fedprox", "fedswa", "fedyogi"),
+)
 # Every method that trains weights of the server's choice and sends them
 WAYS: dict[str, Way] = {
-    **dict.fromkeys(
-        ("apfl", "cyclic", "ditto", "fedadagrad", "fedadam", "fedavg", "fedavg-ft", "fedavgm")
-        + ("fedbabu", "fedbn", "feddyn", "fednova", "fedprox", "fedswa", "fedyogi"),
-        _PLAIN,
-    ),
+    **dict.fromkeys(_PLAINLY, Way()),
     **dict.fromkeys(("cross", "ensemble"), _FROM_START),
     **dict.fromkeys(("cdl", "matcha", "ring", "star"), _FROM_THETA),
     "fedaligncl": Way(
