@@ -17,18 +17,25 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults
 from fedsilo.models.networks.kinds import OWN_NETWORKS, TIMM
 
+_MEDMNIST = (
+    *("pathmnist", "dermamnist", "octmnist", "retinamnist", "breastmnist", "bloodmnist"),
+    *("tissuemnist", "organamnist", "organcmnist", "organsmnist"),
+)
+_UNREAD = {
+    "medmnist": "is several data sets",
+    "chestmnist": "is multi-label, up to 14 findings an image, and networks here predict one class",
+}
 DATA_SETS = {
-    "digits": "fedsilo.datasets.shifted.shifted:DIGITS",
-    "mnist": "fedsilo.datasets.shifted.shifted:MNIST",
-    "fmnist": "fedsilo.datasets.shifted.shifted:FMNIST",
-    "cifar10": "fedsilo.datasets.shifted.shifted:CIFAR10",
-    "cifar100": "fedsilo.datasets.shifted.shifted:CIFAR100",
-    "gtsrb": "fedsilo.datasets.shifted.shifted:GTSRB",
+    **dict.fromkeys(
+        ("digits", "mnist", "fmnist", "cifar10", "cifar100", "gtsrb", *_MEDMNIST),
+        "fedsilo.datasets.shifted.shifted:SHIFTED",
+    ),
     "heart": "fedsilo.datasets.tables.heart:HEART",
     "heart-synthetic": "fedsilo.datasets.tables.heart:HEART_SYNTHETIC",
     "table": "fedsilo.datasets.tables.dataset:TABLE",
     "isic2019": "fedsilo.datasets.images.isic2019:ISIC2019",
     "dermoscopy-phantom": "fedsilo.datasets.synthetic.phantoms:DERMOSCOPY_PHANTOM",
+    "folder": "fedsilo.datasets.images.folders:FOLDER",
     "images": "fedsilo.datasets.images.manifests:IMAGES",
     "mammography": "fedsilo.datasets.radiographs.mammography:MAMMOGRAPHY",
     "mini-mias": "fedsilo.datasets.radiographs.mini_mias:MINI_MIAS",
@@ -41,10 +48,13 @@ DATA_SETS = {
 
 def data_set(name: str) -> DataSet:
     """Return the data set of that name, or raise a ``SettingError`` with the known ones."""
+    if reason := _UNREAD.get(name):
+        raise SettingError(f"data set '{name}' {reason}: name one of {', '.join(_MEDMNIST)}")
     if name not in DATA_SETS:
         return _plugged(name)
     module, _, attribute = DATA_SETS[name].partition(":")
-    data: DataSet = getattr(import_module(module), attribute)
+    found = getattr(import_module(module), attribute)
+    data: DataSet = found[name] if isinstance(found, dict) else found
     return data
 
 

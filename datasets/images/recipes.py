@@ -6,35 +6,21 @@ class is the declaration's word, and nothing is copied or converted. Layouts are
 sources describe; none of these data sets was at hand when this was written.
 """
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.images.folders import FOLDER, MANIFEST, Image, refuse_existing, write_images
 from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings_schema import unknown_name
 
-MANIFEST = "manifest.csv"
-_COLUMNS = ("path", "label", "patient", "split")
 _CBIS = "{}_case_description_{}_set.csv"
 _KINDS = ("calc", "mass")
 # From bad to good: of an image with several findings the first counts
 _PATHOLOGY = ("MALIGNANT", "BENIGN", "BENIGN_WITHOUT_CALLBACK")
 _LINES = ("ETT", "NGT", "CVC", "Swan Ganz Catheter Present")
-
-
-@dataclass(frozen=True)
-class Image:
-    """An image: its file, label and patient, and its part, empty where the source has none."""
-
-    path: Path
-    label: str
-    patient: str
-    split: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,22 +51,14 @@ def write_manifest(name: str, folder: Path) -> Counter[str]:
             is a manifest already. Nothing is written then.
     """
     if name not in RECIPES:
-        raise unknown_name("recipe", name, RECIPES)
+        raise unknown_name("recipe", name, [FOLDER.name, *RECIPES])
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder: name that into which '{name}' was unpacked")
-    if (folder / MANIFEST).exists():
-        raise DataError(f"{folder / MANIFEST} is there already: remove it to write it again")
+    refuse_existing(folder / MANIFEST)
     images = sorted(RECIPES[name].images(folder), key=lambda image: image.path)
     if not images:
         raise DataError(f"{folder} names no image: is it all of '{name}'?")
-    rows = [
-        [image.path.relative_to(folder).as_posix(), image.label, image.patient, image.split]
-        for image in images
-    ]
-    width = len(_COLUMNS) if all(image.split for image in images) else len(_COLUMNS) - 1
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(row[:width] for row in [_COLUMNS, *rows])
-    write_atomically(folder / MANIFEST, text.getvalue())
+    write_images(folder / MANIFEST, images)
     return Counter(image.label for image in images)
 
 

@@ -71,24 +71,25 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
     source = data.source
     pool, key = open_pool(source, places)
     images = {"train": pool.train_images, "val": pool.train_images, "test": pool.test_images}
-    places_of = {"train": np.arange(len(pool.train_labels)), "val": np.empty(0, np.int64)}
+    labels = {"train": pool.train_labels, "val": pool.train_labels, "test": pool.test_labels}
+    places_of = {part: np.arange(len(labels[part])) for part in ("train", "test")}
+    places_of["val"] = np.empty(0, np.int64)
     if pool.train_tracks is not None:
         places_of["train"], places_of["val"] = hold_out_tracks(pool.train_tracks, pool.train_labels)
-    places_of["test"] = np.arange(len(pool.test_labels))
+    if pool.val_images is not None and pool.val_labels is not None:
+        images["val"], labels["val"] = pool.val_images, pool.val_labels
+        places_of["val"] = np.arange(len(pool.val_labels))
 
     def inputs(part: str, rows: Rows) -> Tensor:
         chosen = images[part][places_of[part][rows]]
         return scaled(shift(chosen, "D1", noise=False, key=""), source, settings)
 
     return CutPool(
-        labels={
-            "train": pool.train_labels[places_of["train"]],
-            "val": pool.train_labels[places_of["val"]],
-            "test": pool.test_labels,
-        },
+        labels={part: labels[part][places_of[part]] for part in SPLITS},
         inputs=inputs,
         classes=source.classes,
         key=[key, settings.pixel_scale],
+        facts=data.facts(),
         train_size=source.train_size,
         test_size=source.test_size,
     )

@@ -18,7 +18,7 @@ Rows = npt.NDArray[np.int64]
 Facts = list[list[Any]]  # of files: name, size and time of change of each
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
-_TRACKS = "train_tracks"
+_OPTIONAL = ("train_tracks", "val_images", "val_labels")
 _SHARE = 10  # of a label's tracks one validates
 
 
@@ -27,7 +27,8 @@ class Pool:
     """Images on the 0..255 scale and labels (n,), in the order in which silos take them.
 
     Grey images are (n, height, width), those in colour (n, height, width, 3). ``train_tracks`` (n,)
-    numbers the track that each training image is a frame of, where images have one.
+    numbers the track that each training image is a frame of, where images have one. Without
+    validation images some of the training images validate.
     """
 
     train_images: FloatImages
@@ -35,6 +36,8 @@ class Pool:
     test_images: FloatImages
     test_labels: npt.NDArray[Any]
     train_tracks: npt.NDArray[Any] | None = None
+    val_images: FloatImages | None = None
+    val_labels: npt.NDArray[Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,7 @@ class Source:
         noise: whether distribution D3 has noise.
         forms: folders that may hold the same images in another form.
         listed: returns facts of the files in a folder, if a part of the files is enough.
+        class_names: the names of the labels, if they have some.
     """
 
     name: str
@@ -62,6 +66,7 @@ class Source:
     noise: bool = True
     forms: tuple[str, ...] = ()
     listed: Callable[[Path], Facts] | None = None
+    class_names: tuple[str, ...] = ()
 
     @property
     def public(self) -> PublicFiles:
@@ -111,14 +116,15 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
 
     def fill(work: Path) -> None:
         pool = source.decode(folder)
-        for name in (*_ARRAYS, _TRACKS):
+        for name in (*_ARRAYS, *_OPTIONAL):
             if getattr(pool, name) is not None:
                 np.save(work / f"{name}.npy", getattr(pool, name))
 
     def read(found: Path) -> Pool:
-        names = [*_ARRAYS, *([_TRACKS] if (found / f"{_TRACKS}.npy").exists() else [])]
+        optional = [name for name in _OPTIONAL if (found / f"{name}.npy").exists()]
         try:
-            return Pool(*(np.load(found / f"{name}.npy", mmap_mode="r") for name in names))
+            arrays = {n: np.load(found / f"{n}.npy", mmap_mode="r") for n in (*_ARRAYS, *optional)}
+            return Pool(**arrays)
         except (OSError, ValueError, EOFError) as error:
             raise DataError(
                 f"the decoded data in {found} are damaged ({error}): remove that folder "

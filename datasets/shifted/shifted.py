@@ -188,6 +188,10 @@ class ShiftedImages(DataSet):
             return ""
         return f"{len(facts)} files in {folder.name}"
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a silo's file says of all silos alike: the classes' names, if they have."""
+        return {"classes": list(self.source.class_names)} if self.source.class_names else {}
+
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return as many names as ``settings.silos`` says."""
         return silo_names(settings.silos)
@@ -230,22 +234,25 @@ class ShiftedImages(DataSet):
         facts = [_MAKER, pool_key, index, name, sizes, distribution, settings.pixel_scale]
 
         def fill(target: Path) -> None:
-            train, val = _training_rows(
-                pool, index * sizes[0], sizes[0], f"{self.name}, silo {name}"
-            )
+            where = f"{self.name}, silo {name}"
+            train, val = _training_rows(pool, index * sizes[0], sizes[0], where)
             test = slice(index * sizes[1], (index + 1) * sizes[1])
             parts = {
                 "train": (pool.train_images[train], pool.train_labels[train]),
                 "val": (pool.train_images[val], pool.train_labels[val]),
                 "test": (pool.test_images[test], pool.test_labels[test]),
             }
+            if pool.val_images is not None and pool.val_labels is not None:
+                size = len(pool.val_labels) // settings.silos
+                own = slice(index * size, (index + 1) * size)
+                parts["val"] = (pool.val_images[own], pool.val_labels[own])
             splits = {}
             for part, (images, labels) in parts.items():
                 key = f"{self.name}/{name}/{part}"
                 shifted = shift(images, distribution, self.source.noise, key)
                 inputs = scaled(shifted, self.source, settings)
                 splits[part] = Split(inputs, torch.from_numpy(np.array(labels, dtype=np.int64)))
-            save_silo(target, splits, {"name": name, "distribution": distribution})
+            save_silo(target, splits, {"name": name, "distribution": distribution, **self.facts()})
 
         folder = places.cache / f"{self.name}-{pool_key}-silos"
         return cached_silo(folder, name, facts, self.source.classes, fill)
@@ -255,7 +262,7 @@ def _training_rows(
     pool: Pool, first: int, size: int, where: str
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return the rows of the pool, ``size`` from ``first`` on, that train and that validate."""
-    validation = size // VALIDATION_SHARE
+    validation = size // VALIDATION_SHARE if pool.val_images is None else 0
     if pool.train_tracks is None:
         train, val = np.split(np.arange(size), [size - validation])
     else:
@@ -280,7 +287,4 @@ def _read_pixels(path: Path, form: tuple[int, ...]) -> npt.NDArray[Any]:
         return np.asarray(picture)
 
 
-DIGITS, MNIST, FMNIST, CIFAR10, CIFAR100, GTSRB = (
-    ShiftedImages(SOURCES[name])
-    for name in ("digits", "mnist", "fmnist", "cifar10", "cifar100", "gtsrb")
-)
+SHIFTED = {name: ShiftedImages(source) for name, source in SOURCES.items()}

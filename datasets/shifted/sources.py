@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedsilo.datasets.shifted.batches import CIFAR10, CIFAR100, decode_batches, list_batches
 from fedsilo.datasets.shifted.idx import read_labelled_images
+from fedsilo.datasets.shifted.medmnist import MEDMNIST
 from fedsilo.datasets.shifted.pools import Pool, Source
 from fedsilo.datasets.shifted.signs import SIGNS, decode_signs, list_signs
 from fedsilo.models.contract.errors import DataError
@@ -97,5 +98,6 @@ SOURCES: dict[str, Source] = {
             train_size=2000,
             test_size=500,
         ),
+        *MEDMNIST.values(),
     )
 }

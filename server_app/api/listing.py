@@ -1,6 +1,7 @@
 """Data sets, settings and experiments: what there is, and what data the sites have."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
@@ -40,28 +41,39 @@ def fetch(
     yield from fetch(public, Path(data_dir), base_url)
 
 
-def datasets(*, data_dir: AnyPath = "") -> list[dict[str, str]]:
+def datasets(*, data_dir: AnyPath | None = None) -> list[dict[str, str]]:
     """List the data sets, their licences and files here."""
     from fedsilo.datasets.registry import overview
 
-    return overview(str(data_dir))
+    return overview(str(data_dir or ""))
 
 
 def manifest(recipe: str, folder: AnyPath) -> Iterator[str]:
-    """Write the manifest of a public image data set."""
-    from fedsilo.datasets.images.recipes import MANIFEST, RECIPES, write_manifest
+    """Write the manifest of a public image data set, or of images sorted into folders."""
+    from fedsilo.datasets.images.folders import FOLDER, MANIFEST, write_folder_manifests
+    from fedsilo.datasets.images.recipes import RECIPES, write_manifest
 
     folder = Path(folder)
+    if recipe == FOLDER.name:
+        for path, counted in write_folder_manifests(folder).items():
+            yield from _counts(path, counted)
+        yield f"{folder / 'images.yaml'}: the sites and classes; --set dataset=images reads it"
+        return
     counted = write_manifest(recipe, folder)
     made = RECIPES[recipe]
-    yield f"{folder / MANIFEST}: {counted.total()} images"
-    for label, count in sorted(counted.items()):
-        yield f"  {one_line(label, 60)}: {count}"
+    yield from _counts(folder / MANIFEST, counted)
     yield f"licence: {made.licence} ({made.source})"
     classes = made.classes or {label: [label] for label in sorted(counted)}
     yield f"for {made.dataset}.yaml, in the data directory:"
     yield f"sites: {{{recipe}: {folder.name}/{MANIFEST}}}"
     yield f"classes: {json.dumps(classes)}"
+
+
+def _counts(path: Path, counted: Counter[str]) -> Iterator[str]:
+    """Yield a manifest's images, and those of each label."""
+    yield f"{path}: {counted.total()} images"
+    for label, count in sorted(counted.items()):
+        yield f"  {one_line(label, 60)}: {count}"
 
 
 def survey(

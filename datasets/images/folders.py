@@ -1,0 +1,233 @@
+"""Folders of images as torchvision's users have them: folders name the sites, parts and classes.
+
+``SITE/CLASS/*``, ``SITE/{train,val,test}/CLASS/*``, or both without sites, which is one silo to
+cut others from. It is the same as the manifests that ``fedsilo manifest folder`` writes, made
+when it is read.
+"""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedsilo.datasets.images.dataset import Classes, ImageDataSet
+from fedsilo.datasets.images.index import ImageIndex, take_share
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.locations import Places, data_folder, find_places
+from fedsilo.datasets.silo.declared_silos import site_name_fault
+from fedsilo.datasets.silo.silos import SPLITS, Silo
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings import CommonSettings
+
+MANIFEST = "manifest.csv"
+COLUMNS = ("path", "label", "patient", "split")
+ALONE = "folder"  # the silo of images without a site
+_DECLARATION = "images.yaml"
+_LAYOUTS = "SITE/CLASS/*, SITE/{train,val,test}/CLASS/* or CLASS/*"
+_ENDINGS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image: its file, label and patient, and its part, empty where the source has none."""
+
+    path: Path
+    label: str
+    patient: str = ""
+    split: str = ""
+
+
+def read_folder(folder: Path) -> dict[str, list[Image]]:
+    """Return the images of each site, by site and in the order of their paths.
+
+    Raises:
+        DataError: the layout is none of the three, a class is empty, or there is only one.
+    """
+    tops = _subfolders(folder)
+    if not tops:
+        raise DataError(f"{folder} holds no folders: sort the images into {_LAYOUTS}")
+    without_sites = _are_parts(tops) or any(map(_pictures, tops))
+    sites = {ALONE: folder} if without_sites else {top.name: top for top in tops}
+    if fault := next(filter(None, map(site_name_fault, sites)), None):
+        raise DataError(f"{folder}: {fault}: rename the folder")
+    found = {site: _of_site(own) for site, own in sites.items()}
+    if len(classes := _classes(found)) < 2:
+        raise DataError(
+            f"{folder} holds one class, '{one_line(classes[0], 60)}': a classifier needs two; sort "
+            f"the images into {_LAYOUTS}"
+        )
+    return found
+
+
+def _of_site(folder: Path) -> list[Image]:
+    tops = _subfolders(folder)
+    parts = {top.name: top for top in tops} if _are_parts(tops) else {"": folder}
+    images = []
+    for part, own in parts.items():
+        if not (classes := _subfolders(own)):
+            raise DataError(f"{own} holds no folder of a class: sort the images into {_LAYOUTS}")
+        for one in classes:
+            if not (pictures := _pictures(one)):
+                raise DataError(
+                    f"{one} holds no image ({', '.join(_ENDINGS)}): add some, or remove the folder"
+                )
+            images += [Image(picture, one.name, split=part) for picture in pictures]
+    return images
+
+
+def _are_parts(folders: Sequence[Path]) -> bool:
+    return bool(folders) and {folder.name for folder in folders} <= set(SPLITS)
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return [path for path in _entries(folder) if path.is_dir()]
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return [path for path in _entries(folder) if path.suffix.lower() in _ENDINGS]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return what is in a folder, by name, without hidden files."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror}") from None
+
+
+def _classes(sites: Mapping[str, Sequence[Image]]) -> list[str]:
+    return sorted({image.label for images in sites.values() for image in images})
+
+
+class FolderImages(ImageDataSet):
+    """``folder``: 8-bit images in colour, sorted into folders; a site needs its own folder only."""
+
+    name = "folder"
+    origin = "own"
+    silos_by_files = True
+
+    def classes(self, settings: CommonSettings, places: Places) -> Classes:
+        """Return the names of the classes' folders, in alphabetical order."""
+        return {name: [name] for name in _classes(self._sites(places))}
+
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
+        """Return the names of the sites' folders, in alphabetical order."""
+        return list(self._sites(places))
+
+    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+        """Return a silo; without folders of sites the images are those of whoever asks."""
+        if list(self._sites(places)) == [ALONE]:
+            return self._load(name, settings, places)
+        return super().load(name, settings, places)
+
+    def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
+        """List the site's folder."""
+        folder, sites = self.files_folder(places), self._sites(places)
+        images = sites[ALONE] if list(sites) == [ALONE] else sites[site]
+        numbers, places_of = Counter[str](), {c: at for at, c in enumerate(_classes(sites))}
+        called = []
+        for image in images:
+            own = "/".join(filter(None, (image.split, image.label)))
+            numbers[own] += 1
+            called.append(f"image {numbers[own]} of '{one_line(own, 60)}'")
+        names = tuple(image.path.relative_to(folder).as_posix() for image in images)
+        index = ImageIndex(
+            where=str(folder if list(sites) == [ALONE] else folder / site),
+            folder=folder,
+            names=names,
+            labels=np.array([places_of[image.label] for image in images], dtype=np.int64),
+            groups=tuple(f"file {name}" for name in names),
+            safe_names=tuple(called),
+            parts=tuple(image.split for image in images) if images[0].split else (),
+        )
+        return take_share(index, settings.sample_share)
+
+    def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
+        """Return whether a site has a folder ``val``."""
+        return any(one.split == "val" for images in self._sites(places).values() for one in images)
+
+    def notices(self, settings: CommonSettings) -> list[str]:
+        """Say so if the folders name no sites, which leaves one silo."""
+        try:
+            sites = self._sites(find_places(settings.data_dir, settings.cache_dir))
+        except DataError:
+            return []
+        if settings.partition != "own" or list(sites) != [ALONE]:
+            return []
+        return [
+            "the folders name classes and no sites, so that all images are one silo: --set "
+            "partition=dirichlet cuts several from it"
+        ]
+
+    def files_folder(self, places: Places) -> Path:
+        """Return the data directory, where the folders are."""
+        return data_folder(places, self.name, f"of images sorted into {_LAYOUTS}")
+
+    def _sites(self, places: Places) -> dict[str, list[Image]]:
+        """Return the images by site, or raise a ``DataError`` if sites have other classes."""
+        folder = self.files_folder(places)
+        sites = read_folder(folder)
+        (first, of_first), *others = ((site, _classes({site: own})) for site, own in sites.items())
+        for site, own in others:
+            if odd := sorted(set(own) ^ set(of_first)):
+                raise DataError(
+                    f"{folder}: sites have other classes: only one of '{first}' and '{site}' has "
+                    f"'{one_line(odd[0], 60)}'; name the folders alike, or run 'fedsilo manifest "
+                    "folder', whose images.yaml lists the classes of all"
+                )
+        return sites
+
+
+def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
+    """Write each site's manifest and ``images.yaml`` into ``folder``.
+
+    Returns:
+        For each manifest how many images each label has.
+
+    Raises:
+        DataError: as of ``read_folder``, or a file is there already. Nothing is written then.
+    """
+    sites = read_folder(folder)
+    own = {site: Path("" if site == ALONE else site) / MANIFEST for site in sites}
+    declaration = folder / _DECLARATION
+    refuse_existing(declaration, *(folder / manifest for manifest in own.values()))
+    for site, images in sites.items():
+        write_images(folder / own[site], images)
+    listed = {site: manifest.as_posix() for site, manifest in own.items()}
+    facts = {"sites": listed, "classes": _classes(sites)}
+    write_atomically(
+        declaration,
+        "".join(f"{k}: {json.dumps(v, ensure_ascii=False)}\n" for k, v in facts.items()),
+    )
+    return {
+        folder / own[site]: Counter(image.label for image in images)
+        for site, images in sites.items()
+    }
+
+
+def refuse_existing(*paths: Path) -> None:
+    """Refuse to write a file that is there already, by a ``DataError``."""
+    for path in paths:
+        if path.exists():
+            raise DataError(f"{path} is there already: remove it to write it again")
+
+
+def write_images(manifest: Path, images: Sequence[Image]) -> None:
+    """Write a manifest of images below its folder; the parts only if all of them have one."""
+    rows = [
+        [one.path.relative_to(manifest.parent).as_posix(), one.label, one.patient, one.split]
+        for one in images
+    ]
+    width = len(COLUMNS) if all(one.split for one in images) else len(COLUMNS) - 1
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(row[:width] for row in [COLUMNS, *rows])
+    write_atomically(manifest, text.getvalue())
+
+
+FOLDER = FolderImages()

@@ -1,0 +1,131 @@
+"""MedMNIST v2 (Yang et al. 2023): small medical images of one class each, 28x28 pixels.
+
+Their own split is kept: a silo's training, validation and test images are slices of MedMNIST's. In
+the files images of one class or patient may lie together: they are shuffled, the same each time.
+PneumoniaMNIST is a data set of its own (``datasets.radiographs``), whose file is read here too.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsilo.datasets.io.array_files import kind_of, read_arrays
+from fedsilo.datasets.shifted.pools import Pool, Source
+from fedsilo.datasets.silo.silos import SPLITS
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.seeding import derive_seed
+
+Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+
+SIDE = 28  # pixels
+_MOST_BYTES = 2**29  # of a part's images: PathMNIST has 212 million
+_ORGANS = (
+    *("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver"),
+    *("lung-left", "lung-right", "pancreas", "spleen"),
+)
+# Classes by their labels, as MedMNIST names them
+_COLOUR: Mapping[str, tuple[str, ...]] = {
+    "pathmnist": (
+        *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle"),
+        *("normal colon mucosa", "cancer-associated stroma"),
+        "colorectal adenocarcinoma epithelium",
+    ),
+    "dermamnist": (
+        *("actinic keratoses and intraepithelial carcinoma", "basal cell carcinoma"),
+        *("benign keratosis-like lesions", "dermatofibroma", "melanoma", "melanocytic nevi"),
+        "vascular lesions",
+    ),
+    "retinamnist": ("0", "1", "2", "3", "4"),  # grades of retinopathy
+    "bloodmnist": (
+        *("basophil", "eosinophil", "erythroblast", "immature granulocytes", "lymphocyte"),
+        *("monocyte", "neutrophil", "platelet"),
+    ),
+}
+_GREY: Mapping[str, tuple[str, ...]] = {
+    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+    "breastmnist": ("malignant", "normal or benign"),
+    "tissuemnist": (
+        *("collecting duct or connecting tubule", "distal convoluted tubule"),
+        *("glomerular endothelial cells", "interstitial endothelial cells", "leukocytes"),
+        *("podocytes", "proximal tubule segments", "thick ascending limb"),
+    ),
+    **dict.fromkeys(("organamnist", "organcmnist", "organsmnist"), _ORGANS),
+}
+
+
+def read_parts(
+    path: Path, classes: int, colour: bool = False, most: int = _MOST_BYTES
+) -> dict[str, Labelled]:
+    """Return each part's images (n, 28, 28[, 3]) and labels (n,), by the names of ``SPLITS``.
+
+    Args:
+        path: the file.
+        classes: number of labels.
+        colour: whether the images are in colour.
+        most: bytes of an array.
+
+    Raises:
+        DataError: the file is damaged, or an array is missing or of another kind.
+    """
+    names = [f"{part}_{kind}" for part in SPLITS for kind in ("images", "labels")]
+    arrays = read_arrays(path, names, most)
+    form = (SIDE, SIDE, 3) if colour else (SIDE, SIDE)
+    return {part: _labelled(path, part, arrays, classes, form) for part in SPLITS}
+
+
+def _labelled(
+    path: Path, part: str, arrays: Mapping[str, Any], classes: int, form: tuple[int, ...]
+) -> Labelled:
+    """Check a part's arrays."""
+    images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+    right = isinstance(images, np.ndarray) and images.dtype == np.uint8
+    if not right or images.shape[1:] != form:
+        shown = ", ".join(map(str, form))
+        raise DataError(
+            f"{path}: {part}_images is {kind_of(images)}, and must be uint8 (n, {shown})"
+        )
+    if (
+        not isinstance(labels, np.ndarray)
+        or labels.dtype.kind not in "iu"
+        or (labels.shape not in ((len(images),), (len(images), 1)))
+    ):
+        raise DataError(
+            f"{path}: {part}_labels is {kind_of(labels)}, and must be a whole number for each of "
+            f"{len(images)} images"
+        )
+    flat = labels.reshape(-1).astype(np.int64)
+    if len(flat) and not 0 <= flat.min() <= flat.max() < classes:
+        raise DataError(f"{path}: {part}_labels must be 0 to {classes - 1}, and some are not")
+    return images, flat
+
+
+def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
+    try:
+        parts = read_parts(folder / f"{name}.npz", classes, colour)
+    except DataError as error:
+        raise DataError(f"{error}; run 'fedsilo fetch {name} --data-dir DIR'") from None
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for part, (images, labels) in parts.items():
+        order = np.random.default_rng(derive_seed(0, name, part)).permutation(len(labels))
+        arrays |= {f"{part}_images": images[order], f"{part}_labels": labels[order]}
+    return Pool(**arrays)
+
+
+# Mean and deviation are the 0.5 that MedMNIST's own code standardises by
+MEDMNIST: dict[str, Source] = {
+    name: Source(
+        name=name,
+        classes=len(labels),
+        class_names=labels,
+        mean=(0.5,) * channels,
+        std=(0.5,) * channels,
+        decode=partial(_decode, name, len(labels), channels == 3),
+        noise=False,
+    )
+    for channels, sets in ((1, _GREY), (3, _COLOUR))
+    for name, labels in sets.items()
+}
