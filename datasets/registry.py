@@ -36,6 +36,7 @@ DATA_SETS = {
     "isic2019": "fedsilo.datasets.images.isic2019:ISIC2019",
     "dermoscopy-phantom": "fedsilo.datasets.synthetic.phantoms:DERMOSCOPY_PHANTOM",
     "folder": "fedsilo.datasets.images.folders:FOLDER",
+    "arrays": "fedsilo.datasets.images.arrays:ARRAYS",
     "images": "fedsilo.datasets.images.manifests:IMAGES",
     "mammography": "fedsilo.datasets.radiographs.mammography:MAMMOGRAPHY",
     "mini-mias": "fedsilo.datasets.radiographs.mini_mias:MINI_MIAS",

@@ -18,6 +18,7 @@ from fedsilo.server_app.run.arguments import (
     silent,
 )
 
+_HUGGING_FACE = "hf:"
 _SECTION = "tool.flwr.app.config"
 
 
@@ -28,10 +29,18 @@ def fetch(
     base_url: str = "",
     accept_licence: bool = False,
 ) -> Iterator[str]:
-    """Download a data set's files and verify their checksums; yield lines about each."""
+    """Download a data set's files and verify their checksums; yield lines about each.
+
+    ``hf:NAME`` is one of Hugging Face, which has no checksums to compare.
+    """
     from fedsilo.datasets.io.download import fetch
     from fedsilo.datasets.registry import data_set
 
+    if dataset.startswith(_HUGGING_FACE):
+        from fedsilo.server_app.api.hugging_face import fetch_named
+
+        yield from fetch_named(dataset.removeprefix(_HUGGING_FACE), Path(data_dir))
+        return
     public = data_set(dataset).licence
     yield from public.lines() if public else ()
     if public is None or not public.files:

@@ -20,6 +20,7 @@ from fedsilo.server_app.run.arguments import (
     path_of,
     run_sources,
     silent,
+    texts_of,
 )
 from fedsilo.server_app.studies.api.run import Run, load_run
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 def simulate(
     experiment: str,
     *,
+    silos: object = None,
+    label: str = "label",
+    missing: str = "drop",
+    network: object = None,
     engine: Engine = "inline",
     ray_address: str | None = None,
     supernodes: int | None = None,
@@ -38,17 +43,59 @@ def simulate(
     track: Track | None = None,
     **sources: Unpack[Sources],
 ) -> Run:
-    """Run an experiment of simulation.yaml."""
+    """Run an experiment of simulation.yaml, or a method.
+
+    Args:
+        experiment: its name, or a method's.
+        silos: the caller's own data: site -> a ``DataFrame``, a pair (X, y), a ``Dataset`` of
+            PyTorch or of Hugging Face; or one of these, which the setting 'partition' cuts.
+        label: of frames and of Hugging Face, the column of the labels.
+        missing: of frames, what becomes of rows with a missing value: 'drop' or 'impute'.
+        network: the setting 'network', or a function or class of a module that builds one.
+        engine: 'inline' or 'ray'.
+        ray_address: of a running cluster.
+        supernodes: number of simulated sites.
+        seed: the seed, in place of the experiment's.
+        name: name of the run directory.
+        track: where metrics also go.
+        sources: what changes the experiment.
+    """
     from fedsilo.server_app.run.planning import planned, start
     from fedsilo.server_app.studies.finish import finish_run
 
     overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
     overrides |= {"run-name": name} if name else {}
     overrides |= {"track": track} if track else {}
+    overrides |= {"network": _network_name(network)} if network is not None else {}
+    if silos is not None:
+        overrides |= _written(silos, label, missing, sources)
     settings, resources = planned(
         experiment, run_sources(sources), supernodes=supernodes, overrides=overrides
     )
     return load_run(start(settings, resources, engine, ray_address, finish_run).path)
+
+
+def _network_name(network: object) -> str:
+    """Return the setting 'network' for what builds one."""
+    name = f"{getattr(network, '__module__', '')}:{getattr(network, '__qualname__', '<')}"
+    if isinstance(network, str) or "<" not in name:
+        return network if isinstance(network, str) else name
+    raise SettingError(
+        "network is no name and no function or class of a module: each site builds its own, so "
+        "give what builds it"
+    )
+
+
+def _written(silos: object, label: str, missing: str, sources: Sources) -> dict[str, Value]:
+    """Write the caller's data into the cache, and return the settings that read them."""
+    from fedsilo.datasets.io.locations import find_places
+    from fedsilo.server_app.api.own_silos import written
+    from fedsilo.server_app.config.settings import parse_assignment
+
+    given = dict(map(parse_assignment, texts_of(sources.get("settings"))))
+    places = find_places("", str(given.get("cache-dir", "")))
+    dataset, folder = written(silos, label, missing, places.cache.resolve())
+    return {"dataset": dataset, "data-dir": str(folder)}
 
 
 def resume(

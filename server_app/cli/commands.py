@@ -40,6 +40,7 @@ class Command:
     help: Mapping[str, str] = field(default_factory=dict)
     default: Mapping[str, Any] = field(default_factory=dict)
     required: Sequence[str] = ()
+    python: Sequence[str] = ()  # arguments that only Python can give
 
     def add_to(self, app: typer.Typer) -> None:
         """Add the command to an app."""
@@ -56,6 +57,7 @@ class Command:
     ) -> Callable[..., None]:
         """Return a function whose signature typer reads as the command's options."""
         own, showing = _parameters(function), _parameters(show)
+        own = {name: one for name, one in own.items() if name not in self.python}
         options = [p for name, p in (own | showing | own).items() if name not in _GIVEN]
 
         def call(**given: Any) -> None:

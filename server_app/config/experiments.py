@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from fedsilo.datasets.io.declarations import FileModel, checked, misfit, within
 from fedsilo.datasets.io.yaml_text import read_yaml
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.settings_schema import (
     Value,
@@ -110,8 +111,10 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
 
 
 def find_experiment(path: Path, name: str) -> Experiment:
-    """Return the experiment ``name`` of a simulation file."""
+    """Return the experiment ``name`` of a simulation file, or a method of that name alone."""
     experiments = read_experiments(path)
+    if name in METHODS and name not in experiments:
+        return Experiment(name, {"method": name}, {})
     if name not in experiments:
         raise unknown_name("experiment", name, experiments)
     return experiments[name]

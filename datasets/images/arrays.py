@@ -1,0 +1,154 @@
+"""The user's own arrays: a file ``SITE.npz`` for each site in the data directory.
+
+It holds ``x``, the samples (n, channels, height, width) or (n, height, width), as 8-bit numbers or
+as floats that networks take as they are; ``y`` (n,), whole numbers from 0; and ``classes``, the
+classes' names, which all sites share.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsilo.datasets.images.decoding import BrokenImageError
+from fedsilo.datasets.io.array_files import kind_of, read_arrays
+from fedsilo.datasets.io.locations import Places, data_folder
+from fedsilo.datasets.io.sealed_folders import json_digest
+from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
+from fedsilo.datasets.silo.silos import (
+    SPLITS,
+    DataSet,
+    ImageReader,
+    Silo,
+    Split,
+    cached_silo,
+    save_silo,
+)
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping
+
+_SHARE = 0.25  # of test samples where there are no test folds
+_MOST_BYTES = 2**34  # of an array
+_MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
+
+
+class OwnArrays(DataSet):
+    """``arrays``: a site needs its own file only."""
+
+    name = "arrays"
+    origin = "own"
+    silos_by_files = True
+    settings = frozenset(SPLIT_KEYS)
+    headline = ("balanced-accuracy", "accuracy", "auc", "calibration-error")
+
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
+        """Return the names of the files, in alphabetical order."""
+        folder = self._folder(places)
+        if not (names := sorted(path.stem for path in folder.glob("*.npz"))):
+            raise DataError(f"{folder} holds no SITE.npz: write one with x, y and classes")
+        return names
+
+    def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
+        """Return the reading of a file ``.npy``, a sample as ``x`` holds them."""
+        x = _read(self._folder(places) / f"{site}.npz")[0]
+
+        def read(path: Path) -> npt.NDArray[Any]:
+            try:
+                sample = np.load(path, allow_pickle=False)
+            except (OSError, ValueError, EOFError):
+                raise BrokenImageError("is no array of numpy (.npy)") from None
+            if sample.dtype != x.dtype or sample.shape not in (x.shape[1:], x.shape[2:]):
+                raise BrokenImageError(f"is {kind_of(sample)}, and samples are {x.shape[1:]}")
+            return np.asarray(sample.reshape(x.shape[1:]))
+
+        return read
+
+    def _folder(self, places: Places) -> Path:
+        return data_folder(places, self.name, "with a file SITE.npz for each site")
+
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+        """Read, split and cache a site's arrays."""
+        import torch
+
+        path = self._folder(places) / f"{name}.npz"
+        stamp, cut = path.stat(), [as_mapping(settings)[key] for key in sorted(SPLIT_KEYS)]
+        x, y, classes = _read(path)
+        facts = [_MAKER, name, str(path.resolve()), stamp.st_size, stamp.st_mtime_ns, cut]
+
+        def fill(folder: Path) -> None:
+            rows = split_rows(y, settings, _SHARE, settings.fold_seed, str(path))
+            if len(rows.train) < 2:
+                raise DataError(f"{path}: {len(rows.train)} training samples are left of {len(y)}")
+            own = {part: getattr(rows, part) for part in SPLITS}
+            parts = {
+                part: Split(torch.from_numpy(x[one]), torch.from_numpy(y[one]))
+                for part, one in own.items()
+            }
+            schema = json_digest([classes, x.shape[1:], str(x.dtype)])
+            known = {"name": name, "distribution": name, "classes": classes, "schema": schema}
+            save_silo(folder, parts, known)
+
+        folder = places.cache / f"{self.name}-silos"
+        return cached_silo(folder, name, facts, len(classes), fill)
+
+
+def _read(path: Path, where: str = "") -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], list[str]]:
+    """Return samples (n, channels, height, width), labels (n,) and the classes' names.
+
+    Errors name the file by ``where``, by default its path.
+    """
+    where = where or str(path)
+    x, y, classes = read_arrays(path, ("x", "y", "classes"), _MOST_BYTES).values()
+    if x.dtype.kind not in "fu" or x.ndim not in (3, 4) or (x.dtype.kind == "u" and x.itemsize > 1):
+        raise DataError(
+            f"{where}: x is {kind_of(x)}, and must be 8-bit numbers or floats (n, channels, "
+            "height, width)"
+        )
+    x = x if x.dtype == np.uint8 else x.astype(np.float32)
+    if not np.isfinite(x).all():
+        raise DataError(f"{where}: x holds numbers that are not finite: remove those samples")
+    if classes.ndim != 1 or classes.dtype.kind not in "US" or len(set(classes.tolist())) < 2:
+        raise DataError(f"{where}: classes is {kind_of(classes)}, and must be two names or more")
+    right = y.shape == (len(x),) and y.dtype.kind in "iu"
+    if not right or (len(y) and not 0 <= y.min() <= y.max() < len(classes)):
+        raise DataError(
+            f"{where}: y is {kind_of(y)}, and must be a whole number from 0 to {len(classes) - 1} "
+            f"for each of {len(x)} samples"
+        )
+    samples = x[:, None] if x.ndim == 3 else x
+    return samples, y.astype(np.int64), [str(name) for name in classes.tolist()]
+
+
+def write_arrays(
+    folder: Path, silos: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+) -> None:
+    """Write each site's samples and labels, of which each value is a class.
+
+    Raises:
+        DataError: samples are of another form at another site, or no samples with one label each.
+    """
+    every = np.unique(np.concatenate([np.asarray(y).reshape(-1) for _, y in silos.values()]))
+    first, form = "", None
+    for site, (x, y) in silos.items():
+        x = _channels_first(np.asarray(x))
+        first, form = (first, form) if form else (site, x.shape[1:])
+        if len(y) != len(x) or np.ndim(y) != 1 or x.shape[1:] != form:
+            raise DataError(
+                f"silo '{site}' has samples {x.shape} and labels {np.shape(y)}: each sample needs "
+                f"a label, and the form {form} that those of '{first}' have"
+            )
+        names = [str(value) for value in every.tolist()]
+        np.savez(folder / f"{site}.npz", x=x, y=np.searchsorted(every, y), classes=np.array(names))
+        _read(folder / f"{site}.npz", f"silo '{site}'")  # refused before a run begins
+
+
+def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return images with their channels first where they are last."""
+    last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[-1]
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if last else x
+
+
+ARRAYS = OwnArrays()

@@ -1,0 +1,79 @@
+"""Data sets of Hugging Face by name, written into the data directory once.
+
+Images are sorted into ``{train,val,test}/CLASS/``, which ``dataset=folder`` reads; rows become a
+table. Either is one silo, from which a partition cuts others. Package: ``datasets``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fedsilo.datasets.io.atomic_files import build_folder
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.server_app.api.own_silos import ALONE, write_silos
+
+_PARTS = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
+
+
+def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str]:
+    """Download a data set and write it into a folder of ``data_dir``; yield lines about it.
+
+    Args:
+        name: its name on the Hub, or a folder that ``save_to_disk`` wrote.
+        data_dir: the data directory.
+        label: the column of the labels.
+
+    Raises:
+        DataError: the package is missing, the data set cannot be loaded or used, or is there.
+    """
+    parts = _loaded(name)
+    target = data_dir / name.strip("/").replace("/", "--")
+    if target.exists():
+        raise DataError(f"{target} is there already: remove it to write it again")
+    info = next(iter(parts.values())).info
+    yield f"licence: {one_line(info.license or 'not stated', 100)}"
+    yield f"source: {one_line(info.homepage or name, 200)}"
+    kinds: list[str] = []
+    build_folder(target, lambda work: kinds.append(_write(work, parts, label)))
+    dataset = {"images": "folder"}.get(kinds[0], kinds[0])
+    counts = ", ".join(f"{len(part)} {called}" for called, part in parts.items())
+    yield f"{target}: {counts}"
+    yield f"--set dataset={dataset} --set data-dir={target} --set partition=dirichlet"
+
+
+def _write(folder: Path, parts: dict[str, Any], label: str) -> str:
+    features = next(iter(parts.values())).features
+    if not any(type(kind).__name__ == "Image" for kind in features.values()):
+        rows = _library().concatenate_datasets(list(parts.values()))
+        return write_silos(folder, {ALONE: rows}, label, "drop")
+    if unknown := [called for called in parts if called not in _PARTS]:
+        raise DataError(f"part '{unknown[0]}' is none of {', '.join(_PARTS)}")
+    return write_silos(folder, {_PARTS[one]: own for one, own in parts.items()}, label, "drop")
+
+
+def _loaded(name: str) -> dict[str, Any]:
+    """Return the parts of a data set by name."""
+    library = _library()
+    load = library.load_from_disk if Path(name).is_dir() else library.load_dataset
+    try:
+        loaded = load(name)
+    except Exception as error:  # the Hub's, the network's, of damaged files
+        raise DataError(f"data set '{name}' cannot be loaded ({one_line(error, 200)})") from None
+    return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+
+
+def _library() -> Any:
+    """Return the package ``datasets``, which a checkout's folder of that name hides."""
+    with suppress(ImportError):
+        library = import_module("datasets")
+        if hasattr(library, "load_dataset"):
+            return library
+    raise DataError(
+        "data sets of Hugging Face need its package: pip install 'fedsilo[huggingface]', and run "
+        "outside of a checkout of fedsilo"
+    )

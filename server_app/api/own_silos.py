@@ -1,0 +1,189 @@
+"""Data of a caller's own as silos: written once into the cache, where any run finds them again.
+
+Frames become tables with a schema, arrays the data set 'arrays', pictures that of 'images'. The
+folder's name is a digest of its files, so that the same data give the same silos.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsilo.datasets.io.atomic_files import scratch_folder
+from fedsilo.datasets.silo.declared_silos import site_name_fault
+from fedsilo.datasets.silo.silos import SPLITS
+from fedsilo.models.contract.errors import DataError, SettingError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+ALONE = "data"  # the silo of data without a site
+_FOLDER = "own-silos"  # in the cache directory; not under a seal, since nothing can make it again
+_DIGITS = 16
+_TAKEN = "a DataFrame, a pair (X, y), a Dataset of PyTorch or one of Hugging Face"
+
+
+def written(silos: object, label: str, missing: str, cache: Path) -> tuple[str, Path]:
+    """Write silos into the cache; return the data set that reads them, and the data directory.
+
+    Args:
+        silos: site -> its data; or data of no site, which a partition cuts.
+        label: the column of the labels in frames and in data sets of Hugging Face.
+        missing: of frames, what becomes of rows with a missing value: 'drop' or 'impute'.
+        cache: the cache directory.
+
+    Raises:
+        FedsiloError: the data are of no known kind, of several, or cannot be used.
+    """
+    folder = cache / _FOLDER
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with scratch_folder(folder, "written") as scratch:
+        work = scratch / "files"
+        work.mkdir(mode=0o700)
+        dataset = write_silos(work, silos, label, missing)
+        target = folder / _digest(work)[:_DIGITS]
+        try:
+            work.rename(target)
+        except OSError:  # the same data were written before
+            if not target.is_dir():
+                raise
+    return dataset, target
+
+
+def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
+    """Write silos into an empty folder and return the data set that reads them; as ``written``."""
+    given = dict(silos) if isinstance(silos, Mapping) else {ALONE: silos}
+    if missing not in ("drop", "impute"):
+        raise SettingError(f"missing is '{missing}'; it must be 'drop' or 'impute'")
+    if not given:
+        raise SettingError(f"silos names no silo: give {_TAKEN} for each")
+    if fault := next(filter(None, (site_name_fault(str(site)) for site in given)), None):
+        raise SettingError(fault)
+    read = {str(site): _plain(str(site), data, label) for site, data in given.items()}
+    kinds = {kind: site for site, (kind, _) in read.items()}
+    if len(kinds) > 1:
+        (one, first), (two, second) = list(kinds.items())[:2]
+        raise SettingError(f"silo '{first}' is {one} and '{second}' is {two}: give all in one form")
+    (kind,) = kinds
+    _WRITERS[kind](folder, {site: data for site, (_, data) in read.items()}, label, missing)
+    return _READ_BY[kind]
+
+
+def _write_tables(folder: Path, silos: Mapping[str, Any], label: str, missing: str) -> None:
+    from fedsilo.datasets.tables.frames import write_frames
+
+    _refuse_parts(silos)
+    write_frames(folder, silos, label, missing)
+
+
+def _write_arrays(folder: Path, silos: Mapping[str, Any], label: str, missing: str) -> None:
+    from fedsilo.datasets.images.arrays import write_arrays
+
+    _refuse_parts(silos)
+    write_arrays(folder, silos)
+
+
+def _write_pictures(folder: Path, silos: Mapping[str, Any], label: str, missing: str) -> None:
+    from fedsilo.datasets.images.folders import write_folder_manifests
+
+    for site, pictures in silos.items():
+        for number, (picture, name) in enumerate(pictures):
+            if "/" in name or name.startswith("."):
+                raise DataError(f"class '{name}' is no folder's name: rename it")
+            own = folder / ("" if site == ALONE else site) / name
+            own.mkdir(parents=True, exist_ok=True)
+            plain = picture if picture.mode in ("L", "RGB", "RGBA", "P") else picture.convert("RGB")
+            plain.save(own / f"{number:06}.png")
+    write_folder_manifests(folder)
+
+
+_WRITERS = {"tables": _write_tables, "arrays": _write_arrays, "pictures": _write_pictures}
+_READ_BY = {"tables": "table", "arrays": "arrays", "pictures": "images"}
+
+
+def _refuse_parts(silos: Mapping[str, Any]) -> None:
+    """Refuse training and test data as two hospitals; those of pictures are read as parts."""
+    if set(silos) <= set(SPLITS):
+        raise SettingError(
+            f"silos are named {', '.join(silos)}, which are parts and no hospitals: join them, and "
+            "each silo is split into parts"
+        )
+
+
+def _plain(site: str, data: Any, label: str) -> tuple[str, Any]:
+    """Return the kind of a silo's data, and the data as the kind's writer takes them."""
+    import pandas as pd
+
+    if isinstance(data, pd.DataFrame):
+        return "tables", data
+    if hasattr(data, "features") and hasattr(data, "to_pandas"):
+        return _of_hugging_face(site, data, label)
+    if isinstance(data, tuple | list) and len(data) == 2:
+        samples, labels = data
+        return _pair(site, samples, labels, label)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str):
+        return _of_torch(site, data, label)
+    raise SettingError(f"silo '{site}' is of type {type(data).__name__}: give {_TAKEN}")
+
+
+def _of_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
+    """Return a ``Dataset`` of PyTorch, whose items are pairs, as pictures, arrays or a frame."""
+    items = [data[place] for place in range(len(data))]
+    if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+        raise SettingError(f"silo '{site}' gives no pairs of a sample and its label, or is empty")
+    samples, labels = zip(*items, strict=True)
+    if not hasattr(samples[0], "save"):  # no picture of Pillow
+        return _pair(site, np.stack(list(map(np.asarray, samples))), labels, label)
+    names = getattr(data, "classes", None)
+    called = [str(names[one] if names else one) for one in labels]
+    return "pictures", list(zip(samples, called, strict=True))
+
+
+def _pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
+    """Return samples and labels as a frame if a sample is a row of numbers, else as arrays."""
+    import pandas as pd
+
+    samples, labels = x if isinstance(x, pd.DataFrame) else np.asarray(x), np.asarray(y).squeeze()
+    if len(samples) != len(labels) or samples.ndim not in (2, 3, 4) or labels.ndim != 1:
+        raise SettingError(
+            f"silo '{site}' has samples {samples.shape} and labels {labels.shape}: samples are "
+            "rows or images, and each needs a label"
+        )
+    if samples.ndim > 2:
+        return "arrays", (samples, labels)
+    if not isinstance(samples, pd.DataFrame):
+        samples = pd.DataFrame(samples, columns=[f"x{at}" for at in range(samples.shape[1])])
+    return "tables", samples.assign(**{label: labels})
+
+
+def _of_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
+    """Return a ``datasets.Dataset`` as pictures if it has a column of images, else as a frame."""
+    features = data.features
+    if label not in features:
+        shown = ", ".join(features)
+        raise DataError(
+            f"silo '{site}' has no column '{label}' of labels, but {shown}: name it by label="
+        )
+    names = getattr(features[label], "names", None)
+    images = [name for name, kind in features.items() if type(kind).__name__ == "Image"]
+    if images:
+        return "pictures", [
+            (row[images[0]], str(names[row[label]] if names else row[label])) for row in data
+        ]
+    frame: DataFrame = data.to_pandas()
+    if names:
+        frame = frame.assign(**{label: [names[value] for value in frame[label]]})
+    return "tables", frame
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(folder)}\0".encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
