@@ -45,10 +45,13 @@ def write_frames(
 
     named = {site: _plain(frame) for site, frame in frames.items()}
     columns = _common_columns({site: list(one.columns) for site, one in named.items()}, label)
-    every = pd.concat(named.values(), ignore_index=True)
-    classes = _classes(label, every[label])
+    classes = _classes(label, pd.concat([frame[label] for frame in named.values()]))
     schema = {
-        "columns": [_column(name, every[name]) for name in columns if name != label],
+        "columns": [
+            _column(name, {site: frame[name] for site, frame in named.items()})
+            for name in columns
+            if name != label
+        ],
         "label": {"column": label, "classes": {one: [one] for one in classes}},
         "missing": list(_MISSING),
         "policy": policy,
@@ -89,19 +92,19 @@ def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
     return columns[first]
 
 
-def _column(name: str, values: Series[Any]) -> dict[str, Any]:
-    """Return a column as the schema declares it."""
-    from pandas.api import types
+def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
+    """Return a column as the schema declares it, by its values at all sites."""
+    import pandas as pd
 
-    if types.is_numeric_dtype(values) and not types.is_complex_dtype(values):
-        return {"name": name}
-    texts = types.is_object_dtype(values) or types.is_string_dtype(values)
-    if not texts and str(values.dtype) != "category":
+    kinds = {_kind(name, own): site for site, own in sites.items() if own.notna().any()}
+    if len(kinds) > 1:
         raise DataError(
-            f"column '{one_line(name, 60)}' is of type {values.dtype}: make numbers of it, or drop "
-            "it"
+            f"column '{one_line(name, 60)}' holds numbers at silo '{kinds['numbers']}' and texts "
+            f"at '{kinds['texts']}': give all the same"
         )
-    levels = _texts(name, values)
+    if "texts" not in kinds:
+        return {"name": name}
+    levels = _texts(name, pd.concat(sites.values()))
     if len(levels) > _MOST_LEVELS:
         raise DataError(
             f"column '{one_line(name, 60)}' has {len(levels)} different texts, more than "
@@ -110,6 +113,19 @@ def _column(name: str, values: Series[Any]) -> dict[str, Any]:
     if len(levels) < 2:
         return {"name": name, "kind": "ignored"}
     return {"name": name, "kind": "categorical", "levels": levels}
+
+
+def _kind(name: str, values: Series[Any]) -> str:
+    from pandas.api import types
+
+    if types.is_numeric_dtype(values) and not types.is_complex_dtype(values):
+        return "numbers"
+    texts = types.is_object_dtype(values) or types.is_string_dtype(values)
+    if texts or str(values.dtype) == "category":
+        return "texts"
+    raise DataError(
+        f"column '{one_line(name, 60)}' is of type {values.dtype}: make numbers of it, or drop it"
+    )
 
 
 def _texts(name: str, values: Series[Any]) -> list[str]:

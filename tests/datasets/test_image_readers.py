@@ -13,11 +13,13 @@ from fedsilo.datasets.images.dataset import ImageDataSet
 from fedsilo.datasets.images.decoding import BrokenImageError
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.registry import DATA_SETS, data_set, image_reader, load_silo, silo_names
+from fedsilo.datasets.shifted.medmnist import MEDMNIST
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
-from tests.support.colour import write_cifar10, write_cifar100, write_gtsrb
 from tests.support.data_folders import save_picture, write_images
+from tests.support.made_data import MADE
 
+SMALL = ("images", "mammography", "endovascular", "folder")
 OWN = {"images": 8, "mammography": 16, "endovascular": 8}
 TABLES = ("heart", "heart-synthetic", "table")
 
@@ -49,7 +51,7 @@ def test_real_files_are_read_as_the_silo_was(name: str, site: str, real_data: Pa
     assert np.array_equal(new, data.decode(index, 32, settings).images)
 
 
-@pytest.mark.parametrize("name", [name for name in DATA_SETS if name not in TABLES])
+@pytest.mark.parametrize("name", [name for name in DATA_SETS if name not in (*TABLES, "arrays")])
 def test_every_data_set_of_images_reads_a_file_into_its_own_shape(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -67,10 +69,9 @@ def test_every_data_set_of_images_reads_a_file_into_its_own_shape(
 
 
 def _data_and_site(name: str, folder: Path, request: pytest.FixtureRequest) -> tuple[Path, str]:
-    made = {"cifar10": write_cifar10, "cifar100": write_cifar100, "gtsrb": write_gtsrb}
-    if name in made:
-        made[name](folder)
-        return folder, "s1a"
+    if name in ("cifar10", "cifar100", "gtsrb", "folder", *MEDMNIST):
+        MADE[name](folder)
+        return folder, silo_names(settings_for(name, folder))[0]
     if name in OWN:
         return write_images(folder, f"{name}.yaml", OWN[name]), "north"
     data = data_set(name)
@@ -81,7 +82,9 @@ def _data_and_site(name: str, folder: Path, request: pytest.FixtureRequest) -> t
 
 def _share(name: str) -> float:
     own = "sample-share" in data_set(name).settings
-    return {"isic2019": 0.03, "mini-mias": 0.1}.get(name, 0.01) if own and name not in OWN else 1.0
+    return (
+        {"isic2019": 0.03, "mini-mias": 0.1}.get(name, 0.01) if own and name not in SMALL else 1.0
+    )
 
 
 def _sizes(name: str) -> dict[str, int]:

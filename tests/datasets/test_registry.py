@@ -16,6 +16,7 @@ from fedsilo.datasets.registry import (
     silo_count,
     silo_names,
 )
+from fedsilo.datasets.shifted.medmnist import MEDMNIST
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
@@ -23,11 +24,12 @@ from fedsilo.models.contract.settings_schema import Value, build, defaults
 from fedsilo.models.networks.kinds import Task
 
 TABLE = CommonSettings(dataset="table")
-IMAGES = ("digits", "mnist", "fmnist", "cifar10", "cifar100", "gtsrb")
+IMAGES = ("digits", "mnist", "fmnist", "cifar10", "cifar100", "gtsrb", *MEDMNIST)
 TABLES = ("heart", "heart-synthetic", "table")
 PICTURES = (
     "isic2019",
     "dermoscopy-phantom",
+    "folder",
     "images",
     "mammography",
     "mini-mias",
@@ -49,6 +51,7 @@ def test_every_registered_data_set_is_loaded_under_its_own_name(name: str) -> No
 def test_data_sets_with_public_files_can_be_fetched_and_the_others_have_none() -> None:
     files = {name: data_set(name).files for name in DATA_SETS}
     public = {"mnist", "fmnist", "cifar10", "cifar100", "gtsrb", "heart", "pneumoniamnist"}
+    public |= MEDMNIST.keys()
     assert {name for name, found in files.items() if found} == public
     assert all(found.name == name and found.files for name, found in files.items() if found)
     assert all(found.licence and found.url.endswith("/") for found in files.values() if found)
@@ -188,8 +191,19 @@ def test_folds_that_are_not_there_are_refused(dataset: str, kind: str) -> None:
     check(3, 2)
 
 
-def test_only_of_isic2019_the_files_at_hand_decide_which_silos_there_are() -> None:
-    assert [name for name in DATA_SETS if data_set(name).silos_by_files] == ["isic2019"]
+def test_the_files_at_hand_decide_which_silos_there_are_where_nothing_declares_them() -> None:
+    by_files = [name for name in DATA_SETS if data_set(name).silos_by_files]
+    assert by_files == ["isic2019", "folder", "arrays"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("medmnist", "is several data sets"), ("chestmnist", "is multi-label")]
+)
+def test_what_is_no_data_set_of_one_class_an_image_is_answered_with_those_that_are(
+    name: str, said: str
+) -> None:
+    with pytest.raises(SettingError, match=f"'{name}' {said}.*: name one of pathmnist, dermamnist"):
+        data_set(name)
 
 
 @pytest.mark.parametrize("dataset", DATA_SETS)
@@ -229,6 +243,7 @@ FOLDS = {key: value for key, value in OF_TABLES.items() if "standard" not in key
 NOT_OF = {  # of pictures
     "isic2019": {"intensity-profiles"},
     "dermoscopy-phantom": {"broken-images", "intensity-profiles"},
+    "folder": {"target", "intensity-profiles"},
     "images": {"target", "intensity-profiles"},
     "endovascular": {"target", "colour-constancy", "intensity-profiles"},
     "angiogram-phantom": {"target", "colour-constancy", "broken-images", "intensity-profiles"},

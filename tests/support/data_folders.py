@@ -53,6 +53,28 @@ def write_images(folder: Path, name: str, bits: int = 8, count: int = 16) -> Pat
     return folder
 
 
+def write_sorted(folder: Path, count: int = 8) -> Path:
+    """Write two hospitals' PNG files sorted into ``SITE/CLASS/``, ``count`` of each class."""
+    for offset, site in enumerate(SITES):
+        rng = np.random.default_rng(offset)
+        for label, name in enumerate(("a", "b")):
+            (folder / site / name).mkdir(parents=True)
+            for number in range(count):
+                save_picture(folder / site / name / f"{number}.png", rng, label=label)
+    return folder
+
+
+def write_arrays(folder: Path) -> Path:
+    """Write two ``SITE.npz`` of 20 grey images of 16 x 16 pixels, brighter for label 1."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for offset, site in enumerate(SITES):
+        labels = np.arange(20) % 2
+        noise = np.random.default_rng(offset).integers(0, 100, (20, 16, 16))
+        images = (noise + 100 * labels[:, None, None]).astype(np.uint8)
+        np.savez(folder / f"{site}.npz", x=images, y=labels, classes=np.array(["a", "b"]))
+    return folder
+
+
 def save_picture(path: Path, rng: np.random.Generator, bits: int = 8, label: int = 0) -> None:
     """Write a grey PNG of 40 x 36 pixels of noise, brighter on the left for label 1."""
     top = 2**bits - 1

@@ -6,6 +6,7 @@
 import gzip
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,16 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
 from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.shifted.medmnist import MEDMNIST
 from fedsilo.models.contract.settings_schema import Value
 from tests.support.colour import write_cifar10, write_cifar100, write_gtsrb
-from tests.support.data_folders import SITES, write_images, write_tables
+from tests.support.data_folders import (
+    SITES,
+    write_arrays,
+    write_images,
+    write_sorted,
+    write_tables,
+)
 
 _ISIC = "image,MEL,NV,BCC,AK,BKL,DF,VASC,SCC,UNK,target,center,fold,fold2"
 _FORMATS = ("png", "jpg", "bmp", "webp", "tif")
@@ -29,7 +37,7 @@ SMALL: dict[str, dict[str, Value]] = {
     "isic2019": {"image-size": 16},
     **{
         name: {"silos": 2, "silo-train-size": 10, "silo-test-size": 1}
-        for name in ("mnist", "fmnist", "cifar10", "cifar100", "gtsrb")
+        for name in ("mnist", "fmnist", "cifar10", "cifar100", "gtsrb", *MEDMNIST)
     },
 }
 
@@ -70,6 +78,19 @@ def _write_pneumonia(data: Path) -> None:
         arrays |= {f"{part}_images": images, f"{part}_labels": (numbers % 2)[:, None]}
     (data / "pneumoniamnist").mkdir(parents=True)
     np.savez(data / "pneumoniamnist" / "pneumoniamnist.npz", **arrays)  # type: ignore[arg-type]
+
+
+def write_medmnist(data: Path, name: str, count: int = 60) -> None:
+    """Write a file of MedMNIST's form: image i of a part has the level i and the label i mod K."""
+    source = MEDMNIST[name]
+    form = (28, 28, 3) if len(source.mean) == 3 else (28, 28)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for part in ("train", "val", "test"):
+        levels = np.arange(count, dtype=np.uint8)
+        images = np.broadcast_to(levels.reshape(-1, *(1 for _ in form)), (count, *form))
+        arrays |= {f"{part}_images": images, f"{part}_labels": (levels % source.classes)[:, None]}
+    (data / "medmnist").mkdir(parents=True, exist_ok=True)
+    np.savez(data / "medmnist" / f"{name}.npz", **arrays)  # type: ignore[arg-type]
 
 
 def _write_isic(data: Path) -> None:
@@ -164,6 +185,9 @@ MADE: dict[str, Callable[[Path], object]] = {
     "gtsrb": write_gtsrb,
     "table": write_tables,
     "isic2019": _write_isic,
+    "folder": write_sorted,
+    "arrays": write_arrays,
+    **{name: partial(write_medmnist, name=name) for name in MEDMNIST},
     "images": _write_pictures,
     "mammography": _write_mammograms,
     "mini-mias": _write_mini_mias,

@@ -1,0 +1,96 @@
+"""Arrays of a site's own, and what of them is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fedsilo.datasets.images.arrays import write_arrays
+from fedsilo.datasets.images.decoding import BrokenImageError
+from fedsilo.datasets.registry import image_reader, load_silo, silo_names
+from fedsilo.datasets.silo.silos import SPLITS
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
+
+IMAGES = np.arange(12, dtype=np.uint8).repeat(256).reshape(12, 16, 16)
+LABELS = np.arange(12) % 2
+NAMES = np.array(["cat", "dog"])
+
+
+def settings(folder: Path, **changes: Any) -> CommonSettings:
+    cache = str(folder.parent / "cache")
+    return CommonSettings(dataset="arrays", data_dir=str(folder), cache_dir=cache, **changes)
+
+
+def save(folder: Path, **arrays: npt.NDArray[Any]) -> CommonSettings:
+    folder.mkdir(exist_ok=True)
+    whole: dict[str, Any] = {"x": IMAGES, "y": LABELS, "classes": NAMES} | arrays
+    np.savez(folder / "north.npz", **whole)
+    return settings(folder)
+
+
+def test_a_file_is_a_silo_of_its_samples_and_the_classes_names(tmp_path: Path) -> None:
+    own = save(tmp_path / "data")
+    assert silo_names(own) == ["north"]
+    silo = load_silo("north", own)
+    assert silo.class_names() == ("cat", "dog")
+    assert silo.task.input_shape == (1, 16, 16)
+    levels = {
+        part: [(int(x[0, 0, 0]), int(y)) for x, y in zip(s.inputs, s.labels, strict=True)]
+        for part, s in silo.splits().items()
+    }
+    assert [len(levels[part]) for part in SPLITS] == [9, 0, 3]
+    assert sorted(pair for part in levels.values() for pair in part) == [
+        (i, i % 2) for i in range(12)
+    ]
+
+
+def test_floats_stay_as_they_are_and_a_new_file_is_read_like_them(tmp_path: Path) -> None:
+    own = save(tmp_path / "data", x=np.linspace(-3, 3, 12 * 2 * 64).reshape(12, 2, 8, 8))
+    silo = load_silo("north", own)
+    assert silo.task.input_shape == (2, 8, 8)
+    assert float(silo.train.inputs.min()) < -1
+    sample = silo.train.inputs[0].numpy()
+    np.save(tmp_path / "new.npy", sample)
+    assert np.array_equal(image_reader("north", own)(tmp_path / "new.npy"), sample)
+    np.save(tmp_path / "other.npy", sample[:1])
+    (tmp_path / "text.npy").write_text("no array")
+    for name, said in (("other", "samples are"), ("text", "is no array of numpy")):
+        with pytest.raises(BrokenImageError, match=said):
+            image_reader("north", own)(tmp_path / f"{name}.npy")
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        ({"x": IMAGES.astype(np.int64)}, "x is int64 .*, and must be 8-bit numbers or floats"),
+        ({"x": IMAGES.reshape(12, 256)}, r"x is uint8 \(12, 256\)"),
+        ({"x": np.full((12, 8, 8), np.nan)}, "x holds numbers that are not finite"),
+        ({"y": LABELS[:11]}, "a whole number from 0 to 1 for each of 12 samples"),
+        ({"y": LABELS + 1}, "a whole number from 0 to 1"),
+        ({"y": LABELS / 2}, "a whole number from 0 to 1"),
+        ({"classes": NAMES[:1]}, "must be two names or more"),
+        ({"classes": np.arange(2)}, "must be two names or more"),
+    ],
+)
+def test_arrays_of_another_form_are_refused(
+    array: dict[str, npt.NDArray[Any]], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=said):
+        load_silo("north", save(tmp_path / "data", **array))
+
+
+def test_a_folder_without_arrays_says_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no SITE\.npz: write one with x, y and classes"):
+        silo_names(settings(tmp_path))
+
+
+def test_what_is_written_has_the_classes_of_all_sites_and_channels_first(tmp_path: Path) -> None:
+    colour = np.zeros((9, 16, 16, 3), np.uint8)
+    names = np.array(["flu", "cold", "flu", "cold"] * 2 + ["well"])
+    write_arrays(tmp_path, {"north": (colour, names), "south": (colour[:8], names[:8])})
+    south = load_silo("south", settings(tmp_path))
+    assert south.class_names() == ("cold", "flu", "well")
+    assert south.task.input_shape == (3, 16, 16)

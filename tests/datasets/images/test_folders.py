@@ -1,0 +1,204 @@
+"""Images sorted into folders are the silos that the manifests of the same folders are."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fedsilo.datasets.images.folders import read_folder
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.registry import load_silo, silo_names
+from fedsilo.datasets.silo.silos import SPLITS, Silo
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.server_app.cli.main import main
+from tests.support.data_folders import write_sorted
+
+
+def save(folder: Path, *levels: int) -> None:
+    """Write images of one grey each, named by it."""
+    folder.mkdir(parents=True)
+    for level in levels:
+        Image.new("L", (20, 24), level).save(folder / f"{level}.png")
+
+
+def settings(data: Path, dataset: str = "folder", **changes: Any) -> CommonSettings:
+    cache = str(data.parent / "cache")
+    return CommonSettings(
+        dataset=dataset, data_dir=str(data), cache_dir=cache, image_size=16, **changes
+    )
+
+
+def held(silo: Silo) -> dict[str, list[tuple[int, int]]]:
+    """Return the grey and the class of each image, by part."""
+    return {
+        part: [(int(image[0, 0, 0]), int(y)) for image, y in zip(s.inputs, s.labels, strict=True)]
+        for part, s in silo.splits().items()
+    }
+
+
+def test_folders_of_sites_and_classes_are_silos_with_the_classes_in_alphabetical_order(
+    tmp_path: Path,
+) -> None:
+    data = write_sorted(tmp_path / "data")
+    assert silo_names(settings(data)) == ["north", "south"]
+    silo = load_silo("south", settings(data))
+    assert silo.class_names() == ("a", "b")
+    assert [len(silo.splits()[part]) for part in SPLITS] == [12, 0, 4]
+    assert silo.label_counts()["test"] == [2, 2]
+    folds = load_silo("south", settings(data, test_folds=4, val_folds=3))
+    assert [len(folds.splits()[part]) for part in SPLITS] == [8, 4, 4]
+
+
+def test_folders_of_parts_are_the_parts(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    save(data / "north" / "train" / "cat", 1, 2)
+    save(data / "north" / "train" / "dog", 3)
+    save(data / "north" / "test" / "cat", 4)
+    save(data / "south" / "cat", 5, 6)
+    save(data / "south" / "dog", 7, 8)
+    assert held(load_silo("north", settings(data))) == {
+        "train": [(1, 0), (2, 0), (3, 1)],
+        "val": [],
+        "test": [(4, 0)],
+    }
+    assert load_silo("north", settings(data, use_test=False)).label_counts()["test"] == [0, 0]
+    assert sum(len(s) for s in load_silo("south", settings(data)).splits().values()) == 4
+
+
+def test_classes_without_sites_are_one_silo_that_a_partition_cuts(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    save(data / "train" / "cat", *range(20))
+    save(data / "train" / "dog", *range(20, 40))
+    save(data / "test" / "cat", 40, 41, 42, 43)
+    save(data / "test" / "dog", 44, 45, 46, 47)
+    assert silo_names(settings(data)) == ["folder"]
+    cut = settings(data, partition="dirichlet", silos=2, concentration=1000.0)
+    silos = [load_silo(name, cut) for name in silo_names(cut)]
+    levels = {p: sorted(level for s in silos for level, _ in held(s)[p]) for p in SPLITS}
+    assert sorted(levels["train"] + levels["val"]) == list(range(40))
+    assert levels["test"] == list(range(40, 48))
+    assert silos[0].class_names() == ("cat", "dog")
+
+
+def test_a_hospital_with_classes_alone_holds_them_under_its_own_name(tmp_path: Path) -> None:
+    data = write_sorted(tmp_path / "data")
+    own = dataclasses.replace(settings(data), data_dir=str(data / "north"))
+    alone = load_silo("st-mary", own)
+    assert alone.name == "st-mary"
+    assert alone.schema == load_silo("north", settings(data)).schema
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_the_manifests_of_a_folder_are_the_same_silos(
+    parts: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_sorted(tmp_path / "data")
+    if parts:
+        for site in ("north", "south"):
+            shutil.copytree(data / site, data / "copy" / "train")
+            shutil.rmtree(data / site)
+            (data / "copy").rename(data / site)
+    assert main(["manifest", "folder", str(data)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{data}/north/manifest.csv: 16 images\n  a: 8\n  b: 8\n" in printed
+    for site in ("north", "south"):
+        one, other = (load_silo(site, settings(data, name)) for name in ("folder", "images"))
+        assert one.fingerprints == other.fingerprints
+        assert (one.schema, one.classes) == (other.schema, other.classes)
+    assert main(["manifest", "folder", str(data)]) == 1
+    assert "images.yaml is there already: remove it" in capsys.readouterr().err
+
+
+def test_manifests_list_the_classes_of_all_sites_where_a_site_lacks_one(tmp_path: Path) -> None:
+    data = write_sorted(tmp_path / "data")
+    shutil.rmtree(data / "south" / "a")
+    assert main(["manifest", "folder", str(data)]) == 0
+    south = load_silo("south", settings(data, "images"))
+    assert south.class_names() == ("a", "b")
+    assert sum(counts[0] for counts in south.label_counts().values()) == 0
+
+
+def empty_class(data: Path) -> None:
+    for path in (data / "north" / "a").iterdir():
+        path.rename(path.with_suffix(".txt"))
+
+
+def one_class(data: Path) -> None:
+    shutil.rmtree(data / "north" / "a")
+    shutil.rmtree(data / "south" / "a")
+
+
+def other_classes(data: Path) -> None:
+    (data / "south" / "a").rename(data / "south" / "A")
+
+
+def no_classes(data: Path) -> None:
+    (data / "west").mkdir()
+
+
+def nothing(data: Path) -> None:
+    shutil.rmtree(data)
+    data.mkdir()
+
+
+def strange_site(data: Path) -> None:
+    (data / "north").rename(data / "north east")
+
+
+def gone(data: Path) -> None:
+    shutil.rmtree(data)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (empty_class, r"north/a holds no image \(.jpg, .*: add some, or remove the folder"),
+        (one_class, "holds one class, 'b': a classifier needs two"),
+        (other_classes, "only one of 'north' and 'south' has 'A'; name the folders alike, or run"),
+        (no_classes, "west holds no folder of a class: sort the images into SITE/CLASS"),
+        (nothing, "holds no folders: sort the images into SITE/CLASS"),
+        (strange_site, "site 'north east' is no plain name .*: rename the folder"),
+        (gone, "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused_before_anything_trains(
+    spoil: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
+    data = write_sorted(tmp_path / "data")
+    spoil(data)
+    with pytest.raises(DataError, match=said):
+        silo_names(settings(data))
+
+
+def test_a_file_that_is_no_image_is_named_by_its_class_and_not_by_its_name(tmp_path: Path) -> None:
+    data = write_sorted(tmp_path / "data")
+    (data / "north" / "b" / "3.png").rename(data / "north" / "b" / "mrs-smith.png")
+    (data / "north" / "b" / "mrs-smith.png").write_text("no image")
+    with pytest.raises(DataError, match="image 8 of 'b' is no image of JPEG") as refused:
+        load_silo("north", settings(data))
+    assert "smith" not in str(refused.value)
+    assert load_silo("north", settings(data, broken_images="skip")).dropped == 1
+
+
+def test_hidden_files_and_others_than_images_are_not_counted(tmp_path: Path) -> None:
+    data = write_sorted(tmp_path / "data")
+    (data / "north" / "a" / ".DS_Store").write_text("")
+    (data / "north" / "a" / "notes.txt").write_text("")
+    (data / ".cache").mkdir()
+    assert {site: len(images) for site, images in read_folder(data).items()} == {
+        "north": 16,
+        "south": 16,
+    }
+
+
+def test_the_same_file_in_two_parts_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "data" / "train" / "cat", 1, 2)
+    save(tmp_path / "data" / "train" / "dog", 3, 4)
+    save(tmp_path / "data" / "test" / "dog", 4)
+    with pytest.raises(DataError, match=r"'test/dog' \(test\) and image 2 of 'train/dog'"):
+        load_silo("folder", settings(tmp_path / "data"), Places(tmp_path / "data", tmp_path / "c"))

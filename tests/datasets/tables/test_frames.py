@@ -1,0 +1,119 @@
+"""Frames of pandas become the tables that a schema written by hand would describe."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.tables.frames import write_frames
+from fedsilo.datasets.tables.schema import read_schema
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import CommonSettings
+
+NORTH = pd.DataFrame(
+    {
+        "age": [40.5, 50.25, 61.0, 70.0, 33.0, 44.0],
+        "smoker": [True, False, True, True, False, False],
+        "stage": ["II", "I", "II", "III", "I", "I"],
+        "ward": ["w"] * 6,
+        "ill": ["yes", "no", "yes", "yes", "no", "no"],
+    }
+)
+SOUTH = NORTH.assign(stage=["I", "IV", "I", "I", "IV", "I"])
+
+
+def silo_of(folder: Path, name: str, **changes: Any) -> Any:
+    cache = str(folder / "cache")
+    settings = CommonSettings(dataset="table", data_dir=str(folder), cache_dir=cache, **changes)
+    return load_silo(name, settings)
+
+
+def test_columns_are_typed_and_levels_are_those_of_all_sites(tmp_path: Path) -> None:
+    write_frames(tmp_path, {"north": NORTH, "south": SOUTH}, "ill")
+    schema = read_schema(tmp_path / "schema.yaml")
+    kinds = {column.name: (column.kind, column.levels) for column in schema.columns}
+    assert kinds == {
+        "age": ("numeric", []),
+        "smoker": ("numeric", []),
+        "stage": ("categorical", ["I", "II", "III", "IV"]),
+        "ward": ("ignored", []),
+    }
+    assert dict(schema.classes) == {"no": ["no"], "yes": ["yes"]}
+    silo = silo_of(tmp_path, "north", test_folds=3)
+    assert silo.features == ("age", "smoker", "stage=II", "stage=III", "stage=IV")
+    rows = np.concatenate([silo.train.inputs.numpy(), silo.test.inputs.numpy()])
+    labels = [*silo.train.labels.tolist(), *silo.test.labels.tolist()]
+    found = sorted(zip(map(tuple, rows.tolist()), labels, strict=True))
+    assert found[0] == ((33.0, 0.0, 0.0, 0.0, 0.0), 0)
+    assert found[-1] == ((70.0, 1.0, 0.0, 1.0, 0.0), 1)
+
+
+@pytest.mark.parametrize(("policy", "rows"), [("drop", 5), ("impute", 7)])
+def test_missing_values_are_treated_as_the_policy_says_and_a_missing_label_leaves_its_row_out(
+    policy: str, rows: int, tmp_path: Path
+) -> None:
+    frame = pd.concat([NORTH, NORTH[:2]]).assign(
+        age=[None, 1, 2, 3, 4, 5, 6, 7],
+        stage=["I", "?", *"IVIVIV"],
+        ill=["yes", "no", "yes", "no", "yes", "no", "yes", None],
+    )
+    write_frames(tmp_path, {"north": frame}, "ill", policy)
+    silo = silo_of(tmp_path, "north")
+    assert sum(map(len, silo.splits().values())) == rows
+    assert silo.dropped == 8 - rows
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([10, 2, 10, 2, 10, 2], ["2", "10"]),
+        ([1.0, 0.0, 1.0, 0.0, 1.0, 0.0], ["0", "1"]),
+        ([True, False, True, False, True, False], ["0", "1"]),
+        (pd.Categorical(["b", "a"] * 3), ["a", "b"]),
+    ],
+)
+def test_labels_of_any_type_are_classes_numbers_in_their_order(
+    labels: Any, classes: list[str], tmp_path: Path
+) -> None:
+    write_frames(tmp_path, {"north": NORTH.assign(ill=labels)}, "ill")
+    assert list(read_schema(tmp_path / "schema.yaml").classes) == classes
+    assert sum(map(sum, silo_of(tmp_path, "north").label_counts().values())) == 6
+
+
+@pytest.mark.parametrize(
+    ("south", "said"),
+    [
+        (NORTH.drop(columns="ill"), "silo 'south' has no column 'ill' of labels, but age, smoker"),
+        (NORTH.assign(more=1), "silos 'north' and 'south' have other columns: only one .*'more'"),
+        (pd.concat([NORTH, NORTH], axis=1), "silo 'south' has two columns of one name: rename"),
+        (NORTH.assign(age=pd.Timestamp(0)), "column 'age' is of type .*: make numbers of it, or"),
+        (NORTH.assign(age="old"), "'age' holds numbers at silo 'north' and texts at 'south'"),
+        (NORTH.assign(age=np.inf), "silo 'south', line 2, column 'age': this is no number"),
+        (NORTH.assign(age=1j), "column 'age' is of type .*: make numbers of it, or drop it"),
+        (NORTH.assign(stage="two\nlines"), "column 'stage' holds a text that is no plain line"),
+    ],
+)
+def test_a_frame_that_cannot_be_used_is_refused_by_site_or_column(
+    south: pd.DataFrame, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=said):
+        write_frames(tmp_path, {"north": NORTH, "south": south}, "ill")
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("ill", "yes", "column 'ill' of labels has 1 different values: a classifier needs 2 to"),
+        ("ill", np.arange(1200.0), "column 'ill' of labels has 1200 different values"),
+        ("stage", [f"p{i}" for i in range(1200)], "'stage' has 1200 different texts, more than 64"),
+    ],
+)
+def test_one_class_free_numbers_as_labels_and_names_as_levels_are_refused(
+    column: str, values: Any, said: str, tmp_path: Path
+) -> None:
+    frame = pd.concat([NORTH] * 200, ignore_index=True).assign(**{column: values})
+    with pytest.raises(DataError, match=said):
+        write_frames(tmp_path, {"north": frame}, "ill")
