@@ -1,0 +1,234 @@
+"""A caller's own data from Python: in every form a run, and all that a run can be asked."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from torch import from_numpy
+from torch.utils.data import Dataset, TensorDataset
+
+from fedsilo.datasets.registry import load_silo, silo_names
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.api import Run, checking, predict, resume, simulate, survey
+from fedsilo.server_app.api.own_silos import written
+from fedsilo.server_app.records.checkpoints import CheckpointHook
+from tests.support.data_folders import write_sorted
+
+SMALL: dict[str, Value] = {
+    "rounds": 2,
+    "local-epochs": 1,
+    "width": 4,
+    "mc-passes": 2,
+    "device": "cpu",
+    "evaluate-every": 0,
+}
+
+
+def frame(rows: int = 40, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    ill = np.arange(rows) % 2
+    ages = rng.normal(50 + 10 * ill, 5)
+    return pd.DataFrame({"age": ages, "kind": rng.choice(["x", "y"], rows), "ill": ill})
+
+
+def frames() -> dict[str, pd.DataFrame]:
+    return {"north": frame(), "south": frame(60, 1)}
+
+
+def images(count: int, *form: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return images of noise, brighter for label 1, and the labels."""
+    labels = np.arange(count) % 2
+    noise = np.random.default_rng(count).integers(0, 100, (count, *form))
+    return (noise + 100 * labels.reshape(-1, *(1 for _ in form))).astype(np.uint8), labels
+
+
+class Pictures(Dataset[tuple[Image.Image, int]]):
+    """Pictures of different sizes, as torchvision's data sets give them."""
+
+    classes = ("cat", "dog")
+
+    def __init__(self, count: int, first: int = 0) -> None:
+        self.count, self.first = count, first
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, place: int) -> tuple[Image.Image, int]:
+        return Image.new("L", (20 + place % 3, 24), 5 * (place + self.first)), place % 2
+
+
+def run_of(folder: Path, silos: object, method: str = "fedavg", **more: Any) -> Run:
+    settings = SMALL | {"cache-dir": str(folder / "cache")} | more.pop("settings", {})
+    more = {"name": "own", "out": folder / "runs"} | more
+    return simulate(method, silos=silos, settings=settings, **more)
+
+
+def read(folder: Path, silos: object, label: str = "ill", missing: str = "drop") -> list[Silo]:
+    """Return silos as a run has them, without a run."""
+    dataset, data = written(silos, label, missing, folder / "cache")
+    settings = CommonSettings(
+        dataset=dataset,
+        data_dir=str(data),
+        cache_dir=str(folder / "cache"),
+        image_size=16 if dataset == "images" else 0,
+    )
+    return [load_silo(name, settings) for name in silo_names(settings)]
+
+
+def sizes(run: Run) -> dict[str, int]:
+    parts = run.sites.set_index("site")[["train", "val", "test"]]
+    return {str(site): int(count) for site, count in parts.sum(axis=1).items()}
+
+
+@pytest.mark.parametrize(
+    ("make", "dataset"),
+    [
+        (frame, "table"),
+        (lambda rows: (frame(rows)[["age"]], frame(rows)["ill"]), "table"),
+        (
+            lambda rows: (np.random.default_rng(0).normal(size=(rows, 3)), np.arange(rows) % 2),
+            "table",
+        ),
+        (lambda rows: images(rows, 16, 16), "arrays"),
+        (lambda rows: images(rows, 16, 16, 3), "arrays"),
+        (lambda rows: TensorDataset(*map(from_numpy, images(rows, 1, 16, 16))), "arrays"),
+        (Pictures, "images"),
+    ],
+    ids=["frame", "frame and labels", "rows", "grey", "colour", "tensors", "pictures"],
+)
+def test_own_data_of_each_form_are_silos_of_the_names_that_they_are_given(
+    make: Callable[[int], object], dataset: str, tmp_path: Path
+) -> None:
+    label = "ill" if make is frame else "label"
+    silos = read(tmp_path, {"north": make(40), "south": make(50)}, label)
+    assert {silo.name: sum(map(len, silo.splits().values())) for silo in silos} == {
+        "north": 40,
+        "south": 50,
+    }
+    assert {str(silo.folder and silo.folder.parent.name) for silo in silos} == {f"{dataset}-silos"}
+
+
+def test_the_same_data_are_written_once_for_their_owner_alone(tmp_path: Path) -> None:
+    first, again, other = (
+        written(silos, "ill", "drop", tmp_path)[1]
+        for silos in (frames(), frames(), {"north": frame(seed=9), "south": frame()})
+    )
+    assert first == again != other
+    assert first.parent == tmp_path / "own-silos"
+    assert sorted(path.name for path in first.iterdir()) == [
+        "north.csv",
+        "schema.yaml",
+        "south.csv",
+    ]
+    assert first.stat().st_mode & 0o077 == 0
+    assert sorted(first.parent.iterdir()) == sorted([first, other]), "nothing is left beside them"
+
+
+def test_data_of_no_site_are_cut_by_a_partition(tmp_path: Path) -> None:
+    settings: dict[str, Value] = {"partition": "dirichlet", "silos": 2, "concentration": 100.0}
+    run = run_of(tmp_path, images(120, 16, 16), "fedprox", network="conv", settings=settings)
+    assert sum(sizes(run).values()) == 120
+    assert list(sizes(run)) == ["silo-1", "silo-2"]
+    assert (run.summary["method"], run.settings["network"]) == ("fedprox", "conv")
+
+
+def test_pictures_in_parts_keep_them(tmp_path: Path) -> None:
+    (silo,) = read(tmp_path, {"train": Pictures(40), "test": Pictures(10, first=40)})
+    assert {part: len(own) for part, own in silo.splits().items()} == {
+        "train": 40,
+        "val": 0,
+        "test": 10,
+    }
+
+
+def test_a_run_on_frames_that_dies_resumes_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run_of(tmp_path, frames(), label="ill", name="whole")
+    kept = CheckpointHook.round_ended
+
+    def die(self: Any, *given: Any) -> None:
+        kept(self, *given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointHook, "round_ended", die)
+        with pytest.raises(KeyboardInterrupt):
+            run_of(tmp_path, frames(), label="ill", name="cut")
+    cut = resume(tmp_path / "runs" / "cut")
+    for file in ("metrics.csv", "model.safetensors", "silos.json"):
+        assert (cut.path / file).read_bytes() == (whole.path / file).read_bytes()
+
+
+@pytest.mark.parametrize("form", ["frame", "folder"])
+def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path: Path) -> None:
+    if form == "frame":
+        run = run_of(tmp_path, frames(), label="ill")
+    else:
+        data: dict[str, Value] = {"dataset": "folder", "image-size": 16}
+        data |= {"data-dir": str(write_sorted(tmp_path / "data", 16))}
+        run = run_of(tmp_path, None, settings=data)
+    own: dict[str, Value] = {
+        key: run.settings[key] for key in ("dataset", "data-dir", "cache-dir", "image-size")
+    }
+    page = survey("fedavg", settings=own, out=tmp_path / "runs", name="survey")
+    document = json.loads((page.parent / "survey.json").read_text())
+    counts = {"train": 26, "test": 14} if form == "frame" else {"train": 24, "test": None}
+    assert document["sites"]["north"]["samples"] == counts, "8 are below the floor"
+    findings = list(checking.run("fedavg", settings=own))
+    assert not [finding for finding in findings if "FAILED" in str(finding)]
+    new = {"images": tmp_path / "data" / "north" / "a"}
+    if form == "frame":
+        frame(5, 7).drop(columns="ill").to_csv(tmp_path / "new.csv", index=False)
+        new = {"table": tmp_path / "new.csv"}
+    predicted = predict(run, site="north", **new).frame()  # type: ignore[union-attr]
+    assert len(predicted) == (5 if form == "frame" else 16)
+
+
+@pytest.mark.parametrize(
+    ("silos", "said"),
+    [
+        (
+            {"a": frame().drop(columns="ill")},
+            "silo 'a' has no column 'ill' of labels, but age, kind",
+        ),
+        ({"a": "patients.csv"}, "silo 'a' is of type str: give a DataFrame, a pair"),
+        ({}, "silos names no silo: give a DataFrame"),
+        ({"a b": frame()}, "site 'a b' is no plain name"),
+        ({"a": frame(), "b": images(4, 16, 16)}, "silo 'a' is tables and 'b' is arrays"),
+        ({"a": (np.zeros((4, 16, 16)), [0, 1])}, r"samples \(4, 16, 16\) and labels \(2,\)"),
+        ({"a": (np.zeros((4, 16, 16), int), [0, 1, 0, 1])}, "silo 'a': x is int64"),
+        ({"train": frame(), "test": frame()}, "named train, test, which are parts and no hospit"),
+        ({"a": Pictures(0)}, "silo 'a' gives no pairs of a sample and its label, or is empty"),
+    ],
+)
+def test_data_that_cannot_be_used_are_refused_in_a_line_before_a_run_begins(
+    silos: object, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FedsiloError, match=said) as refused:
+        run_of(tmp_path, silos, label="ill")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "runs").exists()
+    assert not list((tmp_path / "cache").glob("own-silos/*"))
+
+
+def test_a_network_that_sites_cannot_build_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="network is no name and no function or class"):
+        run_of(tmp_path, frames(), label="ill", network=lambda: None)
+
+
+def test_what_is_missing_is_left_out_or_imputed_as_is_said(tmp_path: Path) -> None:
+    gaps = frame().assign(age=lambda one: one["age"].where(one.index % 4 > 0))
+    for missing, rows in (("drop", 30), ("impute", 40)):
+        (silo,) = read(tmp_path, {"north": gaps}, missing=missing)
+        assert sum(map(len, silo.splits().values())) == rows
+    with pytest.raises(SettingError, match="missing is 'zero'; it must be 'drop' or 'impute'"):
+        read(tmp_path, {"north": gaps}, missing="zero")
