@@ -28,6 +28,13 @@ def test_methods_of_a_comparison_share_everything_but_the_method(data: str) -> N
     assert shared("uefl") == shared("fedavg") == shared("local")
 
 
+def test_a_method_is_an_experiment_of_its_defaults_unless_the_file_has_one(tmp_path: Path) -> None:
+    assert find_experiment(ROOT / "simulation.yaml", "fedprox").values == {"method": "fedprox"}
+    file = tmp_path / "simulation.yaml"
+    file.write_text("experiments: {fedprox: {config: {method: fedavg}}}")
+    assert find_experiment(file, "fedprox").values == {"method": "fedavg"}
+
+
 def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:
     path = tmp_path / "simulation.yaml"
     path.write_text(
