@@ -24,7 +24,7 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
     """Return arrays of an npz file, none of more than ``most`` bytes.
 
     Raises:
-        DataError: the file is missing or damaged, an array is missing or too large.
+        DataError: the file is missing or damaged, an array is missing, too large or none.
     """
     try:
         with zipfile.ZipFile(path) as archive:  # a small file may unpack to any size
@@ -35,16 +35,19 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
             for name in names:
                 if name not in arrays.files:
                     raise DataError(f"{path}: array '{name}' is missing")
-            return {name: arrays[name] for name in names}
+            found = {name: arrays[name] for name in names}
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except _DAMAGES as error:
         raise DataError(f"{path} is damaged or no npz file ({one_line(error, 100)})") from None
     except (NotImplementedError, RuntimeError):  # other compressions, a password
         raise DataError(f"{path} is packed in a way that numpy does not write") from None
+    for name, array in found.items():  # numpy returns a member that is no array as bytes
+        if not isinstance(array, np.ndarray):
+            raise DataError(f"{path}: {name} is no array")
+    return found
 
 
-def kind_of(array: Any) -> str:
-    """Say what an archive's member is; numpy returns one that is no array as bytes."""
-    known = isinstance(array, np.ndarray)
-    return one_line(f"{array.dtype} {array.shape}", 100) if known else "no array"
+def kind_of(array: npt.NDArray[Any]) -> str:
+    """Say what an array is."""
+    return one_line(f"{array.dtype} {array.shape}", 100)

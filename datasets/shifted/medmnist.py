@@ -22,7 +22,8 @@ from fedsilo.models.contract.seeding import derive_seed
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 SIDE = 28  # pixels
-_MOST_BYTES = 2**29  # of a part's images: PathMNIST has 212 million
+_MOST_BYTES = 2**28  # of a part's images: PathMNIST has 212 million
+_MOST_LABELS = 2**24
 _ORGANS = (
     *("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver"),
     *("lung-left", "lung-right", "pancreas", "spleen"),
@@ -71,8 +72,8 @@ def read_parts(
     Raises:
         DataError: the file is damaged, or an array is missing or of another kind.
     """
-    names = [f"{part}_{kind}" for part in SPLITS for kind in ("images", "labels")]
-    arrays = read_arrays(path, names, most)
+    arrays = read_arrays(path, [f"{part}_images" for part in SPLITS], most)
+    arrays |= read_arrays(path, [f"{part}_labels" for part in SPLITS], min(most, _MOST_LABELS))
     form = (SIDE, SIDE, 3) if colour else (SIDE, SIDE)
     return {part: _labelled(path, part, arrays, classes, form) for part in SPLITS}
 
@@ -82,20 +83,16 @@ def _labelled(
 ) -> Labelled:
     """Check a part's arrays."""
     images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
-    right = isinstance(images, np.ndarray) and images.dtype == np.uint8
-    if not right or images.shape[1:] != form:
+    if images.dtype != np.uint8 or images.shape[1:] != form:
         shown = ", ".join(map(str, form))
         raise DataError(
             f"{path}: {part}_images is {kind_of(images)}, and must be uint8 (n, {shown})"
         )
-    if (
-        not isinstance(labels, np.ndarray)
-        or labels.dtype.kind not in "iu"
-        or (labels.shape not in ((len(images),), (len(images), 1)))
-    ):
+    count = len(images)
+    if labels.dtype.kind not in "iu" or labels.shape not in ((count,), (count, 1)):
         raise DataError(
             f"{path}: {part}_labels is {kind_of(labels)}, and must be a whole number for each of "
-            f"{len(images)} images"
+            f"{count} images"
         )
     flat = labels.reshape(-1).astype(np.int64)
     if len(flat) and not 0 <= flat.min() <= flat.max() < classes:
