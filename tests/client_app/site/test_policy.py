@@ -293,7 +293,7 @@ def test_a_silo_below_the_hospitals_counts_takes_no_part_and_its_count_stays_at_
             "does not let arrays/head.*, metrics/incoming.*, metrics/trained.* leave "
             "('refused-records')",
         ),
-        ({"records": ["config/*"]}, "metrics/num-examples and 3 more leave ('records')"),
+        ({"records": ["config/*"]}, "metrics/num-examples and 5 more leave ('records')"),
     ],
     ids=str,
 )
