@@ -17,7 +17,8 @@ import time
 import torch
 
 from fedsilo.client_app.training.compute import choose_compute
-from fedsilo.client_app.training.loop import open_optimiser, train_locally
+from fedsilo.client_app.training.loop import train_locally
+from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build

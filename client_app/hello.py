@@ -3,9 +3,8 @@
 from fedsilo.client_app.session import SiteSession
 from fedsilo.datasets.weights.backbones import backbone_digest
 from fedsilo.models.contract.errors import RefusedError
-from fedsilo.models.contract.feature_statistics import Sums
 from fedsilo.models.contract.settings import SERVER, SUMS
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.contract.site_facts import SiteFacts, Sums
 from fedsilo.models.contract.versions import installed_software
 from fedsilo.models.maths.standardisation import sums_of
 

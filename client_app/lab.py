@@ -27,8 +27,7 @@ from fedsilo.client_app.training.loop import (
     Objective,
     Penalty,
     annealed,
-    step_beside,
-    steps_before,
+    counted_steps,
     train_locally,
 )
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
@@ -220,11 +219,10 @@ class Lab:
         private = self.privacy.training(own, aside) if own.is_private() and not stays else None
         # The real number of samples would be in the learning rate and in the loss
         samples = private.told if private else len(split.labels)
-        before = rounds * private.steps() if private else 0
-        if settings.rate_decay != "none" and not private:
-            before = steps_before(rounds, samples, settings, limits.minimum_batch)
-        if beside:
-            after_step = step_beside(beside, settings, before)
+        before = total = 0
+        if settings.rate_decay != "none" or settings.schedule != "constant" or settings.warm_up:
+            counted = samples, limits.minimum_batch, private, bool(aside)
+            before, total = counted_steps(settings, own, rounds, *counted)
         anneal = None
         if evidences(network):
             anneal = annealed(network, rounds, samples, settings, limits.minimum_batch)
@@ -238,8 +236,10 @@ class Lab:
             objective=objective,
             penalty=penalty,
             after_step=after_step,
+            beside=beside,
             before_pass=anneal,
             steps_before=before,
+            total_steps=0 if plan else total,
             # Not even a refusal may reveal what stays
             minimum_steps=0 if stays and self.session.cap else limits.minimum_steps_per_reply,
             minimum_batch=self.privacy.smallest_batch() if private else limits.minimum_batch,

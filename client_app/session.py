@@ -25,7 +25,9 @@ from fedsilo.client_app.site.node import built, is_simulated, own_folder
 from fedsilo.client_app.site.policy import refuse_few
 from fedsilo.client_app.site.private_state import settings_digest_of
 from fedsilo.client_app.site.secret_seed import secret_seed
+from fedsilo.client_app.training.augmentation import check_images
 from fedsilo.client_app.training.compute import Compute, compute_of
+from fedsilo.client_app.training.initial_network import class_weights
 from fedsilo.client_app.training.standardised import figures_for, with_figures
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import SPLITS, Silo
@@ -88,6 +90,10 @@ class SiteSession:
                 f"site {self.silo.name} has fewer than {self.limits.minimum_batch} training "
                 "samples ('minimum-batch'): it takes no part"
             )
+        if self.settings.augmentation:
+            check_images(self.settings, self.silo)
+        if self.settings.class_weights != "none":
+            class_weights(self.settings, self.silo)  # refused now, not when it trains
         own: Any = built(settings_class(self.settings.method), self.run_config)
         method = method_part("client_app", self.settings.method, "Site")(own)
         method.admit(self)

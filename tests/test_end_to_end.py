@@ -37,7 +37,8 @@ SAME_STATE = {
 TWICE = ("uefl", "fedaligncl", "fedefm-ring-vit", "cross")
 # Who keeps what others do not, at the server or at its sites; the others die in `make test-soak`
 DIE = {
-    *("fedavg", "fedavg-secure", "fedavg-optimiser-state", "fedadam", "moon", "uefl"),
+    *("fedavg", "fedavg-secure", "fedavg-optimiser-state", "fedavg-scheduled", "fedadam", "moon"),
+    "uefl",
     *("fedevprompt", "fedefm", "matcha", "cdl", "picsr", "fedproto", "distrans", "ensemble"),
 }
 Tiny = Callable[..., dict[str, Value]]
@@ -51,7 +52,8 @@ def _values(tiny: Tiny, variant: str, **changes: Value) -> dict[str, Value]:
 
 def _bytes(directory: RunDirectory) -> dict[str, bytes]:
     """Return every file whose bytes the seed decides, by its path in the run directory."""
-    wanted = [directory.path / "metrics.csv", directory.path / "model.safetensors"]
+    names = ("metrics.csv", "model.safetensors", "best.safetensors")
+    wanted = [directory.path / name for name in names]
     wanted += sorted(directory.path.glob("sites/*/*"))
     return {str(p.relative_to(directory.path)): p.read_bytes() for p in wanted if p.is_file()}
 

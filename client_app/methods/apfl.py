@@ -7,7 +7,8 @@ from torch.func import functional_call
 
 from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, TokenClassifier
 from fedsilo.client_app.methods.moon import twin
-from fedsilo.client_app.training.loop import Objective, open_optimiser
+from fedsilo.client_app.training.loop import Objective
+from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.models.methods.apfl import APFLSettings, mixture
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from fedsilo.client_app.methods.base import Answer, Lab, TokenClassifier
 from fedsilo.client_app.methods.decentralised import DecentralisedSite, reply
 from fedsilo.client_app.methods.moon import twin
-from fedsilo.client_app.training.loop import Objective, open_optimiser
+from fedsilo.client_app.training.loop import Objective
+from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.methods.cdl import CDLSettings, contrastive_divergence
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged

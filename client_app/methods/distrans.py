@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork
 from fedsilo.client_app.training.initial_network import initial_classifier
-from fedsilo.client_app.training.loop import eager
+from fedsilo.client_app.training.optimisers import eager
 from fedsilo.models.methods.distrans import (
     OFFSET,
     OFFSETS,

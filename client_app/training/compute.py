@@ -9,13 +9,15 @@ import re
 import resource
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from fedsilo.client_app.training.streamed import Streamed
 from fedsilo.models.contract.errors import SettingError, SiteError
@@ -33,14 +35,25 @@ class Compute:
     Attributes:
         device: where tensors live.
         bf16: whether forward passes run under bf16 autocast.
+        fp16: whether they do under fp16 autocast, of a scaled loss.
     """
 
     device: torch.device
     bf16: bool
+    fp16: bool = False
 
     def autocast(self) -> torch.autocast:
         """Return the block in which forward passes run; it does nothing in fp32."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+        half = torch.float16 if self.fp16 else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=half, enabled=self.bf16 or self.fp16)
+
+    def scaler(self) -> GradScaler:
+        """Return what scales the loss of a training in fp16, whose gradients would be too small.
+
+        Each training has its own, so that nothing of it is kept. Its first scale is 2^10, not
+        PyTorch's 2^16: the first steps of a round would overflow and be left out.
+        """
+        return GradScaler(self.device.type, init_scale=2.0**10)
 
     def place(self, network: M) -> M:
         """Move a network to the device, convolutions in channels_last on a GPU."""
@@ -79,6 +92,19 @@ class Compute:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def scaled_step(optimisers: Sequence[Optimizer], scaler: GradScaler) -> bool:
+    """Take a step of each by gradients of a scaled loss; return whether all of them were finite.
+
+    An optimiser whose gradients are not leaves its weights; the scale is then halved.
+    """
+    for optimiser in optimisers:
+        scaler.unscale_(optimiser)  # what follows the step sees the gradients as they are
+        scaler.step(optimiser)
+    before = scaler.get_scale()
+    scaler.update()
+    return scaler.get_scale() >= before
+
+
 def choose_compute(
     device: str, precision: str, threads: int, deterministic: str = "warn"
 ) -> Compute:
@@ -88,7 +114,7 @@ def choose_compute(
     threads add up in another order.
 
     Raises:
-        SettingError: the device is unknown, or there is no such GPU.
+        SettingError: the device is unknown, there is no such GPU, or 'fp16' has none.
     """
     torch.set_num_threads(threads)
     kind, index = _device_parts(device)
@@ -102,12 +128,18 @@ def choose_compute(
     use_gpu = kind == "cuda" or (kind == "auto" and have_gpu)
     if use_gpu:
         _be_repeatable(precision, deterministic)
+    if precision == "fp16" and not use_gpu:
+        raise SettingError(
+            "setting 'precision' is 'fp16' and this site computes on its CPU: set it to 'bf16', "
+            "'fp32' or 'auto'"
+        )
     chosen = torch.device(f"cuda:{index}" if use_gpu else "cpu")
     if use_gpu and 0 < (share := gpu_share()) < 1:
         torch.cuda.set_per_process_memory_fraction(share, chosen)
     # Where bf16 is emulated it is slower than fp32
     native = use_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-    return Compute(chosen, precision == "bf16" or (precision == "auto" and native))
+    bf16 = precision == "bf16" or (precision == "auto" and native)
+    return Compute(chosen, bf16, fp16=precision == "fp16")
 
 
 def _device_parts(device: str) -> tuple[str, int]:

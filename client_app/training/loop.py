@@ -1,19 +1,20 @@
 """Local training: an optimiser over shuffled batches, the same for every method compared."""
 
-import inspect
-import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.augmentation import augmenter
+from fedsilo.client_app.training.compute import Compute, scaled_step
+from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.client_app.training.private import PrivateTraining
+from fedsilo.client_app.training.rates import is_scheduled, rate_setter
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import SAMPLES, STEPS
@@ -23,8 +24,6 @@ from fedsilo.models.maths.dirichlet import annealing, evidences
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
-
-_GUARDED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 Penalty = Callable[[], Tensor]
 AfterStep = Callable[[Tensor, Optimizer], None]
@@ -70,43 +69,6 @@ def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
     return -(-settings.local_steps // len(batches(count, settings.batch_size, rng, smallest)))
 
 
-def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
-    """Return a fresh optimiser of what ``module`` trains.
-
-    A module with ``slow_parameters`` trains those at ``basic-learning-rate``; one with
-    ``apart_parameters`` has those trained by its method itself.
-    """
-    slow: set[nn.Parameter] = set(getattr(module, "slow_parameters", list)())
-    apart: set[nn.Parameter] = set(getattr(module, "apart_parameters", list)())
-    trained = [p for p in module.parameters() if p.requires_grad and p not in apart]
-    groups: list[dict[str, Any]] = [{"params": [p for p in trained if p not in slow]}]
-    if slow:
-        rate = settings.basic_learning_rate
-        groups.append({"params": [p for p in trained if p in slow], "lr": rate})
-    kinds: dict[str, Callable[..., Optimizer]] = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "sgd": torch.optim.SGD,
-    }
-    kind = eager(kinds[settings.optimiser])
-    decay, fused = settings.weight_decay, settings.fused_optimiser or None
-    return kind(groups, lr=settings.learning_rate, weight_decay=decay, fused=fused)
-
-
-@cache
-def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
-    """Return an optimiser class that computes what ``kind`` does, and is never compiled.
-
-    PyTorch guards methods of its optimisers against ``torch.compile``, and the guards import
-    ``torch._dynamo`` at the first call: more than a second in every process. Each guard names the
-    method that it wraps, so a subclass can have the methods without it.
-    """
-    base = cast(type[Optimizer], kind)
-    methods = {name: inspect.unwrap(getattr(base, name)) for name in _GUARDED}
-    methods["step"] = torch.no_grad()(inspect.unwrap(base.step))
-    return type(base.__name__, (base,), methods)
-
-
 def micro_batches(count: int, size: int) -> list[slice]:
     """Return a batch of ``count`` in parts of ``size`` (0: all at once), none of one sample."""
     if not size or size >= count:
@@ -124,11 +86,12 @@ def add_gradients(
     settings: CommonSettings,
     compute: Compute,
     penalty: Penalty | None = None,
+    scaler: GradScaler | None = None,
 ) -> Tensor:
     """Add the gradients of a batch's mean loss and ``penalty``, and return it, detached.
 
     With ``micro-batch`` they are added up part by part, each weighed by its samples; batch norm
-    then sees each part alone.
+    then sees each part alone. With ``scaler`` the gradients are of the scaled loss.
     """
     total = torch.zeros((), device=inputs.device)
     whole = [slice(0, len(labels))]
@@ -139,30 +102,10 @@ def add_gradients(
         loss = loss * share if share < 1 else loss
         if penalty and part.start == 0:
             loss = loss + penalty()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
+        scaled = scaler.scale(loss) if scaler else loss
+        scaled.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
         total += loss.detach()
     return total
-
-
-def decayed_rates(
-    optimiser: Optimizer, settings: CommonSettings, before: int
-) -> Callable[[], None]:
-    """Return a function that sets the learning rate of the next step: divided by its number's root.
-
-    ``before`` is how many steps the site has taken in earlier rounds. Without 'rate-decay' the
-    rates stay as they are.
-    """
-    if settings.rate_decay == "none":
-        return lambda: None
-    steps = itertools.count(before + 1)
-    base_rates = [float(group["lr"]) for group in optimiser.param_groups]
-
-    def set_rates() -> None:
-        root = math.sqrt(next(steps))
-        for group, rate in zip(optimiser.param_groups, base_rates, strict=True):
-            group["lr"] = rate / root
-
-    return set_rates
 
 
 def steps_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
@@ -184,7 +127,9 @@ def train_locally(
     plan: Iterable[list[Tensor]] | None = None,
     before_pass: Callable[[int], None] | None = None,
     after_step: AfterStep | None = None,
+    beside: Optimizer | None = None,
     steps_before: int = 0,
+    total_steps: int = 0,
     minimum_steps: int = 1,
     minimum_batch: int = 1,
     private: PrivateTraining | None = None,
@@ -204,7 +149,10 @@ def train_locally(
         plan: the passes, each a list of batches of sample numbers, or None for ``schedule``.
         before_pass: called with the number of each pass, from 0.
         after_step: called with each batch's inputs and the optimiser after its step.
-        steps_before: steps that the site has taken before, for 'rate-decay'.
+        beside: an optimiser of what is trained beside the network, by the same gradients; it steps
+            after the network's.
+        steps_before: steps that the site has taken before, for 'rate-decay' and 'schedule'.
+        total_steps: steps of all rounds, for 'schedule'; 0: the learning rate has none.
         minimum_steps: steps that must be taken; 0: whatever comes of them is kept.
         minimum_batch: different samples that must be behind each step.
         private: draws the batches and bounds each patient's gradient; None for plain training.
@@ -219,14 +167,20 @@ def train_locally(
     optimiser = optimiser or open_optimiser(network, settings)
     pick, labels = compute.hold(split.inputs), compute.bring(split.labels)
     total, steps, seen = torch.zeros((), device=compute.device), 0, 0
-    decays = settings.rate_decay != "none"
-    set_rates = decayed_rates(optimiser, settings, steps_before) if decays else None
-    if private:
-        plan = private.plan(len(split.labels))
-    elif plan is None:
+    optimisers = [optimiser, beside] if beside else [optimiser]
+    scaler = compute.scaler() if compute.fp16 else None
+    changes = total_steps or settings.rate_decay != "none"
+    counted = (optimisers, settings, steps_before, total_steps)
+    set_rates = rate_setter(*counted) if changes else None
+    augment = augmenter(settings, key, compute.device) if settings.augmentation else None
+    step = _stepping(optimisers, scaler, after_step)
+    if plan is None or private:
+        count = len(split.labels)
         rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
-        plan = schedule(len(split.labels), settings, rng, minimum_batch)
+        own = (settings, rng, minimum_batch)
+        plan = private.plan(count) if private else schedule(count, *own)
     gradients = partial(private.add_gradients, network) if private else add_gradients
+    gradients = partial(gradients, scaler=scaler) if scaler else gradients
     # One block for all draws of the training: dropout's follow one another over the batches
     with seeded(settings.seed, "training", *key, device=compute.device):
         for number, batches_of_pass in enumerate(plan):
@@ -235,23 +189,46 @@ def train_locally(
             if minimum_batch > 1:
                 _refuse_small(batches_of_pass, minimum_batch)
             total.zero_()
+            samples = 0
             for indices in batches_of_pass:
                 batch, truth = pick(indices), labels[indices]
+                if augment:
+                    batch = augment(batch)
                 if set_rates:
                     set_rates()
                 optimiser.zero_grad(set_to_none=True)
                 loss = gradients(objective, batch, truth, settings, compute, penalty)
-                optimiser.step()
-                if after_step:
-                    after_step(batch, optimiser)
-                total += loss * len(indices)
-            steps, size = steps + len(batches_of_pass), sum(map(len, batches_of_pass))
-            seen += size
-        mean = total.item() / max(1, size)
+                if step(batch):
+                    steps += 1
+                    samples += len(indices)
+                    total += loss * len(indices)
+            seen += samples
+        mean = total.item() / max(1, samples)
         (Counter() if work is None else work).update({STEPS: steps, SAMPLES: seen})
         if minimum_steps:
-            _refuse_unusable(mean, steps, minimum_steps)
+            _refuse_unusable(mean, steps, minimum_steps, compute.fp16)
     return mean
+
+
+def _stepping(
+    optimisers: Sequence[Optimizer], scaler: GradScaler | None, after_step: AfterStep | None
+) -> Callable[[Tensor], bool]:
+    """Return what takes a step by a batch's gradients and tells whether it did."""
+    network, *beside = optimisers
+
+    def step(batch: Tensor) -> bool:
+        if scaler and not scaled_step(optimisers, scaler):
+            return False
+        if not scaler:
+            for optimiser in optimisers:
+                optimiser.step()
+        for optimiser in beside:
+            optimiser.zero_grad(set_to_none=True)
+        if after_step:
+            after_step(batch, network)
+        return True
+
+    return step
 
 
 def _refuse_small(batches_of_pass: list[Tensor], minimum: int) -> None:
@@ -263,9 +240,13 @@ def _refuse_small(batches_of_pass: list[Tensor], minimum: int) -> None:
         )
 
 
-def _refuse_unusable(loss: float, steps: int, minimum: int) -> None:
+def _refuse_unusable(loss: float, steps: int, minimum: int, fp16: bool) -> None:
     if not math.isfinite(loss):
         raise SiteError(f"training diverged, its loss is {loss}: lower 'learning-rate'")
+    if fp16 and not steps:
+        raise SiteError(
+            "no step had finite gradients in fp16: set 'precision' to 'fp32', or to 'bf16'"
+        )
     if steps < minimum:
         raise RefusedError(
             f"{steps} optimiser step(s) would stand behind what leaves, and at least {minimum} "
@@ -274,24 +255,36 @@ def _refuse_unusable(loss: float, steps: int, minimum: int) -> None:
         )
 
 
-def step_beside(optimiser: Optimizer, settings: CommonSettings, before: int) -> AfterStep:
-    """Return the step of an optimiser of what is trained beside a network.
+def counted_steps(
+    settings: CommonSettings,
+    own: CommonSettings,
+    rounds: int,
+    count: int,
+    smallest: int,
+    private: PrivateTraining | None,
+    aside: bool,
+) -> tuple[int, int]:
+    """Return a site's steps in earlier rounds, and in all rounds that a schedule counts, if any.
 
-    It follows each of the network's and uses the gradients of the same batch.
+    Each round is taken to be as long as this one.
+
+    Args:
+        settings: the run's, by whose rounds 'rate-decay' counts.
+        own: of this training, whose steps a schedule counts: a round may have several.
+        rounds: how many have ended.
+        count: training samples.
+        smallest: different samples that are behind each step.
+        private: the training, where it is private.
+        aside: whether it is beside the site's own, whose epochs may span rounds.
     """
-    set_rates = decayed_rates(optimiser, settings, before)
-
-    def step(inputs: Tensor, _: Optimizer) -> None:
-        set_rates()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-
-    return step
-
-
-def steps_before(rounds: int, count: int, settings: CommonSettings, smallest: int) -> int:
-    """Return the steps of so many rounds over ``count`` samples, each as long as this one is."""
-    return rounds * (settings.pace if settings.epoch_steps else steps_of(count, settings, smallest))
+    if private:
+        steps = private.steps()
+    elif is_scheduled(settings):
+        paced = settings.epoch_steps and not aside
+        steps = settings.pace if paced else steps_of(count, own, smallest)
+    else:
+        steps = settings.pace if settings.epoch_steps else steps_of(count, settings, smallest)
+    return rounds * steps, settings.rounds * steps if is_scheduled(settings) else 0
 
 
 def annealed(

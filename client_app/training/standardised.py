@@ -6,9 +6,9 @@ from flwr.app import RecordDict
 
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.feature_statistics import FeatureStatistics
 from fedsilo.models.contract.messages import FIGURES
 from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.maths.standardisation import pooled_statistics, standardised, sums_of
 from fedsilo.strategies.wire.records import unpack
 

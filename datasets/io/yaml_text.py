@@ -11,14 +11,15 @@ from typing import Any
 import yaml
 
 from fedsilo.datasets.io.text_files import file_fault
-from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.one_line import one_line, shown
 
 _DEEPEST = 32  # lists and mappings within one another
 _LONGEST = 300  # characters of a name, a path, a sentence; errors quote them
 _LARGEST = 1_000_000  # values, each as often as aliases repeat it
 _LONGEST_TEXT = 2**19  # characters of a whole text: PyYAML takes seconds for more
 _LONGEST_KEY = 60  # characters of a key in an error
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 _UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 # libyaml's loader is ten times as fast, but PyYAML may be built without it
@@ -159,3 +160,31 @@ def _check_keys(node: yaml.MappingNode, loader: yaml.SafeLoader) -> None:
 def _line(node: yaml.Node | yaml.NodeEvent) -> int:
     line: int = node.start_mark.line  # type: ignore[union-attr]  # whatever was read has one
     return line + 1
+
+
+def structured(key: str, text: str, example: str) -> Any:
+    """Return the mapping or list that a setting's text is, as ``example``, a text too, is one.
+
+    An empty text is an empty one. YAML 1.1 takes 1e-3, which has no point, for a text; here it is
+    a number.
+
+    Raises:
+        SettingError: the text is no YAML, or something else; it names ``key``.
+    """
+    kind: type = type(parse_yaml(example))
+    try:
+        content = parse_yaml(text)
+    except YamlError as error:
+        raise SettingError(f"setting '{key}' is {shown(text)}: {error}; write {example}") from None
+    if content is not None and not isinstance(content, kind):
+        what = "a mapping" if kind is dict else "a list"
+        raise SettingError(f"setting '{key}' is {shown(text)}; it must be {what}, as {example}")
+    return _with_numbers(kind() if content is None else content)
+
+
+def _with_numbers(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _with_numbers(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_with_numbers(value) for value in content]
+    return float(content) if isinstance(content, str) and _NUMBER.fullmatch(content) else content

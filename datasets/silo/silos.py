@@ -20,8 +20,8 @@ from fedsilo.datasets.io.public_files import Origin, PublicFiles, public_data
 from fedsilo.datasets.io.sealed_folders import json_digest, open_sealed
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, picture_measures, unit_pixels
 from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.feature_statistics import FeatureStatistics
 from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.networks.kinds import Task
 
 if TYPE_CHECKING:

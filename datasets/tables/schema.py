@@ -18,7 +18,7 @@ from fedsilo.datasets.io.declarations import FileModel, Text, fault, misfit, num
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.io.text_files import same_text
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
-from fedsilo.models.contract.feature_statistics import FeatureStatistics
+from fedsilo.models.contract.site_facts import FeatureStatistics
 
 _MOST_EDGES = 64
 

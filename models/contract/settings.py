@@ -4,7 +4,8 @@ Each states its roles once, and ``keys_with`` lists the settings of a role:
 
 - training, where none is named: how the method trains and measures, and what it learns;
 - course: how long a run is, how often it measures and whom it asks; step: what an optimiser step
-  is; combining: what the server makes of replies, which sites need not know;
+  is; structured: a text of YAML, which may be a mapping or a list where it is written;
+- combining: what the server makes of replies, which sites need not know;
 - seed: what random numbers start from; machine: what a site computes on;
 - privacy: how much a site may tell; floor: of that, what a hospital may raise at any time;
 - network: what it is built of; vit: what means nothing without a ViT; shape: a ViT's measures;
@@ -19,6 +20,7 @@ Each states its roles once, and ``keys_with`` lists the settings of a role:
 from dataclasses import dataclass
 from functools import partial
 
+from fedsilo.models.contract import training_settings as declared
 from fedsilo.models.contract.plugs import plugs
 from fedsilo.models.contract.settings_schema import choice, setting
 
@@ -98,21 +100,15 @@ class CommonSettings:
     gradient_checkpointing: bool = setting(
         False, "resnet22: save memory by computing activations twice", roles="network"
     )
-    learning_rate: float = setting(
-        1e-3, "step size of the optimiser", roles="step", above=0.0, maximum=1e30
-    )
-    optimiser: str = choice(
-        "adam", "adamw", "sgd", help="optimiser of local training", roles="step"
-    )
-    optimiser_state: str = choice(
-        "round", "run", help="how long a site keeps its optimiser's state; with epoch-steps: run"
-    )
-    rate_decay: str = choice(
-        "none", "inverse-sqrt", help="learning rate: constant, or divided by the root of all steps"
-    )
-    weight_decay: float = _count(
-        0.0, "L2 penalty; with adamw, decoupled weight decay", roles="step"
-    )
+    learning_rate: float = declared.LEARNING_RATE
+    optimiser: str = declared.OPTIMISER
+    optimiser_arguments: str = declared.OPTIMISER_ARGUMENTS
+    optimiser_state: str = declared.OPTIMISER_STATE
+    schedule: str = declared.SCHEDULE
+    schedule_arguments: str = declared.SCHEDULE_ARGUMENTS
+    warm_up: float = declared.WARM_UP
+    rate_decay: str = declared.RATE_DECAY
+    weight_decay: float = declared.WEIGHT_DECAY
     network: str = choice(
         *("auto", "conv", "vgg16-bn", "resnet22", "vit", "logistic", "mlp"),
         help="auto: conv for images, vgg16-bn for cifar10, cifar100, gtsrb, logistic for tables",
@@ -135,10 +131,10 @@ class CommonSettings:
     mc_passes: int = _count(
         20, "Monte Carlo dropout passes of a measurement; 0: one pass without dropout"
     )
-    loss: str = choice(
-        "auto", "cross-entropy", "evidential", help="auto: evidential for vit, else cross-entropy"
-    )
+    loss: str = declared.LOSS
     evidence: str = choice("softplus", "relu", help="evidential loss: how logits become evidence")
+    class_weights: str = declared.CLASS_WEIGHTS
+    augmentation: str = declared.AUGMENTATION
     backbone: str = setting(
         "vit_small_patch16_224",
         "vit: timm's name of the transformer",
@@ -290,9 +286,7 @@ class CommonSettings:
         pattern=r"auto|cpu|cuda(:[0-9]+)?",
         wording="auto, cpu, cuda or cuda:N",
     )
-    precision: str = choice(
-        "auto", "fp32", "bf16", help="auto: bf16 on a GPU, else fp32", roles="machine"
-    )
+    precision: str = declared.PRECISION
     threads: int = _positive(1, "CPU threads of one client", roles="machine")
     deterministic: str = choice(
         *("warn", "true", "false"),
@@ -306,6 +300,9 @@ class CommonSettings:
     evaluate_every: int = _count(
         1, "rounds between evaluations of the global model; 0: only at the end", roles="course"
     )
+    early_stopping_metric: str = declared.EARLY_STOPPING_METRIC
+    patience: int = declared.PATIENCE
+    minimum_delta: float = declared.MINIMUM_DELTA
     data_dir: str = setting("", "folder of the data files; empty: $FEDSILO_DATA", roles=_FOLDERS)
     cache_dir: str = setting(
         "", "folder of decoded data; empty: $FEDSILO_CACHE, ~/.cache/fedsilo", roles=_FOLDERS

@@ -1,18 +1,38 @@
-"""What a site reports about itself at the start of a run."""
+"""What a site reports about itself at the start of a run, and what is made of tables' sums."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from fedsilo.models.contract.feature_statistics import Sums
 from fedsilo.models.contract.settings_schema import key_of
 
 SPLITS = ("train", "val", "test")
+Vector = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Per feature, (features,) float64: values that are there, their sum, and that of squares."""
+
+    __pydantic_config__: ClassVar = {"arbitrary_types_allowed": True}  # SiteFacts are validated
+
+    count: Vector
+    total: Vector
+    squares: Vector
+
+
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """Per feature, (features,) float64: mean and standard deviation; the latter is above 0."""
+
+    mean: Vector
+    std: Vector
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,11 @@ class FedAlignCLSettings(OwnSettings):
                 "method 'fedaligncl' counts its epochs in steps: set 'epoch-steps' (120 in the "
                 "paper) and 'pace', the steps of a round (40), which divides it"
             )
+        if common.precision == "fp16" and self.align:
+            raise SettingError(
+                "method 'fedaligncl' aligns by a loss that is not scaled, as fp16 needs it: set "
+                "'precision' to 'bf16', or to 'fp32'"
+            )
         begins = epoch_of(common.rounds, common) >= self.warmup_epochs
         if (self.align or self.curriculum) and not begins:
             raise SettingError(

@@ -39,6 +39,18 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
             "means and deviations of a site's own rows have no noise; set 'standardise' to "
             "'declared'"
         )
+    if common.class_weights == "balanced":
+        raise SettingError(
+            f"setting 'sample-clip-norm' is {clip:g} and 'class-weights' is 'balanced': the counts "
+            "of patients that they are made of have no noise; set 'class-weights' to numbers, or "
+            "to 'none'"
+        )
+    if common.precision == "fp16":
+        raise SettingError(
+            f"setting 'sample-clip-norm' is {clip:g} and 'precision' is 'fp16': gradients of "
+            "single samples are not scaled, and would be lost; set 'precision' to 'bf16', or to "
+            "'fp32'"
+        )
     if common.epoch_steps or common.gradient_checkpointing:
         key = "epoch-steps" if common.epoch_steps else "gradient-checkpointing"
         raise SettingError(

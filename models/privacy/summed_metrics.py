@@ -12,7 +12,7 @@ from fedsilo.models.contract.messages import INCOMING, TRAINED, measurement
 LARGEST_LOSS = 10.0  # nats; a site's mean loss beyond is counted as this
 _STEPS = "steps"  # of an optimiser, FedNova's
 _MOST_STEPS = 2.0**16
-_MEASURED = ("accuracy", "entropy", "loss")
+MEASURED = ("accuracy", "entropy", "loss")
 TRAIN_LOSS = measurement(TRAINED, "train", "loss")
 
 
@@ -29,7 +29,7 @@ def summed_metrics(trains: bool, measures: bool, splits: Sequence[str]) -> list[
         measurement(INCOMING, split, metric)
         for split in ("val", "test")
         if measures and split in splits
-        for metric in _MEASURED
+        for metric in MEASURED
     ]
 
 

@@ -53,8 +53,7 @@ def _grid(content: Any) -> Any:
             raise within(str(unknown_key(key, known)))
         if not isinstance(values, list) or not values:
             raise misfit(f"must have a list of values for '{key}', not {shown(values)}")
-        for value in values:
-            _flat({key: value})
+        content[key] = [_flat({key: value}).get(key, value) for value in values]
     return content
 
 

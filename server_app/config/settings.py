@@ -42,12 +42,15 @@ from fedsilo.models.contract.settings_schema import (
 )
 from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
+from fedsilo.server_app.config.training import check_training
 
 PROJECT_FILE = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _MOST_BYTES = 2**20
 RUN_FORMAT = 2  # of a run directory, as its config.toml says; another one is refused
 _NO_SETTINGS = ("format", "launch", "environment")  # what config.toml has beside the settings
 
+# Texts of YAML, which a file may have as mappings or lists
+_STRUCTURED = frozenset(keys_with(CommonSettings, "structured"))
 # They do not change the result of a run
 _CIRCUMSTANCES = frozenset(keys_with(CommonSettings, "circumstance"))
 
@@ -166,6 +169,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     check_network_settings(common)
     check_pace(common)
     is_table = data_set(common.dataset).is_table
+    check_training(common, is_table)
     cls.capabilities.refuse_more(common, is_table)
     _refuse_foreign_keys(values, common.method, known)
     own: Any = build(settings_class(common.method), values)
@@ -274,11 +278,15 @@ def parse_assignment(text: str) -> tuple[str, Value]:
 def flat_values(content: Mapping[str, Any], where: str = "") -> dict[str, Value]:
     """Return keys and values; of a group, a mapping, each with the group's name before it.
 
+    What is a text of YAML may be the mapping or list itself.
+
     Raises:
         SettingError: a value is a list, or a mapping within a group; ``where`` names the source.
     """
     flat: dict[str, Value] = {}
-    for key, value in content.items():
+    for key, declared in content.items():
+        written = key in _STRUCTURED and isinstance(declared, dict | list)
+        value = json.dumps(declared) if written else declared
         members = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else None
         for name, member in (members or {key: value}).items():
             if not isinstance(member, bool | int | float | str):

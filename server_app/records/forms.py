@@ -177,6 +177,7 @@ SUMMARY = _record(
         "validation": _record({"mean": _Metrics, "distributions": dict[_Label, _Metrics]}),
         "published": dict[_Line, _Metrics] | None,
         "stopped": _Line | None,
+        "best": _record({"round": _Whole, "metric": _Line, "value": _Number, "model": bool}),
         "marks": dict[_Round, _Label],
         "failures": GenericAlias(list, (_FAILURE,)),
         "seconds": _record({"total": _Number, "rounds": _Number, "sites": _Metrics}),

@@ -33,6 +33,7 @@ from fedsilo.strategies.meeting.participants import Participants
 
 CONFIG, SUMMARY, SILOS = "config.toml", "summary.json", "silos.json"
 CUT, STANDARDISATION, LOCK = "cut.json", "standardisation.json", ".lock"
+MODEL, BEST = "model.safetensors", "best.safetensors"  # of the last round, of the best
 
 _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
 

@@ -15,6 +15,7 @@ from fedsilo.models.contract.settings import AUTO
 from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import RunSettings, differences, read_run_config, resolve
 from fedsilo.server_app.records import run_directory
+from fedsilo.server_app.records.best_round import BestRound
 from fedsilo.server_app.records.checkpoints import CheckpointHook
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress_hook import ProgressHook
@@ -30,11 +31,12 @@ from fedsilo.strategies.methods.registry import strategy_class
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-    """The hooks that a run's end reads; ``privacy`` is None without differential privacy."""
+    """The hooks that a run's end reads; ``privacy`` and ``best`` are None where nothing asks."""
 
     recorder: Recorder
     privacy: PrivacyHook | None
     progress: ProgressHook
+    best: BestRound | None = None
 
 
 def terms_of(settings: RunSettings) -> Terms:
@@ -77,6 +79,10 @@ def assemble(
     recorder = Recorder(directory)
     privacy = PrivacyHook(common) if common.is_private() else None
     recording: list[Hook] = [recorder, privacy] if privacy else [recorder]
+    method, best = cls(common, settings.own, participants), None
+    if common.early_stopping_metric != "none":
+        best = BestRound(common, directory, recorder, method)
+        recording.append(best)
     checkpoint = CheckpointHook(
         directory.checkpoints, settings.decisive(), recording, cls.state_class
     )
@@ -87,12 +93,12 @@ def assemble(
         decisive, detail = settings.decisive(), common.track_detail
         tracked = (common.track, directory.path, recorder, decisive, detail, common.resume)
         hooks.append(TrackingHook(*tracked))
-    loop = RoundLoop(cls(common, settings.own, participants), hooks, str(directory.path))
+    loop = RoundLoop(method, hooks, str(directory.path))
     if common.resume:
         _refuse_other_data(directory, participants, cls.capabilities.late_join)
         loop.state = checkpoint.resume()
     loop.current()  # refused now, not after the directory was begun
-    return loop, Hooks(recorder, privacy, progress)
+    return loop, Hooks(recorder, privacy, progress, best)
 
 
 def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:

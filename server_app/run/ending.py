@@ -8,17 +8,23 @@ from typing import Any
 
 from rich.console import Console
 
-from fedsilo.datasets.io.state_files import save_state
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.methods import title_of
 from fedsilo.models.contract.plugs import stated_digests
 from fedsilo.models.maths.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.server_app.records import summary as summaries
+from fedsilo.server_app.records.best_round import write_model
 from fedsilo.server_app.records.recorder import ALL, Recorder
-from fedsilo.server_app.records.run_directory import STANDARDISATION, SUMMARY, RunDirectory
+from fedsilo.server_app.records.run_directory import (
+    BEST,
+    MODEL,
+    STANDARDISATION,
+    SUMMARY,
+    RunDirectory,
+)
 from fedsilo.server_app.run.beginning import Hooks
 from fedsilo.server_app.run.terminal import print_table
-from fedsilo.strategies.loop.method import Method, State
+from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.loop.round_loop import RoundLoop
 
 # What finishes a run just before its summary is written: it draws the pictures, and may add to the
@@ -38,7 +44,10 @@ def write_end(
     An error of ``finish`` is raised when summary.json, which makes a run complete, is written.
     """
     state, method, recorder = loop.current(), loop.method, hooks.recorder
-    _write_model(directory, method, state)
+    pooled = method.participants.figures()
+    if not write_model(directory, MODEL, method, state) and pooled:  # sites' own models need them
+        statistics = {part: values.tolist() for part, values in vars(pooled).items()}
+        directory.write_json(STANDARDISATION, statistics)
     test = recorder.values(state.round, "test")
     documents = dict(method.documents(state, test))
     if evidence := evidence_document(test):
@@ -48,6 +57,7 @@ def write_end(
         directory.write_json(name, document)
     summary = {
         **_results(loop, recorder),
+        **({"best": hooks.best.best} if hooks.best else {}),
         "seconds": {
             **{name: round(value, 3) for name, value in seconds.items()},
             "sites": {site: worked for site, (_, _, worked) in recorder.sites.items()},
@@ -65,18 +75,6 @@ def write_end(
         raise
     directory.write_json(SUMMARY, summary)
     return summary
-
-
-def _write_model(directory: RunDirectory, method: Method, state: State) -> None:
-    """Write the global model, if there is one, with the statistics that inputs are scaled by."""
-    pooled = method.participants.figures()
-    statistics = pooled and {part: values.tolist() for part, values in vars(pooled).items()}
-    if model := method.model(state):
-        facts = {"method": method.common.method, **state.facts()}
-        facts |= {"figures": statistics} if statistics else {}
-        save_state(directory.path / "model.safetensors", model, facts)
-    elif statistics:  # the sites' own models need them
-        directory.write_json(STANDARDISATION, statistics)
 
 
 def _privacy(method: Method, hooks: Hooks) -> dict[str, Any]:
@@ -150,6 +148,11 @@ def show_end(
         say("published: the paper's own numbers, measured in its own setting")
     elif unlike := summary["published-unlike"]:
         say(f"no published numbers: the paper measured another setting; {unlike}")
+    if summary.get("best") == {}:
+        say(f"no site has told validation {method.common.early_stopping_metric}: no best round")
+    elif best := summary.get("best"):
+        what = f"validation {best['metric']} {best['value']:.4f}"
+        say(f"best round: {best['round']}, {what}{f', kept in {BEST}' if best['model'] else ''}")
     say(f"run directory: {directory.path}")
 
 

@@ -25,7 +25,7 @@ from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records import forms
-from fedsilo.server_app.records.run_directory import STANDARDISATION
+from fedsilo.server_app.records.run_directory import BEST, MODEL, STANDARDISATION
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.strategies.loop.ask import first_question
 from fedsilo.strategies.meeting.participants import Participants
@@ -33,7 +33,9 @@ from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.records import NDArray, to_record
 
 
-def finished_site(run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None) -> Lab:
+def finished_site(
+    run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None, best: bool = False
+) -> Lab:
     """Return what a site's method has at hand after a finished run, ready to open its network.
 
     Args:
@@ -41,6 +43,7 @@ def finished_site(run_dir: Path, site: str, data_dir: Path | None, state_dir: Pa
         site: the site; its data must be here.
         data_dir: the data directory; None: the run's own.
         state_dir: the folder of the site's private state; None: the run directory's.
+        best: of the best round, where the run has kept its model, not of the last one.
 
     Raises:
         FedsiloError: the run has not ended, or nothing of its model is here.
@@ -51,7 +54,7 @@ def finished_site(run_dir: Path, site: str, data_dir: Path | None, state_dir: Pa
     _refuse_other_backbone(run, site, common)
     held = load_silo(site, common)
     _refuse_other_schema(run, held)
-    content, instruction = _last_message(run, settings, folder, held)
+    content, instruction = _last_message(run, settings, folder, held, best)
     session = finished_session(common, settings.own, held)
     return Lab(session, content, instruction, SiteState(folder, session.digest))
 
@@ -102,15 +105,20 @@ def _refuse_other_schema(run: FinishedRun, silo: Silo) -> None:
 
 
 def _last_message(
-    run: FinishedRun, settings: RunSettings, folder: Path, held: Silo
+    run: FinishedRun, settings: RunSettings, folder: Path, held: Silo, best: bool
 ) -> tuple[RecordDict, Instruction]:
-    """Return what the site was sent at the end of the run.
+    """Return what the site was sent at the end of the run, or would be of its best round.
 
     Raises:
         SettingError: nothing of its model is here.
     """
     common, content = settings.common, RecordDict({CONFIG: ConfigRecord({})})
-    path = run.path / "model.safetensors"
+    path = run.path / (BEST if best else MODEL)
+    if best and not path.is_file():
+        raise SettingError(
+            f"{path} is not there: a run keeps it with 'early-stopping-metric', where sites share "
+            "a model; go without --best"
+        )
     if not path.is_file():
         if not any(folder.glob("*.safetensors")):
             raise SettingError(

@@ -65,6 +65,10 @@ class Hook:
     def run_ended(self, state: State) -> None:
         """Called after the final evaluation."""
 
+    def why_finished(self, state: State) -> str | None:
+        """Return why no round is wanted after ``state``, or None."""
+        return None
+
     def why_end(self, state: State, error: SiteError) -> str | None:
         """Return why a round that failed by ``error`` ends the run well at ``state``, or None."""
         return None

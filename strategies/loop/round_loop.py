@@ -112,8 +112,10 @@ class RoundLoop:
         return self.state
 
     def _is_over(self, state: State, num_rounds: int) -> bool:
-        over = state.round >= num_rounds or self.method.why_finished(state) or self.stopped
-        return bool(over)
+        if state.round >= num_rounds or self.method.why_finished(state) or self.stopped:
+            return True
+        self.stopped = self.hooks.first("why_finished", state) or ""
+        return bool(self.stopped)
 
     def _sampled(self, round_: int) -> list[str]:
         return sampled_sites(self.method.common, self.method.participants.sites(), round_)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
-from fedsilo.models.contract.feature_statistics import Sums, Vector
 from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.contract.site_facts import SiteFacts, Sums, Vector
 from fedsilo.models.networks.kinds import Task
 
 Facts = Mapping[str, SiteFacts]

@@ -15,10 +15,9 @@ from flwr.app import RecordDict
 
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.feature_statistics import Sums
 from fedsilo.models.contract.messages import CONFIG
 from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.site_facts import SPLITS, SiteFacts
+from fedsilo.models.contract.site_facts import SPLITS, SiteFacts, Sums
 from fedsilo.strategies.wire.records import record_bytes
 
 _BYTES = 2**22  # of a whole hello: names and counts of thousands of classes fit

@@ -15,11 +15,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.feature_statistics import FeatureStatistics
 from fedsilo.models.contract.messages import CONFIG, HELLO
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import SUMS, CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.contract.site_facts import FeatureStatistics, SiteFacts
 from fedsilo.models.contract.versions import own_versions
 from fedsilo.models.maths.standardisation import pooled_statistics
 from fedsilo.models.networks.kinds import Task

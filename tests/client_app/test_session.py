@@ -20,9 +20,9 @@ from fedsilo.client_app.training.standardised import ready_silo
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import DataError, SettingError, SiteError
-from fedsilo.models.contract.feature_statistics import FeatureStatistics
 from fedsilo.models.contract.messages import FIGURES, TRAIN, Instruction
 from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.wire.records import to_record

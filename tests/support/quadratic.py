@@ -112,6 +112,7 @@ def rounds_of(
     monkeypatch.setattr(f"{method_file}.starting_network", lambda *_: None)
     monkeypatch.setattr(f"{method_file}.initial_weights", lambda _: start)
     values = {"batch-size": 2, "optimiser": "sgd", "learning-rate": RATE, "local-epochs": 1}
+    values["rounds"] = rounds
     settings = resolve({"method": method, "device": "cpu", "seed": 1, **values, **own})
     facts = {
         site: SiteFacts(site, "D1", (1,), 2, {"train": [count]}, {})

@@ -75,6 +75,18 @@ VARIANTS: dict[str, dict[str, Value]] = {
     "fedaligncl-others": {"method": "fedaligncl", "fedaligncl.align-target": "others"},
     "fedaligncl-half-epochs": {"method": "fedaligncl", "epoch-steps": 4, "network": "resnet22"},
     "fedavg-optimiser-state": {"method": "fedavg", "optimiser-state": "run"},
+    "fedavg-scheduled": {
+        "method": "fedavg",
+        "optimiser": "nadam",
+        "optimiser-arguments": "{betas: [0.8, 0.9]}",
+        "optimiser-state": "run",
+        "schedule": "cosine",
+        "warm-up": 1.0,
+        "class-weights": "balanced",
+        "augmentation": "[{RandomRotation: {degrees: 10}}]",
+        "early-stopping-metric": "loss",
+        "patience": 1,
+    },
     "fedavg-half-epochs": {"method": "fedavg"} | HALF_EPOCHS,
     "fedefm-ring-vit": {"method": "fedefm", "fedefm.topology": "ring", "train-backbone": True}
     | VIT,

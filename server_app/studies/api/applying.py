@@ -83,6 +83,7 @@ def predict(
     calibration: AnyPath | None = None,
     data_dir: AnyPath | None = None,
     state_dir: AnyPath | None = None,
+    best: bool = False,
     watch: Watch = lambda done, total: None,
 ) -> Predictions | MaskPredictions:
     """Predict new cases with a finished run's model.
@@ -106,6 +107,7 @@ def predict(
         calibration=path_of(calibration),
         data_dir=path_of(data_dir),
         state_dir=path_of(state_dir),
+        best=best,
     )
     made = predict_masks if is_finetuned(request.run_dir) else predict
     return made(request, watch)

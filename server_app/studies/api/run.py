@@ -70,6 +70,7 @@ class Run:
         *,
         data_dir: Path | str | None = None,
         state_dir: Path | str | None = None,
+        best: bool = False,
     ) -> SiteModel:
         """Return the final model, opened with the data of a site.
 
@@ -81,6 +82,7 @@ class Run:
             site: the site's name; None: the first whose data are here, if all have one model.
             data_dir: the data directory; None: the run's own.
             state_dir: the site's private state; None: the run directory's.
+            best: the model of the best round, not the last ('early-stopping-metric').
 
         Raises:
             FedsiloError: there is no such site, or its model or data are not here.
@@ -88,10 +90,15 @@ class Run:
         from fedsilo.server_app.studies.predict.model import open_model
 
         data, state = (None if one is None else Path(one) for one in (data_dir, state_dir))
-        return open_model(self.path, site, data, state)
+        return open_model(self.path, site, data, state, best)
 
     def predictions(
-        self, site: str | None = None, split: str = "test", *, data_dir: Path | str | None = None
+        self,
+        site: str | None = None,
+        split: str = "test",
+        *,
+        data_dir: Path | str | None = None,
+        best: bool = False,
     ) -> pd.DataFrame:
         """Return the model's predictions for a split of a site, as ``predict`` makes them.
 
@@ -103,7 +110,7 @@ class Run:
 
         data = None if data_dir is None else Path(data_dir)
         return predict(
-            PredictRequest(run_dir=self.path, site=site, split=split, data_dir=data)
+            PredictRequest(run_dir=self.path, site=site, split=split, data_dir=data, best=best)
         ).frame()
 
 

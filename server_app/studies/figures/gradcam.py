@@ -151,7 +151,7 @@ def _chosen(
     held = runs[0][0].silo.splits()[split]
     answers = []
     for method, network in runs:
-        exact = dataclasses.replace(method.compute, bf16=False)
+        exact = dataclasses.replace(method.compute, bf16=False, fp16=False)
         answers.append(over_batches(network, held.inputs, exact, network).argmax(dim=1))
     chosen = scenarios.chosen(held.labels, answers)
     if not chosen:

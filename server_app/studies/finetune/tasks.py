@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import in_batches, measure
-from fedsilo.client_app.training.loop import Objective, open_optimiser, train_locally
+from fedsilo.client_app.training.loop import Objective, train_locally
+from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.segmentation_metrics import segmentation_metrics

@@ -9,12 +9,18 @@ from fedsilo.client_app.lab import Lab, Measured
 from fedsilo.datasets.io.state_files import state_digest
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.errors import DataError, RunDirectoryError, SettingError
+from fedsilo.models.contract.errors import (
+    CheckpointError,
+    DataError,
+    RunDirectoryError,
+    SettingError,
+)
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.probability_model import PixelStatistics, ProbabilityModel
 from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.server_app.records.run_directory import MODEL
 from fedsilo.server_app.studies.finished_run import FinishedRun, finished_run
 from fedsilo.server_app.studies.finished_site import finished_site, sites_of
 
@@ -97,6 +103,7 @@ def open_model(
     site: str | None = None,
     data_dir: Path | None = None,
     state_dir: Path | None = None,
+    best: bool = False,
 ) -> SiteModel:
     """Return the model of a finished run; a site's data must be on this machine.
 
@@ -105,6 +112,7 @@ def open_model(
         site: whose model; None: that of all sites, opened at the first whose data are here.
         data_dir: the data directory; None: the run's own.
         state_dir: the folder of the site's private state; None: the run directory's.
+        best: the best round's, where the run has kept it, not the last one's.
 
     Raises:
         FedsiloError: the run has not ended; its weights or the site's data are missing or have
@@ -114,11 +122,11 @@ def open_model(
         raise RunDirectoryError(f"{run_dir} is a file: name the run's directory")
     run = finished_run(run_dir)
     if site is not None:
-        return _opened(run, sites_of(run_dir, [site])[0], data_dir, state_dir)
+        return _opened(run, sites_of(run_dir, [site])[0], data_dir, state_dir, best)
     if state_dir is not None:
         raise SettingError(f"--state-dir {state_dir} is one site's state: name the site by --site")
-    shared = (run_dir / "model.safetensors").is_file()
-    model = _at_first_site(run, data_dir) if shared else None
+    shared = best or (run_dir / MODEL).is_file()
+    model = _at_first_site(run, data_dir, best) if shared else None
     if model is None or model.own:
         raise SettingError(
             f"{run.path}: with method '{run.settings.common.method}' and these settings each site "
@@ -127,22 +135,31 @@ def open_model(
     return model
 
 
-def _at_first_site(run: FinishedRun, data_dir: Path | None) -> SiteModel:
+def _at_first_site(run: FinishedRun, data_dir: Path | None, best: bool) -> SiteModel:
     """Return the model at the first site whose data are here, or raise the first site's error."""
     errors: list[DataError] = []
     for site in sites_of(run.path):
         try:
-            return _opened(run, site, data_dir, None)
+            return _opened(run, site, data_dir, None, best)
         except DataError as error:
             errors.append(error)
     raise errors[0]
 
 
 def _opened(
-    run: FinishedRun, site: str, data_dir: Path | None, state_dir: Path | None
+    run: FinishedRun, site: str, data_dir: Path | None, state_dir: Path | None, best: bool
 ) -> SiteModel:
-    lab = finished_site(run.path, site, data_dir, state_dir)
-    measured = next(iter(lab.session.method.measured(lab, lab.open())))
+    lab = finished_site(run.path, site, data_dir, state_dir, best)
+    try:
+        network = lab.open()
+    except CheckpointError as error:
+        if not best:
+            raise
+        raise SettingError(
+            f"{run.path}: site {site} has a part of the model for itself, and that of the best "
+            f"round is gone, as sites keep the newest two ({error}); go without --best"
+        ) from None
+    measured = next(iter(lab.session.method.measured(lab, network)))
     measured.network.eval()
     own = (
         "stored" in vars(lab)  # the site's own state was read

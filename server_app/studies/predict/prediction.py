@@ -119,7 +119,8 @@ def predict(request: PredictRequest, watch: Watch = lambda done, total: None) ->
             nothing is written.
     """
     request.check()
-    model = open_model(request.run_dir, request.site, request.data_dir, request.state_dir)
+    folders = request.data_dir, request.state_dir
+    model = open_model(request.run_dir, request.site, *folders, request.best)
     calibration = None
     if request.coverage is not None or request.calibration is not None:
         calibration = open_calibration(model, request.calibration)

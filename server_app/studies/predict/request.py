@@ -24,6 +24,7 @@ class PredictRequest:
     calibration: Path | None = None  # from ``calibrate``; None: the run directory's, for coverage
     data_dir: Path | None = None  # None: the run's
     state_dir: Path | None = None  # the site's private state; None: the run directory's
+    best: bool = False  # the best round's model, not the last one's
 
     def check(self) -> None:
         """Raise a SettingError for what cannot be done, before any work."""

@@ -14,7 +14,7 @@ import fedsilo.client_app.methods.fedevprompt as site_side
 from fedsilo.client_app import lab
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.fedevprompt import FedEvPromptSite
-from fedsilo.client_app.training.loop import open_optimiser
+from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, METRICS

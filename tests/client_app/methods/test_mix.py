@@ -11,8 +11,8 @@ from fedsilo.client_app.methods.mix import pooled_training_data
 from fedsilo.client_app.session import finished_session
 from fedsilo.datasets.registry import load_silo
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.feature_statistics import FeatureStatistics
 from fedsilo.models.contract.messages import ARRAYS, FIGURES, METRICS, Instruction
+from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays

@@ -5,7 +5,12 @@ import pytest
 import torch
 
 from fedsilo.client_app.training import compute
-from fedsilo.client_app.training.compute import Compute, choose_compute, noted_operations
+from fedsilo.client_app.training.compute import (
+    Compute,
+    choose_compute,
+    noted_operations,
+    scaled_step,
+)
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.settings import GPU_SHARE
 
@@ -73,6 +78,33 @@ def test_auto_is_full_precision_where_a_gpu_only_emulates_bf16(
     )
     assert choose_compute("auto", "auto", 1) == Compute(torch.device("cuda:0"), bf16=False)
     assert choose_compute("auto", "bf16", 1).bf16, "who asks for it by name gets it"
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_fp16_is_of_a_gpu_and_never_of_a_cpu() -> None:
+    half = choose_compute("auto", "fp16", 1)
+    assert half == Compute(torch.device("cuda:0"), bf16=False, fp16=True)
+    with pytest.raises(SettingError, match="set it to 'bf16', 'fp32' or 'auto'"):
+        choose_compute("cpu", "fp16", 1)
+
+
+def test_a_step_of_gradients_that_overflow_is_left_out_and_halves_the_scale() -> None:
+    scaler = Compute(CPU, bf16=False, fp16=True).scaler()
+    weight, beside = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+    optimisers = [torch.optim.SGD([one], lr=0.5) for one in (weight, beside)]
+
+    def step(loss: torch.Tensor) -> bool:
+        weight.grad = beside.grad = None
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return scaled_step(optimisers, scaler)
+
+    assert not step(weight.sum() * torch.inf + beside.sum())
+    assert (weight.item(), scaler.get_scale()) == (1.0, 512.0)
+    assert beside.item() == 0.5, "its own gradient was finite"
+    assert step(2 * weight.sum() + 4 * beside.sum())
+    assert weight.grad is not None
+    assert weight.grad.item() == 2.0, "what follows the step sees it as it is"
+    assert (weight.item(), beside.item()) == (1 - 0.5 * 2, 0.5 - 0.5 * 4)
 
 
 @pytest.mark.usefixtures("one_gpu")

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.loop import (
-    batches,
-    eager,
-    open_optimiser,
-    passes_of,
-    step_beside,
-    train_locally,
-)
+from fedsilo.client_app.training.loop import batches, passes_of, train_locally
+from fedsilo.client_app.training.optimisers import eager, open_optimiser
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.settings import CommonSettings
@@ -52,7 +47,7 @@ def test_an_eager_optimiser_trains_to_the_same_bits(kind: type[torch.optim.Optim
 def test_a_step_of_an_eager_optimiser_does_not_import_dynamo() -> None:
     code = (
         "import sys, torch\n"
-        "from fedsilo.client_app.training.loop import eager\n"
+        "from fedsilo.client_app.training.optimisers import eager\n"
         "weight = torch.ones(1, requires_grad=True)\n"
         "optimiser = eager(torch.optim.Adam)([weight])\n"
         "optimiser.zero_grad(); weight.sum().backward(); optimiser.step()\n"
@@ -224,15 +219,58 @@ def test_a_training_calls_its_hooks_before_each_pass_and_after_each_step(
 
 
 def test_an_optimiser_beside_steps_by_the_same_batch_at_its_own_decayed_rate() -> None:
-    weight = nn.Parameter(torch.tensor(1.0))
-    optimiser = torch.optim.SGD([weight], lr=1.0)
-    settings = CommonSettings(rate_decay="inverse-sqrt")
-    step = step_beside(optimiser, settings, 3)
-    for _ in range(2):  # steps 4 and 5 of the site, by gradients of 1
-        weight.grad = torch.tensor(1.0)
-        step(torch.zeros(1), optimiser)
-        assert weight.grad is None
+    network, weight = Counting(), nn.Parameter(torch.tensor(1.0))
+    beside = torch.optim.SGD([weight], lr=1.0)
+    settings = CommonSettings(rate_decay="inverse-sqrt", local_steps=2, batch_size=4)
+    train_locally(
+        network,
+        split_of(8),
+        settings,
+        CPU,
+        (1, "s1a"),
+        objective=lambda images, labels: weight + network.loss(images, labels),
+        beside=beside,
+        steps_before=3,  # steps 4 and 5 of the site, by gradients of 1
+    )
+    assert weight.grad is None
     assert weight.item() == pytest.approx(1 - 1 / 2 - 1 / 5**0.5)
+
+
+HALF = Compute(torch.device("cpu"), bf16=False, fp16=True)
+
+
+def test_fp16_trains_on_the_gradients_of_the_loss_and_leaves_out_steps_that_overflow(
+    common: CommonSettings,
+) -> None:
+    own = {"optimiser": "sgd", "learning_rate": 0.5, "local_steps": 3, "batch_size": 4}
+    settings = dataclasses.replace(common, **own)  # type: ignore[arg-type]
+    network, factors, seen = Counting(), iter((3.0, math.inf, 5.0)), list[float]()
+
+    def slope(images: Tensor, labels: Tensor) -> Tensor:
+        return (network.weight.sum() + 1) * next(factors)
+
+    def after_step(_: Tensor, optimiser: torch.optim.Optimizer) -> None:
+        seen.append(network.weight.grad.item())  # type: ignore[union-attr]
+
+    loss = train_locally(
+        network, split_of(12), settings, HALF, (1, "s1a"), objective=slope, after_step=after_step
+    )
+    assert seen == [3.0, 5.0]
+    assert network.weight.item() == -0.5 * (3 + 5)
+    assert loss == pytest.approx((1 * 3 + (1 - 0.5 * 3) * 5) / 2), "of the steps that were taken"
+
+
+def test_fp16_without_a_step_of_finite_gradients_says_what_to_do(common: CommonSettings) -> None:
+    network = Counting()
+    with pytest.raises(SiteError, match="in fp16: set 'precision' to 'fp32', or to 'bf16'"):
+        train_locally(
+            network,
+            split_of(4),
+            common,
+            HALF,
+            (1, "s1a"),
+            objective=lambda images, labels: network.weight.sum() * math.inf,
+        )
 
 
 class TwoRates(nn.Module):

@@ -6,11 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute, choose_compute
-from fedsilo.client_app.training.loop import (
-    add_gradients,
-    micro_batches,
-    train_locally,
-)
+from fedsilo.client_app.training.loop import add_gradients, micro_batches, train_locally
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier

@@ -38,7 +38,7 @@ def test_every_setting_says_what_it_means_in_one_line(cls: type) -> None:
         ("sums-min-count", 0),
         ("test-folds", -1),
         ("val-fold", -1),
-        ("precision", "fp16"),
+        ("precision", "fp8"),
         ("evaluate-every", -1),
         ("reply-timeout", 0.0),
     ],

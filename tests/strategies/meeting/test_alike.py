@@ -4,8 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.models.contract.feature_statistics import Sums
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.contract.site_facts import SiteFacts, Sums
 from fedsilo.strategies.meeting.alike import odd_sums, other_tasks, shared_data
 
 PLAIN = SiteFacts("", "D1", (2,), 2, {"train": [6, 4]}, {}, features=("age", "chol"))

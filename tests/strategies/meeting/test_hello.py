@@ -11,9 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.feature_statistics import Sums
 from fedsilo.models.contract.messages import CONFIG
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.models.contract.site_facts import SiteFacts, Sums
 from fedsilo.strategies.meeting.hello import read_hello, sums_fault
 
 FACTS = SiteFacts(

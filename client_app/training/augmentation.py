@@ -1,0 +1,133 @@
+"""Augmentation of training images by transforms of torchvision v2, each image by itself.
+
+The transforms draw from torch's global generators, as they know no others. Each batch has its own
+key, so that the same seed gives the same images, and dropout draws as it would without them.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsilo.datasets.io.yaml_text import structured
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import unknown_name
+
+_EXAMPLE = "[{RandomHorizontalFlip: {p: 0.5}}, {RandomRotation: {degrees: 10}}]"
+_BIAS, _RANGE = 32768, 65535  # of radiographs, which are stored as int16
+
+Transform = Callable[[Tensor], Tensor]
+
+
+def augmenter(
+    settings: CommonSettings, key: tuple[int | str, ...], device: torch.device
+) -> Transform:
+    """Return what changes each batch of images (batch, channels, height, width) of a training.
+
+    Args:
+        settings: 'augmentation' and the seed.
+        key: of the training, such as (round, site).
+        device: of the batches.
+    """
+    transform, numbers = _transform(settings.augmentation), count()
+
+    def augment(batch: Tensor) -> Tensor:
+        with seeded(settings.seed, "augmentation", *key, next(numbers), device=device):
+            return torch.stack([_changed(image, transform) for image in batch])
+
+    return augment
+
+
+def _changed(image: Tensor, transform: Transform) -> Tensor:
+    """Return an image of the same type; radiographs of int16 are transformed as floats of 0..1."""
+    if image.dtype != torch.int16:
+        return transform(image)
+    changed = transform((image.float() + _BIAS) / _RANGE)
+    return (changed.clamp(0, 1) * _RANGE - _BIAS).round().to(torch.int16)
+
+
+@lru_cache(maxsize=4)
+def _transform(text: str) -> Transform:
+    """Return the transforms of a setting's text as one.
+
+    Raises:
+        SettingError: the text is no list, a transform is unknown, or it refuses its arguments.
+    """
+    from torchvision.transforms import v2
+
+    composed: Transform = v2.Compose(_built(structured("augmentation", text, _EXAMPLE)))
+    return composed
+
+
+def _built(entries: Any) -> list[Any]:
+    """Return the transforms of a list of names, each with a mapping of its arguments."""
+    from torchvision.transforms import v2
+
+    classes = {name: kind for name, kind in vars(v2).items() if inspect.isclass(kind)}
+    known = {name: kind for name, kind in classes.items() if issubclass(kind, v2.Transform)}
+    built = []
+    for entry in entries:
+        named = {entry: {}} if isinstance(entry, str) else entry
+        if not isinstance(named, dict) or len(named) != 1:
+            raise SettingError(f"'augmentation' has {shown(entry)}; write a list as {_EXAMPLE}")
+        ((name, arguments),) = named.items()
+        if name not in known:
+            raise unknown_name("transform of torchvision v2", str(name), known)
+        try:
+            arguments = dict(arguments or {})
+            if isinstance(inner := arguments.get("transforms"), list):  # as of RandomApply
+                arguments["transforms"] = _built(inner)
+            built.append(known[name](**arguments))
+        except (TypeError, ValueError) as error:
+            raise _refused(name, error) from None
+    return built
+
+
+def _refused(name: str, error: Exception) -> SettingError:
+    reason = one_line(error, 200)
+    return SettingError(f"transform '{name}' is refused ({reason}): change 'augmentation'")
+
+
+def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
+    """Refuse an augmentation that torchvision cannot make, or of rows.
+
+    Raises:
+        SettingError: names the transform.
+    """
+    if not settings.augmentation:
+        return
+    if is_table:
+        raise SettingError(
+            f"'augmentation' is of images, and data set '{settings.dataset}' is a table: remove "
+            "'augmentation'"
+        )
+    _transform(settings.augmentation)
+
+
+def check_images(settings: CommonSettings, silo: Silo) -> None:
+    """Refuse an augmentation that does not take this site's images, or changes their size.
+
+    Raises:
+        SettingError: names PyTorch's reason, or both sizes.
+    """
+    image = torch.zeros(silo.task.input_shape, dtype=silo.train.inputs.dtype)
+    transform = _transform(settings.augmentation)
+    try:
+        with seeded(settings.seed, "augmentation"):
+            changed = _changed(image, transform)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _refused(settings.augmentation, error) from None
+    if (changed.shape, changed.dtype) != (image.shape, image.dtype):
+        raise SettingError(
+            f"'augmentation' makes {tuple(changed.shape)} {changed.dtype} of images of "
+            f"{tuple(image.shape)} {image.dtype}: images must keep size and type; change "
+            "'augmentation'"
+        )

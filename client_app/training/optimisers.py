@@ -1,0 +1,119 @@
+"""Optimisers by their names in torch.optim, with the run's arguments."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fedsilo.datasets.io.yaml_text import structured
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import unknown_name
+
+_GUARDED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+_OWN_KEYS = {"lr": "learning-rate", "weight_decay": "weight-decay", "fused": "fused-optimiser"}
+_WITHOUT_DECAY = ("lbfgs", "rprop", "sparseadam")
+_EXAMPLE = "{momentum: 0.9}"
+
+
+def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
+    """Return a fresh optimiser of what ``module`` trains.
+
+    A module with ``slow_parameters`` trains those at ``basic-learning-rate``; one with
+    ``apart_parameters`` has those trained by its method itself.
+
+    Raises:
+        SettingError: PyTorch has no such optimiser, or it refuses the arguments.
+    """
+    slow: set[nn.Parameter] = set(getattr(module, "slow_parameters", list)())
+    apart: set[nn.Parameter] = set(getattr(module, "apart_parameters", list)())
+    trained = [p for p in module.parameters() if p.requires_grad and p not in apart]
+    groups: list[dict[str, Any]] = [{"params": [p for p in trained if p not in slow]}]
+    if slow:
+        rate = settings.basic_learning_rate
+        groups.append({"params": [p for p in trained if p in slow], "lr": rate})
+    name, kinds = settings.optimiser.lower(), optimisers_by_name()
+    if name not in kinds:
+        raise unknown_name("optimiser", settings.optimiser, kinds)
+    options: dict[str, Any] = {"lr": settings.learning_rate}
+    if settings.weight_decay or name not in _WITHOUT_DECAY:
+        options["weight_decay"] = settings.weight_decay
+    if settings.fused_optimiser:
+        options["fused"] = True
+    if settings.optimiser_arguments:
+        options |= _own_arguments(settings)
+    try:
+        return eager(kinds[name])(groups, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _refused(settings, error) from None
+
+
+@cache
+def optimisers_by_name() -> Mapping[str, Callable[..., Optimizer]]:
+    """Return the optimisers of torch.optim by their names in small letters."""
+    found = {name.lower(): kind for name, kind in vars(torch.optim).items()}
+    kinds = {n: k for n, k in found.items() if isinstance(k, type) and issubclass(k, Optimizer)}
+    return {name: kind for name, kind in kinds.items() if kind is not Optimizer}
+
+
+def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
+    """Return 'optimiser-arguments', pairs such as Adam's betas as tuples."""
+    chosen = structured("optimiser-arguments", settings.optimiser_arguments, _EXAMPLE)
+    for name, key in _OWN_KEYS.items():
+        if name in chosen:
+            raise SettingError(f"'optimiser-arguments' has '{name}': set '{key}' instead")
+    return {n: tuple(value) if isinstance(value, list) else value for n, value in chosen.items()}
+
+
+def _refused(settings: CommonSettings, error: Exception) -> SettingError:
+    return SettingError(
+        f"PyTorch's optimiser '{settings.optimiser}' does not take these settings "
+        f"({one_line(error, 200)}): change 'optimiser', 'optimiser-arguments' or 'weight-decay'"
+    )
+
+
+def check_optimiser(settings: CommonSettings) -> None:
+    """Refuse an optimiser that cannot be made, or takes no step by a network's gradients.
+
+    Raises:
+        SettingError: names the optimiser and PyTorch's reason.
+    """
+    weights = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in ((2,), (2, 3))])
+    optimiser = open_optimiser(weights, settings)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    try:
+        optimiser.step()
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:
+        raise _refused(settings, error) from None
+    shapes = {
+        value.shape
+        for weight in weights
+        for value in optimiser.state[weight].values()
+        if isinstance(value, torch.Tensor) and value.shape != weight.shape
+    }
+    if settings.optimiser_state == "run" and shapes - {torch.Size([])}:
+        raise SettingError(
+            f"optimiser '{settings.optimiser}' has a state of other shapes than its weights, which "
+            "sites cannot keep over rounds: set 'optimiser-state' to 'round', or choose another "
+            "'optimiser'"
+        )
+
+
+@cache
+def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """Return an optimiser class that computes what ``kind`` does, and is never compiled.
+
+    PyTorch guards methods of its optimisers against ``torch.compile``, and the guards import
+    ``torch._dynamo`` at the first call: more than a second in every process. Each guard names the
+    method that it wraps, so a subclass can have the methods without it.
+    """
+    base = cast(type[Optimizer], kind)
+    methods = {name: inspect.unwrap(getattr(base, name)) for name in _GUARDED}
+    methods["step"] = torch.no_grad()(inspect.unwrap(base.step))
+    return type(base.__name__, (base,), methods)

@@ -1,0 +1,185 @@
+"""The learning rate of each step, by PyTorch's own schedulers over the steps of all rounds.
+
+Where a step is among them follows from its round: a site that joins late, or goes on after a death,
+has the rates of the others, and nothing of a scheduler is kept or sent. Sites of more samples take
+more steps a round; they have the same rates at the beginning of each.
+"""
+
+import math
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler
+
+from fedsilo.client_app.training.optimisers import eager
+from fedsilo.datasets.io.yaml_text import structured
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import listed, one_line
+from fedsilo.models.contract.settings import CommonSettings
+
+# The arguments that remain a run's own; the others follow from its rounds and 'learning-rate'
+_ARGUMENTS = {
+    "constant": (),
+    "cosine": ("eta_min",),
+    "step": ("step_size", "gamma"),
+    "one-cycle": ("pct_start", "anneal_strategy", "div_factor", "final_div_factor", "three_phase"),
+}
+_EXAMPLES = {"cosine": "{eta_min: 1e-5}", "step": "{step_size: 10, gamma: 0.1}"}
+_TRIED = 1000  # rounds
+
+
+def is_scheduled(settings: CommonSettings) -> bool:
+    """Tell whether the learning rate has a schedule, be it a warm-up alone."""
+    return settings.schedule != "constant" or settings.warm_up > 0
+
+
+def rate_setter(
+    optimisers: Sequence[Optimizer], settings: CommonSettings, before: int, total: int
+) -> Callable[[], None] | None:
+    """Return what sets the learning rates of the next step, or None if they stay as they are.
+
+    Each group's rate is changed by the same factor.
+
+    Args:
+        optimisers: the network's, and one of what is trained beside it.
+        settings: of the rates.
+        before: steps that the site has taken in earlier rounds.
+        total: steps of all rounds, or 0 where the rates follow no schedule.
+    """
+    rates = [(group, float(group["lr"])) for o in optimisers for group in o.param_groups]
+    if total:
+        factors = islice(_factors(_course(settings, total // settings.rounds)), before, None)
+
+        def follow() -> None:
+            factor = next(factors)
+            for group, rate in rates:
+                group["lr"] = rate * factor
+
+        return follow
+    if settings.rate_decay == "none":
+        return None
+    steps = count(before + 1)
+
+    def decay() -> None:
+        root = math.sqrt(next(steps))
+        for group, rate in rates:
+            group["lr"] = rate / root
+
+    return decay
+
+
+class _Course(NamedTuple):
+    """All that decides the rates of a run at a site."""
+
+    schedule: str
+    arguments: str
+    rate: float
+    warm_up: float  # rounds
+    rounds: int
+    steps: int  # of a round
+
+
+def _course(settings: CommonSettings, steps: int) -> _Course:
+    warm_up, rounds = settings.warm_up, settings.rounds
+    warm_up = warm_up if warm_up >= 1 else warm_up * rounds
+    own = settings.schedule, settings.schedule_arguments, settings.learning_rate
+    return _Course(*own, warm_up, rounds, steps)
+
+
+@lru_cache(maxsize=32)  # sites of a simulation come again each round
+def _factors(course: _Course) -> Sequence[float]:
+    """Return what the learning rate is multiplied by in each step of all rounds."""
+    return array("d", (rate / course.rate for rate in _rates(course)))
+
+
+def _rates(course: _Course) -> Iterator[float]:
+    """Yield the learning rate of each step of all rounds, by PyTorch's scheduler."""
+    optimiser = eager(torch.optim.SGD)([nn.Parameter(torch.zeros(()))], lr=course.rate)
+    scheduler = _scheduler(optimiser, course)
+    for _ in range(course.rounds * course.steps):
+        yield float(optimiser.param_groups[0]["lr"])
+        optimiser.step()  # without gradients: the scheduler warns if it is not called
+        scheduler.step()
+
+
+def _scheduler(optimiser: Optimizer, course: _Course) -> lr_scheduler.LRScheduler:
+    """Return the scheduler of a course; warm-up ends one step before the full learning rate."""
+    warm_up, total = round(course.warm_up * course.steps), course.rounds * course.steps
+    schedulers: list[lr_scheduler.LRScheduler] = []
+    if warm_up:
+        schedulers.append(lr_scheduler.LinearLR(optimiser, 1 / (warm_up + 1), 1.0, warm_up))
+    arguments = _arguments(course.schedule, course.arguments)
+    if course.schedule == "one-cycle":
+        cycle = lr_scheduler.OneCycleLR(
+            optimiser, course.rate, total, cycle_momentum=False, **arguments
+        )
+        schedulers.append(cycle)
+    elif course.schedule == "cosine":
+        left = max(1, total - warm_up)
+        schedulers.append(lr_scheduler.CosineAnnealingLR(optimiser, left, **arguments))
+    elif course.schedule == "step":
+        size = round(arguments.pop("step_size") * course.steps)
+        schedulers.append(lr_scheduler.StepLR(optimiser, size, **arguments))
+    if len(schedulers) == 1:
+        return schedulers[0]
+    return lr_scheduler.SequentialLR(optimiser, schedulers, [warm_up])
+
+
+def _arguments(schedule: str, text: str) -> dict[str, Any]:
+    chosen: dict[str, Any] = structured(
+        "schedule-arguments", text, _EXAMPLES.get(schedule, "{pct_start: 0.3}")
+    )
+    if unknown := sorted(map(str, chosen.keys() - {*_ARGUMENTS[schedule]})):
+        known = listed(_ARGUMENTS[schedule]) or "none"
+        raise SettingError(
+            f"'schedule-arguments' has {listed(unknown)}, and schedule '{schedule}' takes {known}: "
+            "remove what it does not take"
+        )
+    return chosen
+
+
+def check_schedule(settings: CommonSettings) -> None:
+    """Refuse a schedule that contradicts other settings, or that PyTorch cannot make.
+
+    Raises:
+        SettingError: names the setting.
+    """
+    arguments = _arguments(settings.schedule, settings.schedule_arguments)
+    if not is_scheduled(settings):
+        return
+    if settings.rate_decay != "none":
+        raise SettingError(
+            "'rate-decay' and a schedule both set the learning rate: set 'rate-decay' to 'none', "
+            "or remove 'schedule' and 'warm-up'"
+        )
+    if settings.schedule == "one-cycle" and settings.warm_up:
+        raise SettingError(
+            "schedule 'one-cycle' warms up by itself: remove 'warm-up', or set pct_start, its "
+            "share, in 'schedule-arguments'"
+        )
+    if settings.warm_up >= settings.rounds:
+        raise SettingError(
+            f"setting 'warm-up' is {settings.warm_up:g} and there are {settings.rounds} rounds: "
+            "lower it below 'rounds'"
+        )
+    if settings.schedule == "step" and "step_size" not in arguments:
+        raise SettingError(
+            "schedule 'step' needs the rounds of a step: set 'schedule-arguments' to "
+            f"{_EXAMPLES['step']}"
+        )
+    try:
+        rates = list(islice(_rates(_course(settings, 1)), _TRIED))
+        usable = all(math.isfinite(rate) and rate >= 0 for rate in rates)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        reason, usable = one_line(error, 200), False
+    else:
+        reason = "a learning rate would be negative or infinite"
+    if not usable:
+        raise SettingError(
+            f"schedule '{settings.schedule}' cannot be made ({reason}): change 'schedule-arguments'"
+        )

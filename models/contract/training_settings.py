@@ -1,0 +1,75 @@
+"""The settings of how a site's network is trained, and when training ends, as ``settings`` lists.
+
+They are declared apart, as all of them would be a file too long to read. Mappings and lists are
+texts of YAML, as Flower's run config knows neither; files may have them as they are.
+"""
+
+from functools import partial
+
+from fedsilo.models.contract.settings_schema import choice, setting
+
+_structured = partial(setting, "")
+
+LEARNING_RATE = setting(1e-3, "step size of the optimiser", roles="step", above=0.0, maximum=1e30)
+OPTIMISER = setting(
+    "adam",
+    "optimiser of local training, any of torch.optim by name",
+    roles="step",
+    pattern=r"[A-Za-z]\w*",
+    wording="the name of an optimiser of torch.optim, such as adam, adamw, sgd or rmsprop",
+)
+OPTIMISER_ARGUMENTS = _structured(
+    help="its further arguments: a mapping, such as {momentum: 0.9}", roles=("step", "structured")
+)
+OPTIMISER_STATE = choice(
+    "round", "run", help="how long a site keeps its optimiser's state; with epoch-steps: run"
+)
+SCHEDULE = choice(
+    *("constant", "cosine", "step", "one-cycle"),
+    help="learning rate over the steps of all rounds, by torch's scheduler of that name",
+)
+SCHEDULE_ARGUMENTS = _structured(
+    help="its arguments: a mapping; step: {step_size: 10, gamma: 0.1}, step_size in rounds",
+    roles=("training", "structured"),
+)
+WARM_UP = setting(
+    0.0, "rounds in which the learning rate rises linearly; below 1: share of all", minimum=0.0
+)
+RATE_DECAY = choice(
+    "none", "inverse-sqrt", help="learning rate: constant, or divided by the root of all steps"
+)
+WEIGHT_DECAY = setting(
+    0.0, "L2 penalty; with adamw, decoupled weight decay", roles="step", minimum=0
+)
+LOSS = choice(
+    "auto", "cross-entropy", "evidential", help="auto: evidential for vit, else cross-entropy"
+)
+CLASS_WEIGHTS = setting(
+    "none",
+    "weights of the classes in the cross-entropy: none, balanced (by the site's own training "
+    "samples), or a number each, such as 0.2,0.8",
+    roles=("training", "structured"),
+)
+AUGMENTATION = _structured(
+    help="transforms of torchvision v2 for training images: a list, such as "
+    "[{RandomHorizontalFlip: {p: 0.5}}]",
+    roles=("training", "structured"),
+)
+PRECISION = choice(
+    *("auto", "fp32", "bf16", "fp16"),
+    help="auto: bf16 on a GPU that has it, else fp32; fp16, on a GPU, scales the loss",
+    roles="machine",
+)
+EARLY_STOPPING_METRIC = choice(
+    *("none", "accuracy", "balanced-accuracy", "auc", "average-precision"),
+    *("calibration-error", "loss", "entropy"),
+    help="validation metric, a mean over sites by samples, by which the best round is kept and "
+    "training stops",
+    roles="course",
+)
+PATIENCE = setting(
+    10, "early stopping: measured rounds without a better value", roles="course", minimum=1
+)
+MINIMUM_DELTA = setting(
+    0.0, "early stopping: by how much a value must be better", roles="course", minimum=0.0
+)

@@ -1,0 +1,51 @@
+"""Settings of training that are refused before anything trains, as a site would refuse them."""
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import NOBODY, SUMS, CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
+from fedsilo.models.privacy.summed_metrics import MEASURED
+
+_STRUCTURED = keys_with(CommonSettings, "structured")
+_TRAINING = ("optimiser", "schedule", "warm-up", *_STRUCTURED)
+
+
+def check_training(common: CommonSettings, is_table: bool) -> None:
+    """Refuse what a site would refuse when it trains, and what stops no training, before it does.
+
+    Raises:
+        SettingError: names the setting.
+    """
+    _check_early_stopping(common)
+    values, usual = as_mapping(common), defaults(CommonSettings)
+    if all(values[key] == usual[key] for key in _TRAINING):
+        return
+    from fedsilo.client_app.training.augmentation import check_augmentation
+    from fedsilo.client_app.training.initial_network import check_class_weights
+    from fedsilo.client_app.training.optimisers import check_optimiser
+    from fedsilo.client_app.training.rates import check_schedule
+
+    check_optimiser(common)
+    check_schedule(common)
+    check_class_weights(common)
+    check_augmentation(common, is_table)
+
+
+def _check_early_stopping(common: CommonSettings) -> None:
+    metric, usual = common.early_stopping_metric, CommonSettings()
+    if metric == "none":
+        if (common.patience, common.minimum_delta) != (usual.patience, usual.minimum_delta):
+            raise SettingError(
+                "settings 'patience' and 'minimum-delta' mean nothing without a metric: set "
+                "'early-stopping-metric'"
+            )
+    elif common.trust == NOBODY or (common.trust == SUMS and metric not in MEASURED):
+        raise SettingError(
+            f"setting 'early-stopping-metric' is '{metric}' and 'trust' is '{common.trust}': it is "
+            "told with noise, or not at all; remove 'early-stopping-metric', or with sums take one "
+            f"of {', '.join(MEASURED)}"
+        )
+    elif not common.evaluate_every:
+        raise SettingError(
+            f"setting 'early-stopping-metric' is '{metric}' and 'evaluate-every' is 0: no round is "
+            "measured; set 'evaluate-every' to 1"
+        )

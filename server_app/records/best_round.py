@@ -1,0 +1,129 @@
+"""The model files of a run, and the hook that keeps the best round's and stops the training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedsilo.datasets.io.state_files import save_state
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.records.recorder import ALL, Recorder
+from fedsilo.server_app.records.run_directory import BEST, RunDirectory
+from fedsilo.strategies.loop.hooks import Hook
+
+if TYPE_CHECKING:
+    from fedsilo.models.contract.settings import CommonSettings
+    from fedsilo.strategies.loop.method import Method, State
+    from fedsilo.strategies.meeting.participants import Participants
+
+_SMALLER_IS_BETTER = ("loss", "entropy", "calibration-error")
+
+
+def write_model(directory: RunDirectory, name: str, method: Method, state: State) -> bool:
+    """Write the global model, if there is one, with the statistics that inputs are scaled by."""
+    pooled, model = method.participants.figures(), method.model(state)
+    if not model:
+        return False
+    facts: dict[str, Any] = {"method": method.common.method, **state.facts()}
+    if pooled:
+        facts["figures"] = {part: values.tolist() for part, values in vars(pooled).items()}
+    save_state(directory.path / name, model, facts)
+    return True
+
+
+class BestRound(Hook):
+    """Keeps the model of the round with the best validation metric, and stops after a while.
+
+    A round's model is measured as the next one begins: the run stops a round after 'patience' has
+    run out. Rounds that are not measured do not count.
+
+    Args:
+        common: the run's settings.
+        directory: where the best model is written.
+        recorder: knows what sites have measured; it comes before this hook.
+        method: knows a state's model and the sites' sizes.
+    """
+
+    name = "best-round"
+
+    def __init__(
+        self, common: CommonSettings, directory: RunDirectory, recorder: Recorder, method: Method
+    ) -> None:
+        self.common, self.directory = common, directory
+        self.recorder, self.method = recorder, method
+        self.best: dict[str, Any] = {}  # round, metric, value, whether its model is kept
+        self.waited = 0  # rounds measured since
+        self.unjudged: State | None = None  # whose value comes with the next round
+
+    def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
+        """Refuse a run in which no site measures on validation samples."""
+        if not any("val" in facts.held() for facts in participants.facts.values()):
+            raise SettingError(
+                "'early-stopping-metric' is set and no site has validation samples that it "
+                "measures: set 'val-folds', or remove 'early-stopping-metric'"
+            )
+        self.unjudged = state
+
+    def round_ended(self, state: State) -> None:
+        """Judge the round before, which sites have measured in this one."""
+        self._judge()
+        self.unjudged = state
+
+    def run_ended(self, state: State) -> None:
+        """Judge the last round, which the final evaluation has measured."""
+        self._judge()
+
+    def why_finished(self, state: State) -> str | None:
+        """Say that 'patience' rounds were no better than the best one, if so it is."""
+        if self.waited < self.common.patience:
+            return None
+        return (
+            f"stopped early after round {state.round} of {self.common.rounds}: validation "
+            f"{self.best['metric']} was best after round {self.best['round']} "
+            f"({self.best['value']:.4f}) and no better in {self.waited} measured rounds"
+        )
+
+    def state(self) -> Any:
+        """Return the best round, and how many were measured since."""
+        return {"best": self.best, "waited": self.waited}
+
+    def restore(self, state: Any) -> None:
+        """Take them back."""
+        self.best, self.waited = dict(state["best"]), int(state["waited"])
+
+    def _judge(self) -> None:
+        state = self.unjudged
+        if state is None or not state.round:
+            return
+        value = self._mean(self.recorder.values(state.round, "val"))
+        if not math.isfinite(value):  # this round was not measured
+            return
+        self.waited += 1
+        if not self._is_better(value):
+            return
+        self.waited = 0
+        self.best = {
+            "round": state.round,
+            "metric": self.common.early_stopping_metric,
+            "value": value,
+            "model": write_model(self.directory, BEST, self.method, state),
+        }
+
+    def _is_better(self, value: float) -> bool:
+        if not self.best:
+            return True
+        sign = -1 if self.common.early_stopping_metric in _SMALLER_IS_BETTER else 1
+        gain = sign * (value - float(self.best["value"]))
+        return gain > self.common.minimum_delta
+
+    def _mean(self, values: Mapping[str, Mapping[str, float]]) -> float:
+        """Return the metric's mean over the sites that have told it, by their samples."""
+        metric, facts = self.common.early_stopping_metric, self.method.participants.facts
+        told = {site: row[metric] for site, row in values.items() if metric in row}
+        if ALL in told:  # a sum over all samples already
+            return told[ALL]
+        sizes = {site: facts[site].sizes().get("val", 0) for site in told}
+        if not (samples := sum(sizes.values())):
+            return math.nan
+        return sum(sizes[site] * value for site, value in told.items()) / samples

@@ -1,0 +1,231 @@
+"""Settings of training that are refused before anything trains, and their fixes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.loop import train_locally
+from fedsilo.datasets.registry import silo_names
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.studies.api.run import load_run
+from tests.support.fixes import GONE, HEART, Case, Values, changed, check, refused, tiny
+
+# Parts of the errors that the functions below try
+TRIED = (
+    "no step had finite gradients in fp16: set",
+    "a run keeps it with 'early-stopping-metric', where sites",
+)
+PRIVATE: Values = {"sample-clip-norm": 1.0, "noise-multiplier": 1.0}
+SCHEDULED: Values = {"schedule": "cosine"}
+STOPPED: Values = {"early-stopping-metric": "auc"}
+
+
+def fedavg(**more: object) -> Values:
+    return tiny("fedavg", **more)  # type: ignore[arg-type]
+
+
+CASES = [
+    Case(
+        "does not take these settings (",
+        fedavg(optimiser="lbfgs"),
+        {"change 'optimiser'": {"optimiser": "SGD"}},
+    ),
+    Case(
+        "Invalid momentum value: -1): change 'optimiser', 'optimiser-arguments' or",
+        fedavg(optimiser="sgd", optimiser_arguments="{momentum: -1}"),
+        {"'optimiser-arguments'": {"optimiser-arguments": "{momentum: 0.5}"}},
+    ),
+    Case(
+        "unexpected keyword argument 'weight_decay'",
+        fedavg(optimiser="rprop", weight_decay=0.1),
+        {"or 'weight-decay'": {"weight-decay": GONE}},
+    ),
+    Case(
+        "'optimiser-arguments' has 'lr': set 'learning-rate' instead",
+        fedavg(optimiser_arguments="{lr: 1}"),
+        {"set 'learning-rate'": {"learning-rate": 1.0, "optimiser-arguments": GONE}},
+    ),
+    Case(
+        "has a state of other shapes than its weights, which sites cannot keep over rounds: set",
+        fedavg(optimiser="adafactor", optimiser_state="run"),
+        {
+            "set 'optimiser-state' to 'round'": {"optimiser-state": "round"},
+            "choose another 'optimiser'": {"optimiser": "adam"},
+        },
+    ),
+    Case(
+        "takes eta_min: remove what it does not take",
+        fedavg(schedule="cosine", schedule_arguments="{eta: 1}"),
+        {"remove what it does not take": {"schedule-arguments": "{eta_min: 1e-5}"}},
+    ),
+    Case(
+        "both set the learning rate: set",
+        fedavg(schedule="cosine", rate_decay="inverse-sqrt"),
+        {
+            "set 'rate-decay' to 'none'": {"rate-decay": "none"},
+            "remove 'schedule' and 'warm-up'": {"schedule": GONE},
+        },
+    ),
+    Case(
+        "warms up by itself: remove 'warm-up', or set pct_start, its share, in",
+        fedavg(schedule="one-cycle", warm_up=0.5),
+        {
+            "remove 'warm-up'": {"warm-up": GONE},
+            "set pct_start": {"warm-up": GONE, "schedule-arguments": "{pct_start: 0.1}"},
+        },
+    ),
+    Case(
+        "rounds: lower it below 'rounds'",
+        fedavg(warm_up=2.0),
+        {"lower it below 'rounds'": {"warm-up": 1.0}},
+    ),
+    Case(
+        "needs the rounds of a step: set 'schedule-arguments' to",
+        fedavg(schedule="step"),
+        {"to {step_size: 10, gamma: 0.1}": {"schedule-arguments": "{step_size: 10, gamma: 0.1}"}},
+    ),
+    Case(
+        "cannot be made (",
+        fedavg(schedule="step", schedule_arguments="{step_size: 0}"),
+        {"change 'schedule-arguments'": {"schedule-arguments": "{step_size: 1}"}},
+    ),
+    Case(
+        "a learning rate would be negative or infinite",
+        fedavg(schedule="cosine", schedule_arguments="{eta_min: -1}"),
+        {"change 'schedule-arguments'": {"schedule-arguments": GONE}},
+    ),
+    Case(
+        "' is refused (",
+        fedavg(augmentation="[{RandomRotation: {degres: 5}}]"),
+        {"change 'augmentation'": {"augmentation": "[{RandomRotation: {degrees: 5}}]"}},
+    ),
+    Case(
+        "is of images, and data set 'heart-synthetic' is a table: remove",
+        {**HEART, "method": "fedavg", "augmentation": "[RandomHorizontalFlip]"},
+        {"remove 'augmentation'": {"augmentation": GONE}},
+    ),
+    Case(
+        "are of the cross-entropy, and the loss is evidential: set",
+        fedavg(class_weights="balanced", loss="evidential"),
+        {
+            "set 'loss' to 'cross-entropy'": {"loss": "cross-entropy"},
+            "'class-weights' to 'none'": {"class-weights": "none"},
+        },
+    ),
+    Case(
+        "the counts of patients that they are made of have no noise; set",
+        fedavg(class_weights="balanced", **PRIVATE),
+        {
+            "set 'class-weights' to numbers": {"class-weights": "1,1,1,1,1,1,1,1,1,2"},
+            "to 'none'": {"class-weights": "none"},
+        },
+    ),
+    Case(
+        "gradients of single samples are not scaled, and would be lost; set",
+        fedavg(precision="fp16", **PRIVATE),
+        {"set 'precision' to 'bf16'": {"precision": "bf16"}, "to 'fp32'": {"precision": "fp32"}},
+    ),
+    Case(
+        "aligns by a loss that is not scaled, as fp16 needs it: set",
+        tiny("fedaligncl", precision="fp16"),
+        {"set 'precision' to 'bf16'": {"precision": "bf16"}, "to 'fp32'": {"precision": "fp32"}},
+    ),
+    Case(
+        "mean nothing without a metric: set 'early-stopping-metric'",
+        fedavg(patience=3),
+        {"set 'early-stopping-metric'": STOPPED},
+    ),
+    Case(
+        "it is told with noise, or not at all; remove",
+        fedavg(secure_aggregation="secagg", clip_norm=1.0, trust="sums", **STOPPED),
+        {
+            "remove 'early-stopping-metric'": {"early-stopping-metric": GONE},
+            "take one of accuracy": {"early-stopping-metric": "accuracy"},
+        },
+    ),
+    Case(
+        "no round is measured; set 'evaluate-every' to 1",
+        fedavg(evaluate_every=0, **STOPPED),
+        {"set 'evaluate-every' to 1": {"evaluate-every": 1}},
+    ),
+]
+RUN = [
+    Case(
+        "this site computes on its CPU: set it to 'bf16', 'fp32' or",
+        fedavg(precision="fp16", rounds=1),
+        {name: {"precision": name.strip("'")} for name in ("'bf16'", "'fp32'", "'auto'")},
+    ),
+    Case(
+        "images must keep size and type; change 'augmentation'",
+        fedavg(augmentation="[{CenterCrop: {size: 12}}]", rounds=1),
+        {"change 'augmentation'": {"augmentation": "[{CenterCrop: {size: 16}}]"}},
+    ),
+    Case(
+        "and no site has validation samples that it measures: set 'val-folds', or remove",
+        {**HEART, "method": "fedavg", "rounds": 1, **STOPPED},
+        {
+            "set 'val-folds'": {"val-folds": 5},
+            "remove 'early-stopping-metric'": {"early-stopping-metric": GONE},
+        },
+    ),
+]
+CASES += RUN
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Callable[[Values], None]:
+    """Return a function that runs settings under a new name."""
+    names = iter(range(100))
+
+    def run(values: Values) -> None:
+        named = {"out": str(tmp_path), "run-name": f"run{next(names)}"}
+        settings = resolve(changed(values, named))
+        run_inline(settings, len(silo_names(settings.common)))
+
+    return run
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in RUN], ids=str)
+def test_settings_of_training_that_are_refused_pass_once_fixed(case: Case) -> None:
+    check(case, resolve)
+
+
+@pytest.mark.parametrize("case", RUN, ids=str)
+def test_runs_that_a_site_refuses_end_once_fixed(
+    case: Case, attempt: Callable[[Values], None]
+) -> None:
+    check(case, attempt)
+
+
+def test_a_training_that_overflows_in_fp16_goes_on_in_fp32() -> None:
+    settings = CommonSettings(optimiser="sgd", learning_rate=1e-37, local_epochs=1)
+    network = build_classifier(CommonSettings(network="logistic"), Task((2,), 2))
+    split = Split(torch.full((4, 2), 30.0), torch.zeros(4, dtype=torch.long))
+    steep = {"objective": lambda x, y: 1e36 * network.loss(x, y)}  # the scale is 2^10
+
+    def attempt(half: bool) -> str:
+        compute = Compute(torch.device("cpu"), bf16=False, fp16=half)
+        return refused(lambda: train_locally(network, split, settings, compute, (1,), **steep))
+
+    assert "set 'precision' to 'fp32'" in attempt(half=True)
+    assert not attempt(half=False)
+
+
+def test_a_run_without_a_best_model_is_opened_without_best(
+    attempt: Callable[[Values], None], tmp_path: Path
+) -> None:
+    attempt(fedavg(rounds=1))
+    run = load_run(tmp_path / "run0")
+    said = refused(lambda: run.model("s1a", best=True))
+    assert "a run keeps it with 'early-stopping-metric', where sites share a model" in said
+    assert not refused(lambda: run.model("s1a"))
+    attempt(fedavg(rounds=1, early_stopping_metric="accuracy"))
+    assert not refused(lambda: load_run(tmp_path / "run1").model("s1a", best=True))
