@@ -23,7 +23,19 @@ from fedsilo.server_app.studies.finetune import pretrain
 from fedsilo.server_app.studies.finetune import settings as finetune
 
 _ROLES = (
-    *("training", "course", "step", "seed", "privacy", "floor", "network", "vit", "shape", "data"),
+    *(
+        "training",
+        "course",
+        "step",
+        "structured",
+        "seed",
+        "privacy",
+        "floor",
+        "network",
+        "vit",
+        "shape",
+        "data",
+    ),
     *("files", "pixels", "sampling", "partition", "silo", "split", "folds", "validation"),
     *("machine", "own", "circumstance", "combining"),
 )
@@ -42,6 +54,7 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("data-dir", "cache-dir", "out", "run-name", "resume", "backbone-weights"),
         *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
         *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
+        *("early-stopping-metric", "patience", "minimum-delta"),
         *("deterministic", "fused-optimiser", "track", "track-detail", "purpose"),
         *("plugin", "plugin-settings"),
         *("sites-per-round", "aggregation", "aggregation-faulty", "max-update-norm"),
@@ -71,7 +84,14 @@ def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
         *("dataset", "data-dir", "cache-dir"),
     } == finetune._OF_DATA
     assert {
-        *("batch-size", "micro-batch", "learning-rate", "optimiser", "weight-decay"),
+        *(
+            "batch-size",
+            "micro-batch",
+            "learning-rate",
+            "optimiser",
+            "weight-decay",
+            "optimiser-arguments",
+        ),
         *("basic-learning-rate", "device", "precision", "threads"),
         *("deterministic", "fused-optimiser"),
     } == finetune._OF_TRAINING
@@ -138,8 +158,8 @@ def test_a_misspelt_role_is_told() -> None:
 @pytest.mark.parametrize(
     ("method", "decisive"),
     [
-        ("uefl", "fdccb1d2e3add2c2666ae4d561211a7254fb517b9b32ebf4a9e510b60310a770"),
-        ("fedavg", "dd59440bc45311281b07fd2597b66724b42e2dab39b3bdcda01bd51eb06f1e32"),
+        ("uefl", "95e19dcd96dfd9664054de34ff5ebf621fee25e757fb0bfec0af7872dfa9b42a"),
+        ("fedavg", "e1a212789a68547d68ef5b98b68b3a902310953266a6b22f3a47661986f72914"),
     ],
 )
 def test_decisive_settings_are_those_of_before(method: str, decisive: str) -> None:
