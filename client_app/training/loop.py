@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -173,12 +173,10 @@ def train_locally(
     counted = (optimisers, settings, steps_before, total_steps)
     set_rates = rate_setter(*counted) if changes else None
     augment = augmenter(settings, key, compute.device) if settings.augmentation else None
-    step = _stepping(optimisers, scaler, after_step)
-    if plan is None or private:
-        count = len(split.labels)
-        rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
-        own = (settings, rng, minimum_batch)
-        plan = private.plan(count) if private else schedule(count, *own)
+    count = len(split.labels)
+    rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
+    plan = schedule(count, settings, rng, minimum_batch) if plan is None else plan
+    plan = private.plan(count) if private else plan
     gradients = partial(private.add_gradients, network) if private else add_gradients
     gradients = partial(gradients, scaler=scaler) if scaler else gradients
     # One block for all draws of the training: dropout's follow one another over the batches
@@ -192,43 +190,27 @@ def train_locally(
             samples = 0
             for indices in batches_of_pass:
                 batch, truth = pick(indices), labels[indices]
-                if augment:
-                    batch = augment(batch)
+                batch = augment(batch) if augment else batch
                 if set_rates:
                     set_rates()
                 optimiser.zero_grad(set_to_none=True)
                 loss = gradients(objective, batch, truth, settings, compute, penalty)
-                if step(batch):
-                    steps += 1
-                    samples += len(indices)
-                    total += loss * len(indices)
+                if scaler and not scaled_step(optimisers, scaler):
+                    continue
+                for one in [] if scaler else optimisers:
+                    one.step()
+                for one in optimisers[1:]:
+                    one.zero_grad(set_to_none=True)
+                if after_step:
+                    after_step(batch, optimiser)
+                steps += 1
+                samples += len(indices)
+                total += loss * len(indices)
             seen += samples
         mean = total.item() / max(1, samples)
         (Counter() if work is None else work).update({STEPS: steps, SAMPLES: seen})
-        if minimum_steps:
-            _refuse_unusable(mean, steps, minimum_steps, compute.fp16)
+        _refuse_unusable(mean, steps, minimum_steps, compute.fp16)
     return mean
-
-
-def _stepping(
-    optimisers: Sequence[Optimizer], scaler: GradScaler | None, after_step: AfterStep | None
-) -> Callable[[Tensor], bool]:
-    """Return what takes a step by a batch's gradients and tells whether it did."""
-    network, *beside = optimisers
-
-    def step(batch: Tensor) -> bool:
-        if scaler and not scaled_step(optimisers, scaler):
-            return False
-        if not scaler:
-            for optimiser in optimisers:
-                optimiser.step()
-        for optimiser in beside:
-            optimiser.zero_grad(set_to_none=True)
-        if after_step:
-            after_step(batch, network)
-        return True
-
-    return step
 
 
 def _refuse_small(batches_of_pass: list[Tensor], minimum: int) -> None:
@@ -241,6 +223,9 @@ def _refuse_small(batches_of_pass: list[Tensor], minimum: int) -> None:
 
 
 def _refuse_unusable(loss: float, steps: int, minimum: int, fp16: bool) -> None:
+    """Refuse training that diverged or was too short; of no minimum whatever comes is kept."""
+    if not minimum:
+        return
     if not math.isfinite(loss):
         raise SiteError(f"training diverged, its loss is {loss}: lower 'learning-rate'")
     if fp16 and not steps:

@@ -19,6 +19,11 @@ _GUARDED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 _OWN_KEYS = {"lr": "learning-rate", "weight_decay": "weight-decay", "fused": "fused-optimiser"}
 _WITHOUT_DECAY = ("lbfgs", "rprop", "sparseadam")
 _EXAMPLE = "{momentum: 0.9}"
+_KINDS: Mapping[str, Callable[..., Optimizer]] = {
+    name.lower(): kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+}
 
 
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
@@ -37,9 +42,9 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     if slow:
         rate = settings.basic_learning_rate
         groups.append({"params": [p for p in trained if p in slow], "lr": rate})
-    name, kinds = settings.optimiser.lower(), optimisers_by_name()
-    if name not in kinds:
-        raise unknown_name("optimiser", settings.optimiser, kinds)
+    name = settings.optimiser.lower()
+    if name not in _KINDS:
+        raise unknown_name("optimiser", settings.optimiser, _KINDS)
     options: dict[str, Any] = {"lr": settings.learning_rate}
     if settings.weight_decay or name not in _WITHOUT_DECAY:
         options["weight_decay"] = settings.weight_decay
@@ -48,17 +53,9 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     if settings.optimiser_arguments:
         options |= _own_arguments(settings)
     try:
-        return eager(kinds[name])(groups, **options)
+        return eager(_KINDS[name])(groups, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise _refused(settings, error) from None
-
-
-@cache
-def optimisers_by_name() -> Mapping[str, Callable[..., Optimizer]]:
-    """Return the optimisers of torch.optim by their names in small letters."""
-    found = {name.lower(): kind for name, kind in vars(torch.optim).items()}
-    kinds = {n: k for n, k in found.items() if isinstance(k, type) and issubclass(k, Optimizer)}
-    return {name: kind for name, kind in kinds.items() if kind is not Optimizer}
 
 
 def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
