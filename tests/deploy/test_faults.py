@@ -175,8 +175,8 @@ def test_a_full_disk_at_a_hospital_is_named_and_the_run_resumes(
         _fill(state / "filling")
         code, printed = _ended(process)
         assert code == 1, printed
-        told = "(private state of site .*|the hospital's run book) cannot be written"
-        assert re.search(f"site {site}.* {told}", printed)
+        told = "(private state of site .*|the hospital's run book runs.json) cannot be written"
+        assert re.search(f"site {site}.* {told}", printed), printed
         assert "No space left on device" in printed
         assert re.search(told, deployment.log(site).read_text())
         (state / "filling").unlink()
