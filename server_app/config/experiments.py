@@ -70,7 +70,8 @@ def _one_line(name: str) -> str:
     return name
 
 
-_Settings = Annotated[dict[str, Any], BeforeValidator(_settings)]
+FlatSettings = Annotated[dict[str, Any], BeforeValidator(_settings)]
+Grid = Annotated[dict[str, Any], BeforeValidator(_grid)]
 
 
 class _Parts(FileModel):
@@ -78,9 +79,9 @@ class _Parts(FileModel):
 
     about: Any = None
     base: str = ""
-    config: _Settings = Field(default_factory=dict)
-    grid: Annotated[dict[str, Any], BeforeValidator(_grid)] = Field(default_factory=dict)
-    resources: _Settings = Field(default_factory=dict)
+    config: FlatSettings = Field(default_factory=dict)
+    grid: Grid = Field(default_factory=dict)
+    resources: FlatSettings = Field(default_factory=dict)
     trials: Annotated[int, Field(ge=0)] = 0
 
 
@@ -98,7 +99,7 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
     Raises:
         SettingError: the file is missing, no YAML, or an experiment is malformed.
     """
-    raw = _read(path).get("experiments")
+    raw = read_simulation(path).get("experiments")
     if not isinstance(raw, dict):
         raise SettingError(f"{path} has no mapping 'experiments'")
     declared: dict[str, _Parts] = checked(
@@ -147,13 +148,18 @@ def read_section(path: Path, name: str, cls: type[S]) -> S:
     Raises:
         SettingError: the file cannot be read, or the section is malformed.
     """
-    section = _read(path).get(name) or {}
+    section = read_simulation(path).get(name) or {}
     if not isinstance(section, dict):
         raise SettingError(f"{path}: '{name}' must be a mapping")
     return build_from_file(cls, section, place=f"{name}: ")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_simulation(path: Path) -> dict[str, Any]:
+    """Return what a simulation file says.
+
+    Raises:
+        SettingError: the file is missing, or no mapping.
+    """
     if not path.exists():
         raise SettingError(
             f"{path} cannot be read, it is missing: run this in fedsilo's folder or name the "

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -28,10 +28,10 @@ from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.records.run_directory import SUMMARY
 from fedsilo.server_app.run.processes import end_with
 from fedsilo.server_app.run.terminal import make_console
 from fedsilo.server_app.studies.compare.slurm import Jobs, Slurm, SlurmPool
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 Missing = TypeVar("Missing")
 Outcome = TypeVar("Outcome")
@@ -163,21 +163,28 @@ def _run(work: _Work) -> str | None:
 
 def _run_quietly(work: _Work) -> str | None:
     """Run a trial and write its summary; return what went wrong, or None."""
+    trial, path = work
+    try:
+        with run_and_forget(trial.settings) as run:
+            # Equal where settings that differ change nothing: it has all digits, and no seconds
+            digest = hashlib.sha256((run.path / "metrics.csv").read_bytes()).hexdigest()
+            write_atomically(path, json.dumps({**run.summary, "digest": digest}))
+    except FedsiloError as error:
+        return str(error)
+    return None
+
+
+@contextlib.contextmanager
+def run_and_forget(settings: RunSettings) -> Iterator[FinishedRun]:
+    """Run settings in this process, without a word, in a folder that is removed at the end.
+
+    Raises:
+        FedsiloError: the run failed.
+    """
     from fedsilo.server_app.run.inline_engine import run_inline
 
-    trial, path = work
-    with (
-        tempfile.TemporaryDirectory(prefix="fedsilo-trial-") as out,
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-    ):
-        common = replace(trial.settings.common, out=out, run_name="trial", resume=False)
-        settings = replace(trial.settings, common=common)
-        try:
-            directory = run_inline(settings, len(silo_names(common)))
-        except FedsiloError as error:
-            return str(error)
-        # Equal where settings that differ change nothing: it has all digits, and no seconds
-        digest = hashlib.sha256((directory.path / "metrics.csv").read_bytes()).hexdigest()
-        write_atomically(path, json.dumps(directory.read_json(SUMMARY) | {"digest": digest}))
-    return None
+    with tempfile.TemporaryDirectory(prefix="fedsilo-trial-") as out:
+        common = replace(settings.common, out=out, run_name="trial", resume=False)
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            directory = run_inline(replace(settings, common=common), len(silo_names(common)))
+        yield FinishedRun(directory.path)

@@ -1,0 +1,141 @@
+"""The runs of a benchmark: for each experiment and method trials, then the seeds of the best one.
+
+All runs are in this process. Trials are runs of seed 0; what is chosen depends on validation
+figures alone, and the chosen trial is the first seed's run.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedsilo.datasets.registry import data_fingerprint
+from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.benchmarks import Benchmark
+from fedsilo.server_app.config.settings import RunSettings, resolve
+from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.studies.benchmark.rows import Row, Rows, rounded
+from fedsilo.server_app.studies.compare.trials import run_and_forget
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An experiment of the benchmark: its settings, and a digest of its data."""
+
+    name: str
+    metric: str
+    values: Mapping[str, Value]
+    data: str
+
+
+def run_all(
+    benchmark: Benchmark,
+    rows: Rows,
+    sources: RunSources,
+    experiments: Sequence[str],
+    methods: Sequence[str],
+    tell: Tell,
+) -> None:
+    """Run what is missing of ``experiments`` and ``methods``, and add its rows.
+
+    Raises:
+        FedsiloError: data are missing, or rows are of other settings.
+    """
+    for name in experiments:
+        base, _ = planned(name, sources)
+        data = data_fingerprint(base.common)
+        setting = Setting(name, benchmark.experiments[name], base.as_mapping(), data)
+        for method in methods:
+            contender = benchmark.contender(method)
+            if contender.only and name not in contender.only:
+                rows.not_run(Row(name, method, note=contender.otherwise))
+                continue
+            try:
+                _contend(benchmark, setting, method, rows, tell)
+            except SettingError as error:
+                if any(row.cell == (name, method) and row.run for row in rows.rows):
+                    raise
+                rows.not_run(Row(name, method, note=str(error)))
+                tell(f"{name}, {method}: not run: {error}")
+
+
+def _contend(
+    benchmark: Benchmark, setting: Setting, method: str, rows: Rows, tell: Tell
+) -> None:
+    """Run a method's trials, then the other seeds of the best one."""
+    contender = benchmark.contender(method)
+    first = {key: values[0] for key, values in contender.own.items()}
+    values = {**setting.values, **contender.config, "method": method, "run-name": ""}
+
+    def run(seed: int, rate: float, own: Mapping[str, Value]) -> Row:
+        settings = resolve({**values, **own, "seed": seed, "learning-rate": rate})
+        row = Row(
+            setting.name,
+            method,
+            seed,
+            rate,
+            ", ".join(f"{key}={value}" for key, value in own.items()),
+            setting.metric,
+            run=_digest(settings, setting.data),
+        )
+        return rows.found(row) or rows.add(_measured(row, settings, tell))
+
+    rates, further = benchmark.trials(method)
+    tried = {(rate, tuple(first.items())): run(0, rate, first) for rate in rates}
+    rate, _ = _best(tried)
+    tried |= {(rate, tuple(own.items())): run(0, rate, own) for own in further}
+    rate, chosen = _best(tried)
+    if tried[rate, chosen].note:  # all trials have failed, and their rows say why
+        return
+    for seed in range(1, benchmark.seeds):
+        run(seed, rate, dict(chosen))
+
+
+def _best(tried: Mapping[Any, Row]) -> Any:
+    """Return what was tried with the best row."""
+    return max(tried, key=lambda point: merit(tried[point]))
+
+
+def merit(row: Row) -> tuple[float, float]:
+    """Return what a trial is chosen by: validation figure, equals by loss; a failed one is last."""
+    if row.validation is None or row.loss is None:
+        return float("-inf"), float("-inf")
+    return round(row.validation, 6), -row.loss
+
+
+def _digest(settings: RunSettings, data: str) -> str:
+    text = json.dumps([settings.decisive(), data], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _measured(row: Row, settings: RunSettings, tell: Tell) -> Row:
+    """Run ``settings`` and return the row with what was measured, or with what went wrong."""
+    try:
+        with run_and_forget(settings) as run:
+            summary, traffic = run.summary, run.traffic
+    except (SettingError, DataError):
+        raise
+    except FedsiloError as error:
+        row = replace(row, note=f"failed: {error}")
+    else:
+        means = summary["validation"]["mean"]
+        row = rounded(
+            replace(
+                row,
+                validation=means.get(row.metric),
+                loss=means["loss"],
+                test=summary["mean"][row.metric],
+                accuracy=summary["mean"]["accuracy"],
+                up=sum(int(one["bytes_up"]) for one in traffic),
+                down=sum(int(one["bytes_down"]) for one in traffic),
+                seconds=summary["seconds"]["total"],
+            )
+        )
+    figures = row.note or f"validation {row.validation:.3f}, {row.seconds:.1f} s"
+    tell(f"{row.experiment}, {row.method}, seed {row.seed}, {row.rate:g} {row.own}: {figures}")
+    return row
