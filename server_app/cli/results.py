@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedsilo.server_app.deploy.deployment import Deployment
     from fedsilo.server_app.doctor.findings import Finding
     from fedsilo.server_app.studies.api.run import Run
+    from fedsilo.server_app.studies.benchmark.page import Benchmarked
     from fedsilo.server_app.studies.compare.crossvalidate import CrossValidation
     from fedsilo.server_app.studies.compare.over_seeds import Comparison
     from fedsilo.server_app.studies.compare.over_setting import Sweep
@@ -118,6 +119,14 @@ def sweep(swept: Sweep, *, picture: AnyPath = "sweep.png") -> None:
     shown(swept)
     swept.draw(Path(picture))
     line(f"picture: {picture}")
+
+
+def benchmark(
+    found: Benchmarked, *, page: AnyPath | None = None, readme: AnyPath | None = None
+) -> None:
+    """Print ranks and what is missing, and write the page."""
+    shown(found)
+    found.write(path_of(page), path_of(readme))
 
 
 def bars(found: SiteBars, *, csv: AnyPath | None = None, picture: AnyPath = "bars.png") -> None:

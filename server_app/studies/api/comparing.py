@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 from fedsilo.server_app.run.arguments import (
     AnyPath,
     AnyRun,
+    Changes,
     Engine,
     MeasuredSplit,
     Sampler,
@@ -21,6 +22,7 @@ from fedsilo.server_app.run.arguments import (
 )
 
 if TYPE_CHECKING:
+    from fedsilo.server_app.studies.benchmark.page import Benchmarked
     from fedsilo.server_app.studies.compare.crossvalidate import CrossValidation
     from fedsilo.server_app.studies.compare.over_seeds import Comparison
     from fedsilo.server_app.studies.compare.over_setting import Sweep
@@ -144,3 +146,31 @@ def bars(
     refuse_below(0, "round", round_)
     wanted = ",".join(metrics) or None
     return site_bars(folders_of(run_dirs), metrics=wanted, split=split, round_=round_, own=own)
+
+
+def benchmark(
+    experiments: Sequence[str] = (),
+    *,
+    section: str = "benchmark",
+    methods: Sequence[str] = (),
+    csv: AnyPath = "benchmark.csv",
+    show_only: bool = False,
+    tell: Tell = silent,
+    **sources: Unpack[Changes],
+) -> Benchmarked:
+    """Run every method on several settings, with equal tuning, and rank them.
+
+    What ``csv`` has is not run again. ``section`` of the simulation file says what is run;
+    ``experiments`` and ``methods`` are some of that.
+    """
+    from fedsilo.server_app.studies.benchmark.run import benchmark
+
+    return benchmark(
+        section,
+        run_sources(sources),
+        Path(csv),
+        experiments=experiments,
+        methods=[name for names in methods for name in names.split(",")],
+        shown=show_only,
+        tell=tell,
+    )

@@ -5,10 +5,10 @@ Each row is on the disk, with all before it, before the next run begins.
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import SettingError
@@ -19,21 +19,12 @@ class Row:
     """A run, or why there is none.
 
     Attributes:
-        experiment: of the simulation file.
-        method: of the table of methods.
-        seed: of the run; None where nothing was run.
-        rate: the learning rate.
-        own: the method's own setting as ``key=value``, or an empty string.
-        metric: what decides.
-        validation: its mean over sites of the validation part; None if the run failed.
+        own: the method's own setting as ``key=value``.
+        metric: what decides; ``validation`` and ``test`` are its means over sites.
         loss: mean validation loss.
-        test: the metric's mean over sites of the test part.
-        accuracy: the same of accuracy.
-        up: bytes that left the sites.
-        down: bytes that the server sent.
-        seconds: what the run took.
-        run: a digest of settings and data.
-        note: why it was not run, or failed.
+        up: bytes that left the sites; ``down``: that the server sent.
+        run: a digest of settings and data; empty where nothing was run.
+        note: why it was not run, or failed; empty where all figures are there.
     """
 
     experiment: str
@@ -64,8 +55,6 @@ class Row:
 
 
 _COLUMNS = [entry.name for entry in fields(Row)]
-_KINDS = {entry.name: entry.type for entry in fields(Row)}
-_MEASURED = ("validation", "loss", "test", "accuracy", "up", "down", "seconds")
 
 
 @dataclass
@@ -84,11 +73,19 @@ class Rows:
         """
         if not path.is_file():
             return cls(path)
-        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+        whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
         first, *lines = csv.reader(io.StringIO(whole)) if whole else [[]]
         if first != _COLUMNS:
             raise SettingError(f"{path} is no table of 'fedsilo benchmark': name another --csv")
-        return cls(path, [_parsed(cells, path, 2 + at) for at, cells in enumerate(lines)])
+        rows = cls(path)
+        for number, cells in enumerate(lines, 2):
+            try:
+                rows.rows.append(_parsed(cells))
+            except ValueError:
+                raise SettingError(
+                    f"{path}, line {number} is damaged: delete it, and it is run again"
+                ) from None
+        return rows
 
     def found(self, row: Row) -> Row | None:
         """Return the run of the row's seed and point, if there is one of the same digest.
@@ -97,65 +94,30 @@ class Rows:
             SettingError: there is one of other settings or data.
         """
         same = (row.cell, row.seed, row.point)
-        for known in self.rows:
-            if (known.cell, known.seed, known.point) == same:
-                if known.run != row.run:
-                    raise SettingError(
-                        f"{self.path} has a run of '{row.method}' on '{row.experiment}' with other "
-                        "settings or data: name another --csv, or delete its lines"
-                    )
-                return known
-        return None
+        known = next((one for one in self.rows if (one.cell, one.seed, one.point) == same), None)
+        if known and known.run != row.run:
+            raise SettingError(
+                f"{self.path} has a run of '{row.method}' on '{row.experiment}' with other "
+                "settings or data: name another --csv, or delete its lines"
+            )
+        return known
 
     def add(self, row: Row) -> Row:
-        """Append a row, for good."""
+        """Append a row, for good; in place of one that says why nothing was run."""
+        self.rows = [known for known in self.rows if known.cell != row.cell or known.run]
         self.rows.append(row)
-        self.write()
+        text = io.StringIO()
+        writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(map(asdict, self.rows))
+        write_atomically(self.path, text.getvalue())
         return row
 
-    def not_run(self, row: Row) -> None:
-        """Put a row that says why a method was not run in place of an earlier one."""
-        if row not in self.rows:
-            self.rows = [known for known in self.rows if known.cell != row.cell or known.run]
-            self.add(row)
 
-    def write(self) -> None:
-        """Write the file."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        writer.writerows([_text(getattr(row, name)) for name in _COLUMNS] for row in self.rows)
-        write_atomically(self.path, text.getvalue())
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    return "" if value is None else str(value)
-
-
-def _parsed(cells: Sequence[str], path: Path, line: int) -> Row:
-    """Return a line's row; one that ran has all its figures."""
-    try:
-        named = dict(zip(_COLUMNS, cells, strict=True))
-        row = Row(**{name: _value(text, _KINDS[name]) for name, text in named.items()})
-        if not row.note and None in [getattr(row, name) for name in _MEASURED]:
-            raise ValueError
-    except ValueError:
-        raise SettingError(
-            f"{path}, line {line} is damaged: delete it, and it is run again"
-        ) from None
+def _parsed(cells: list[str]) -> Row:
+    """Return a line's row, or raise a ValueError; one without a note has all its figures."""
+    named = {name: text for name, text in zip(_COLUMNS, cells, strict=True) if text}
+    row = TypeAdapter(Row).validate_python(named)
+    if not row.note and None in vars(row).values():
+        raise ValueError
     return row
-
-
-def _value(text: str, kind: Any) -> Any:
-    if kind is str:
-        return text
-    if not text:
-        return None
-    return float(text) if kind == float | None else int(text)
-
-
-def rounded(row: Row) -> Row:
-    """Return the row as the file has it."""
-    return replace(row, **{n: _value(_text(getattr(row, n)), _KINDS[n]) for n in _COLUMNS})

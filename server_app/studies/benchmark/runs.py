@@ -17,7 +17,7 @@ from fedsilo.server_app.config.benchmarks import Benchmark
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
-from fedsilo.server_app.studies.benchmark.rows import Row, Rows, rounded
+from fedsilo.server_app.studies.benchmark.rows import Row, Rows
 from fedsilo.server_app.studies.compare.trials import run_and_forget
 
 Tell = Callable[[str], None]
@@ -53,20 +53,18 @@ def run_all(
         for method in methods:
             contender = benchmark.contender(method)
             if contender.only and name not in contender.only:
-                rows.not_run(Row(name, method, note=contender.otherwise))
+                rows.add(Row(name, method, note=contender.otherwise))
                 continue
             try:
                 _contend(benchmark, setting, method, rows, tell)
             except SettingError as error:
                 if any(row.cell == (name, method) and row.run for row in rows.rows):
                     raise
-                rows.not_run(Row(name, method, note=str(error)))
+                rows.add(Row(name, method, note=str(error)))
                 tell(f"{name}, {method}: not run: {error}")
 
 
-def _contend(
-    benchmark: Benchmark, setting: Setting, method: str, rows: Rows, tell: Tell
-) -> None:
+def _contend(benchmark: Benchmark, setting: Setting, method: str, rows: Rows, tell: Tell) -> None:
     """Run a method's trials, then the other seeds of the best one."""
     contender = benchmark.contender(method)
     first = {key: values[0] for key, values in contender.own.items()}
@@ -124,17 +122,17 @@ def _measured(row: Row, settings: RunSettings, tell: Tell) -> Row:
         row = replace(row, note=f"failed: {error}")
     else:
         means = summary["validation"]["mean"]
-        row = rounded(
-            replace(
-                row,
-                validation=means.get(row.metric),
-                loss=means["loss"],
-                test=summary["mean"][row.metric],
-                accuracy=summary["mean"]["accuracy"],
-                up=sum(int(one["bytes_up"]) for one in traffic),
-                down=sum(int(one["bytes_down"]) for one in traffic),
-                seconds=summary["seconds"]["total"],
-            )
+        if row.metric not in means:
+            raise SettingError(f"its runs have no '{row.metric}': choose {', '.join(means)}")
+        row = replace(
+            row,
+            validation=means[row.metric],
+            loss=means["loss"],
+            test=summary["mean"][row.metric],
+            accuracy=summary["mean"]["accuracy"],
+            up=sum(int(one["bytes_up"]) for one in traffic),
+            down=sum(int(one["bytes_down"]) for one in traffic),
+            seconds=summary["seconds"]["total"],
         )
     figures = row.note or f"validation {row.validation:.3f}, {row.seconds:.1f} s"
     tell(f"{row.experiment}, {row.method}, seed {row.seed}, {row.rate:g} {row.own}: {figures}")

@@ -1,0 +1,60 @@
+"""The pictures of a benchmark: average ranks with the critical difference, figures over bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from fedsilo.models.contract.methods import title_of
+from fedsilo.server_app.studies.benchmark.ranks import Ranking
+from fedsilo.server_app.studies.figures.panels import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLUMNS = 3
+
+
+def draw_ranks(rankings: Mapping[str, Ranking]) -> Figure:
+    """Return a panel per ranking: methods by average rank; within the bar of the best, no worse."""
+    longest = max(len(one.ranks) for one in rankings.values())
+    figure = new_figure(4.6 * len(rankings), 1.4 + 0.2 * longest)
+    for axes, (title, one) in zip(
+        figure.subplots(1, len(rankings), squeeze=False)[0], rankings.items(), strict=True
+    ):
+        names, ranks = list(one.ranks), list(one.ranks.values())
+        axes.scatter(ranks, range(len(names)), color="#1f5fa8", zorder=3)
+        if one.difference and ranks:
+            axes.axvspan(ranks[0], ranks[0] + one.difference, color="#d9dde2", zorder=0)
+        axes.set_yticks(range(len(names)), [title_of(name) for name in names], fontsize="small")
+        axes.invert_yaxis()
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_xlabel("average rank")
+        axes.set_title(title, fontsize="medium")
+    return figure
+
+
+def draw_costs(results: pd.DataFrame) -> Figure:
+    """Return a panel per experiment: the mean test figure over the kilobytes of a run."""
+    experiments = list(dict.fromkeys(results["experiment"]))
+    lines = -(-len(experiments) // _COLUMNS)
+    figure = new_figure(4.4 * min(_COLUMNS, len(experiments)), 3.8 * lines)
+    panels = figure.subplots(lines, min(_COLUMNS, len(experiments)), squeeze=False).ravel()
+    for axes in panels[len(experiments) :]:
+        axes.set_visible(False)
+    for axes, experiment in zip(panels, experiments, strict=False):
+        part = results[results["experiment"] == experiment]
+        axes.scatter(part["kilobytes"], part["mean"], s=14, color="#1f5fa8")
+        for row in part.itertuples():
+            place = (row.kilobytes, row.mean)
+            axes.annotate(
+                title_of(row.method), place, (3, 2), textcoords="offset points", fontsize=6
+            )
+        axes.set_xscale("log")
+        axes.set_xlabel("kilobytes of a run, to and from all sites")
+        axes.set_ylabel(f"test {part['metric'].iloc[0]}")
+        axes.set_title(experiment, fontsize="medium")
+        axes.grid(alpha=0.3)
+    return figure
