@@ -116,14 +116,14 @@ def _measured(row: Row, settings: RunSettings, tell: Tell) -> Row:
     try:
         with run_and_forget(settings) as run:
             summary, traffic = run.summary, run.traffic
-    except (SettingError, DataError):
+    except DataError:
         raise
     except FedsiloError as error:
-        row = replace(row, note=f"failed: {error}")
+        row = replace(row, note=f"a run failed: {error}")
     else:
         means = summary["validation"]["mean"]
         if row.metric not in means:
-            raise SettingError(f"its runs have no '{row.metric}': choose {', '.join(means)}")
+            raise SettingError(f"its runs have no '{row.metric}', but {', '.join(means)}")
         row = replace(
             row,
             validation=means[row.metric],
