@@ -50,9 +50,10 @@ class Benchmarked:
 
     @cached_property
     def rankings(self) -> dict[str, Ranking]:
-        """The ranking over all settings that every method has been through, and over images."""
+        """The ranking over all settings that most methods have been through, and over images."""
         unranked = [m for m, own in self.benchmark.methods.items() if own.unranked]
-        through = [name for name in self.figures if not self.lacking(str(name))]
+        names = [str(name) for name in self.figures]
+        through = [n for n in names if len(self.lacking(n)) < len(METHODS) / 2] or names
         figures = self.figures[through].drop(unranked, errors="ignore")
         images = [n for n in through if not data_set(str(self.values[n]["dataset"])).is_table]
         found = {"all settings": ranking(figures)}

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedsilo.server_app.studies.benchmark.rows import Row
@@ -108,12 +107,14 @@ def ranking(figures: pd.DataFrame) -> Ranking:
 
 def relative_costs(results: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Return by method bytes and seconds over FedAvg's, geometric means over its settings."""
-    columns = ["kilobytes", "seconds"]
-    usual = results[results["method"] == "fedavg"].set_index("experiment")[columns]
+    costs = ["kilobytes", "seconds"]
+    usual = results[results["method"] == "fedavg"].set_index("experiment")[costs]
     own = results[results["experiment"].isin(usual.index)].set_index(["method", "experiment"])
-    logs = (own[columns] / usual).apply(np.log).groupby("method", sort=False).mean()
-    costs = np.exp(logs).rename(columns={"kilobytes": "bytes"})
-    return {str(method): dict(cost) for method, cost in costs.iterrows()}
+    logs = (own[costs] / usual).map(math.log).groupby("method", sort=False).mean()
+    return {
+        str(method): {"bytes": math.exp(size), "seconds": math.exp(seconds)}
+        for method, size, seconds in logs.itertuples()
+    }
 
 
 def equals(rows: Sequence[Row], seeds: int) -> dict[str, list[list[str]]]:

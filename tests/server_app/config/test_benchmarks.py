@@ -50,5 +50,5 @@ def test_a_wrong_section_is_one_line(methods: str, told: str, tmp_path: Path) ->
 def test_an_unknown_section_is_told_with_those_that_there_are(tmp_path: Path) -> None:
     path = tmp_path / "simulation.yaml"
     path.write_text(TEXT.format(methods=""))
-    with pytest.raises(SettingError, match="unknown benchmark 'full'.*benchmark"):
+    with pytest.raises(SettingError, match=r"unknown benchmark 'full'.*benchmark"):
         read_benchmark(path, "full")

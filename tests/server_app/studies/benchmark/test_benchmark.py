@@ -82,7 +82,9 @@ def test_what_was_there_before_a_cut_is_not_run_again(ran: Path) -> None:
     assert before.count("\n") == 6, "a header and five runs"
     assert (ran / "rows.csv").read_text().startswith(before), "with the same seconds"
     after = _rows(ran)
-    points = [(row["experiment"], row["method"], row["seed"], row["rate"], row["own"]) for row in after]
+    points = [
+        (row["experiment"], row["method"], row["seed"], row["rate"], row["own"]) for row in after
+    ]
     assert len(points) == len(set(points))
 
 

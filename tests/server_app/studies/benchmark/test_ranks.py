@@ -46,7 +46,9 @@ def test_a_method_that_lacks_a_setting_has_no_rank() -> None:
 
 def test_an_interval_is_students() -> None:
     low, high = interval([0.7, 0.8, 0.9])  # sd 0.1, t 4.303 of two degrees of freedom
-    assert (low, high) == pytest.approx((0.8 - 4.303 * 0.1 / 3**0.5, 0.8 + 4.303 * 0.1 / 3**0.5), abs=1e-4)
+    assert (low, high) == pytest.approx(
+        (0.8 - 4.303 * 0.1 / 3**0.5, 0.8 + 4.303 * 0.1 / 3**0.5), abs=1e-4
+    )
 
 
 def test_the_choice_reads_validation_figures_alone() -> None:

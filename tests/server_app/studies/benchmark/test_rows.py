@@ -10,8 +10,14 @@ from fedsilo.server_app.studies.benchmark.rows import Row, Rows
 
 RAN = Row(
     *("heart", "fedprox", 0, 0.003, "fedprox.proximal-mu=0.1", "accuracy"),
-    **{"validation": 2 / 3, "loss": 0.5, "test": 1 / 3, "accuracy": 1 / 3},
-    **{"up": 10, "down": 20, "seconds": 1.5, "run": "abc"},
+    validation=2 / 3,
+    loss=0.5,
+    test=1 / 3,
+    accuracy=1 / 3,
+    up=10,
+    down=20,
+    seconds=1.5,
+    run="abc",
 )
 NOT_RUN = Row("heart", "fedbn", note="no batch norm, in this 'network'")
 
@@ -67,3 +73,10 @@ def test_a_run_takes_the_place_of_why_there_was_none(tmp_path: Path) -> None:
     rows = Rows.read(_written(tmp_path / "rows.csv"))
     rows.add(replace(RAN, method="fedbn"))
     assert [row.note for row in Rows.read(rows.path).rows] == ["", ""]
+
+
+def test_the_same_reason_again_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    rows = Rows.read(_written(tmp_path / "rows.csv"))
+    before = rows.path.stat()
+    rows.add(NOT_RUN)
+    assert rows.path.stat() == before
