@@ -124,9 +124,9 @@ def sweep(swept: Sweep, *, picture: AnyPath = "sweep.png") -> None:
 def benchmark(
     found: Benchmarked, *, page: AnyPath | None = None, readme: AnyPath | None = None
 ) -> None:
-    """Print ranks and what is missing, and write the page."""
-    shown(found)
+    """Write the page, and print ranks and what is missing."""
     found.write(path_of(page), path_of(readme))
+    shown(found)
 
 
 def bars(found: SiteBars, *, csv: AnyPath | None = None, picture: AnyPath = "bars.png") -> None:
