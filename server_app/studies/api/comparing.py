@@ -171,6 +171,6 @@ def benchmark(
         Path(csv),
         experiments=experiments,
         methods=[name for names in methods for name in names.split(",")],
-        shown=show_only,
+        only_show=show_only,
         tell=tell,
     )

@@ -1,18 +1,17 @@
 """``fedsilo benchmark``: run what is missing of a benchmark, and say what came out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedsilo.models.contract.methods import METHODS
-from fedsilo.models.contract.settings_schema import Value, unknown_name
+from fedsilo.models.contract.settings_schema import unknown_name
 from fedsilo.server_app.config.benchmarks import read_benchmark
 from fedsilo.server_app.config.experiments import simulation_file
-from fedsilo.server_app.config.settings import known_defaults
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.studies.benchmark.page import Benchmarked
 from fedsilo.server_app.studies.benchmark.rows import Rows
-from fedsilo.server_app.studies.benchmark.runs import run_all
+from fedsilo.server_app.studies.benchmark.runs import run_all, unusual
 
 
 def benchmark(
@@ -22,7 +21,7 @@ def benchmark(
     *,
     experiments: Sequence[str] = (),
     methods: Sequence[str] = (),
-    shown: bool = False,
+    only_show: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Benchmarked:
     """Run what is missing and return all that has run.
@@ -33,7 +32,7 @@ def benchmark(
         csv: file of the rows, which grows run by run; what it has is not run again.
         experiments: of the benchmark that are run now, or none for all.
         methods: those that are run now, or none for all.
-        shown: whether only what has run is shown.
+        only_show: whether only what has run is shown.
         tell: is called with a line after each run.
 
     Raises:
@@ -48,14 +47,9 @@ def benchmark(
             if name not in known:
                 raise unknown_name(what, name, known)
     rows = Rows.read(csv)
-    if not shown:
+    if not only_show:
         chosen = list(experiments or declared.experiments)
         run_all(declared, rows, sources, chosen, list(methods or METHODS), tell)
-    values = {name: planned(name, sources)[0].decisive() for name in declared.experiments}
-    return Benchmarked(section, declared, rows, {n: _unusual(own) for n, own in values.items()})
-
-
-def _unusual(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the settings that differ from their defaults, but for the method."""
-    usual = known_defaults()
-    return {k: v for k, v in values.items() if k == "dataset" or (v != usual[k] and k != "method")}
+    settings = {name: planned(name, sources)[0] for name in declared.experiments}
+    shown = {n: {"dataset": own.common.dataset, **unusual(own)} for n, own in settings.items()}
+    return Benchmarked(section, declared, rows, shown)

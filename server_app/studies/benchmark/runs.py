@@ -14,7 +14,7 @@ from fedsilo.datasets.registry import data_fingerprint
 from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.benchmarks import Benchmark
-from fedsilo.server_app.config.settings import RunSettings, resolve
+from fedsilo.server_app.config.settings import RunSettings, known_defaults, resolve
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.studies.benchmark.rows import Row, Rows
@@ -106,8 +106,17 @@ def merit(row: Row) -> tuple[float, float]:
     return round(row.validation, 6), -row.loss
 
 
+def unusual(settings: RunSettings) -> dict[str, Value]:
+    """Return the settings that a result depends on, of those that differ from their defaults.
+
+    So a setting that is new, and off by default, leaves what has run as it is.
+    """
+    usual = known_defaults()
+    return {key: value for key, value in settings.decisive().items() if value != usual[key]}
+
+
 def _digest(settings: RunSettings, data: str) -> str:
-    text = json.dumps([settings.decisive(), data], sort_keys=True)
+    text = json.dumps([unusual(settings), data], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
