@@ -54,7 +54,7 @@ def draw_costs(results: pd.DataFrame) -> Figure:
         part = results[results["experiment"] == experiment]
         axes.scatter(part["kilobytes"], part["mean"], s=14, color="#1f5fa8")
         for row in _named(part):
-            text, place = title_of(row.method), (row.kilobytes, row.mean)
+            text, place = title_of(row["method"]), (row["kilobytes"], row["mean"])
             axes.annotate(text, place, (3, 3), textcoords="offset points", fontsize=7)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -67,10 +67,11 @@ def draw_costs(results: pd.DataFrame) -> Figure:
     return figure
 
 
-def _named(part: pd.DataFrame) -> Iterator[Any]:
+def _named(part: pd.DataFrame) -> Iterator[dict[Any, Any]]:
     """Yield FedAvg's row, and those of which no row with as few bytes has a better figure."""
     best = float("-inf")
-    for row in part.sort_values(["kilobytes", "mean"], ascending=[True, False]).itertuples():
-        if row.mean > best or row.method == "fedavg":
+    cheapest_first = part.sort_values(["kilobytes", "mean"], ascending=[True, False])
+    for row in cheapest_first.to_dict("records"):
+        if row["mean"] > best or row["method"] == "fedavg":
             yield row
-        best = max(best, float(row.mean))
+        best = max(best, row["mean"])
