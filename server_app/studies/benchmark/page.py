@@ -48,13 +48,17 @@ class Benchmarked:
         wide = self.results.pivot(index="method", columns="experiment", values="mean")
         return wide[[name for name in self.values if name in wide]]
 
+    @property
+    def unranked(self) -> list[str]:
+        """The methods that have no rank among the others."""
+        return [method for method, own in self.benchmark.methods.items() if own.unranked]
+
     @cached_property
     def rankings(self) -> dict[str, Ranking]:
         """The ranking over all settings that most methods have been through, and over images."""
-        unranked = [m for m, own in self.benchmark.methods.items() if own.unranked]
         names = [str(name) for name in self.figures]
         through = [n for n in names if len(self.lacking(n)) < len(METHODS) / 2] or names
-        figures = self.figures[through].drop(unranked, errors="ignore")
+        figures = self.figures[through].drop(self.unranked, errors="ignore")
         images = [n for n in through if not data_set(str(self.values[n]["dataset"])).is_table]
         found = {"all settings": ranking(figures)}
         return found | ({"images": ranking(figures[images])} if images else {})
@@ -89,7 +93,8 @@ class Benchmarked:
             write_atomically(Path(f"{stem}-table.csv"), csv_text(self.results))
             write_atomically(Path(f"{stem}-ranks.csv"), csv_text(ranks_table(self)))
             write_picture(Path(f"{stem}-ranks.png"), draw_ranks(self.rankings))
-            write_picture(Path(f"{stem}-costs.png"), draw_costs(self.results))
+            ranked = self.results[~self.results["method"].isin(self.unranked)]
+            write_picture(Path(f"{stem}-costs.png"), draw_costs(ranked))
             write_atomically(page, page_text(self, page))
         if readme:
             write_atomically(readme, with_last_column(readme.read_text(encoding="utf-8"), self))
