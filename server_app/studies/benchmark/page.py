@@ -25,6 +25,7 @@ from fedsilo.server_app.studies.benchmark.ranks import (
 from fedsilo.server_app.studies.benchmark.rows import Rows
 from fedsilo.server_app.studies.compare.tables import csv_text, markdown_table
 
+_CELLS = 3  # of the README's table, beside a row's methods
 _METHOD = re.compile(r"`([\w-]+)`")
 
 
@@ -196,20 +197,22 @@ def missing_lines(found: Benchmarked) -> Iterator[str]:
 
 
 def with_last_column(readme: str, found: Benchmarked) -> str:
-    """Return a README whose table of methods has their average ranks in its last column."""
+    """Return a README whose table of methods has their average ranks in its last column.
+
+    A row's first cell names its methods; their ranks, over each of the rankings, follow in that
+    order.
+    """
     lines = []
     for line in readme.split("\n"):
         first, *cells = line.strip("| ").split(" | ")
-        if cells and (named := [name for name in _METHOD.findall(first) if name in METHODS]):
-            texts = [f"`{name}` {_ranks(name, found)}" for name in named]
-            text = "; ".join(texts) if len(named) > 1 else _ranks(named[0], found)
-            cells[-1] = f"[{text}](docs/results/benchmark.md)"
-            line = f"| {first} | {' | '.join(cells)} |"
+        named = [name for name in _METHOD.findall(first) if name in METHODS]
+        if named and len(cells) == _CELLS:
+            text = "; ".join(_ranks(name, found) for name in named)
+            line = f"| {' | '.join([first, *cells[:-1], f'[{text}](docs/results/benchmark.md)'])} |"
         lines.append(line)
     return "\n".join(lines)
 
 
 def _ranks(method: str, found: Benchmarked) -> str:
-    ranks = {title: one.ranks for title, one in found.rankings.items() if method in one.ranks}
-    texts = [f"{title} {known[method]:.1f} of {len(known)}" for title, known in ranks.items()]
-    return ", ".join(texts) or "no rank"
+    ranks = [one.ranks.get(method) for one in found.rankings.values()]
+    return " / ".join("-" if rank is None else f"{rank:.1f}" for rank in ranks)

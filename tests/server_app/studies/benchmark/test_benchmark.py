@@ -29,10 +29,10 @@ benchmark:
     mix: {only: [digits], otherwise: it pools patients, unranked: it pools data}
 """
 README = """
-| method | idea | on real data |
-|---|---|---|
-| [`fedavg`, `fedprox`](x.md) | means | old |
-| [`mix`](x.md) | pools | old |
+| method | idea | what leaves a site | average rank |
+|---|---|---|---|
+| [`fedavg`, `fedprox`](x.md) | means | weights | old |
+| [`mix`](x.md) | pools | all | old |
 | you want to | read |
 """
 
@@ -135,7 +135,7 @@ def test_the_page_has_ranks_costs_and_what_is_missing(
         assert (ran / name).stat().st_size > 0
     two, one, other = (ran / "README.md").read_text().splitlines()[-3:]
     assert "old" not in two
-    assert one == "| [`mix`](x.md) | pools | [no rank](docs/results/benchmark.md) |"
+    assert one == "| [`mix`](x.md) | pools | all | [- / -](docs/results/benchmark.md) |"
     assert other == "| you want to | read |"
 
 
