@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.settings_schema import Value, unknown_name
 
 # By setting what it names, and the group of its entry points
@@ -187,8 +187,11 @@ def wrong(key: str, name: str, found: Any, wanted: str) -> SettingError:
 def with_plugin_settings(values: Mapping[str, Value]) -> dict[str, Value]:
     """Return a run config with the settings that its 'plugin-settings' carries, in their places.
 
+    Only a method's own settings, ``group.key``, are carried. Any other would replace what a site
+    has checked where it compares settings: in the digests of private states and of secure sums.
+
     Raises:
-        SettingError: that is no JSON of settings.
+        SettingError: that is no JSON of a method's settings.
     """
     rest = {key: value for key, value in values.items() if key != _CARRIER}
     try:
@@ -199,6 +202,11 @@ def with_plugin_settings(values: Mapping[str, Value]) -> dict[str, Value]:
         isinstance(value, bool | int | float | str) for value in carried.values()
     ):
         raise SettingError(f"setting '{_CARRIER}' is no JSON object of single values")
+    if common := [key for key in carried if "." not in key]:
+        raise SettingError(
+            f"setting '{_CARRIER}' has {shown(common[0])}, which is no method's own: set it by its "
+            "name"
+        )
     return rest | carried
 
 

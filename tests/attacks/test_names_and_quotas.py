@@ -120,3 +120,12 @@ def test_old_states_go_first_and_only_by_the_bound(hospital: Make) -> None:
     kept = [name for name in files_below(site.home) if name.endswith(".safetensors")]
     assert len(kept) == 1
     assert "run-2" in kept[0]
+
+
+def test_no_settings_beside_the_runs_open_a_state_of_other_settings(hospital: Make) -> None:
+    """What a site compares with its private state is what it was asked under."""
+    assert hospital(method="local", seed=1).send(TRAIN) is not None
+    for carried in ("", '{"seed": 1}'):
+        site = hospital(method="local", unchecked={"seed": 2, "plugin-settings": carried})
+        assert site.send(TRAIN, round=2) is None
+    assert "'plugin-settings' has 'seed', which is no method's own" in site.refusals[0]
