@@ -84,7 +84,7 @@ def plugs_of(settings: CommonSettings) -> list[Plug]:
             ("dataset", settings.dataset, DATA_SETS),
             ("partition", settings.partition, cuts.PARTITIONS),
         )
-        if name not in ours and not name.startswith(TIMM)
+        if name not in ours and not (key == "network" and name.startswith(TIMM))
     ]
 
 

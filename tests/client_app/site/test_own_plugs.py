@@ -84,6 +84,12 @@ def test_a_module_that_only_the_server_names_is_not_executed(
     assert "ward_nets" not in sys.modules
 
 
+@pytest.mark.parametrize("key", ["method", "dataset", "partition"])
+def test_timm_is_a_plug_where_it_is_no_network(node: Callable[..., Context], key: str) -> None:
+    with pytest.raises(RefusedError, match="a plug of 'timm', which this hospital has not"):
+        site_settings(node("", **{key: "timm:create_model"}))
+
+
 def test_a_method_by_a_bare_name_of_a_module_is_unknown(node: Callable[..., Context]) -> None:
     with pytest.raises(SettingError, match="unknown method 'antigravity'"):
         site_settings(node("", method="antigravity"))
