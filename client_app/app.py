@@ -15,7 +15,12 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsilo.client_app.site.node import is_simulated, owner_only
-from fedsilo.models.contract.errors import ERROR_CODES, FedsiloError, RefusedError
+from fedsilo.models.contract.errors import (
+    ERROR_CODES,
+    FedsiloError,
+    FileNamesError,
+    RefusedError,
+)
 from fedsilo.models.contract.messages import CONFIG, Instruction
 from fedsilo.models.contract.versions import refuse_other_versions
 from fedsilo.strategies.wire.records import bundle, unbundle
@@ -181,7 +186,14 @@ def _logged(message: Message, context: Context, reply: Message, error: Exception
 
 
 def _reason(error: Exception, context: Context) -> str:
-    """Return what an error says to the server; a real site's paths are left out."""
+    """Return what an error says to the server; a real site's paths and files are left out."""
+    if isinstance(error, FileNamesError) and not is_simulated(context):
+        from fedsilo.client_app.site.identity import own_name
+
+        return (
+            f"site {own_name(context)}: the data cannot be used; the site's own log says why, as "
+            "names of its files may be patients'"
+        )
     if isinstance(error, FedsiloError):
         from fedsilo.client_app.site.bounds import without_paths
 

@@ -306,7 +306,7 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
         return load_silo(name, settings)
     except DataError as error:
         fault = _folder_fault(str(context.node_config.get("data-dir", "")))
-        raise (DataError(f"{error}; {fault}") if fault else error) from None
+        raise (type(error)(f"{error}; {fault}") if fault else error) from None
     except OSError as error:
         if is_simulated(context):
             raise

@@ -18,7 +18,7 @@ from fedsilo.client_app.site.limits import limits_of
 from fedsilo.client_app.site.node import built, is_simulated, own_cache
 from fedsilo.datasets.io.locations import BACKBONES, find_places
 from fedsilo.datasets.partition.silo_sets import GAIA
-from fedsilo.datasets.registry import plugs_of, silo_names
+from fedsilo.datasets.registry import data_set, plugs_of, silo_names
 from fedsilo.models.contract.errors import FedsiloError, RefusedError, SettingError, SiteError
 from fedsilo.models.contract.methods import load_plugin_files
 from fedsilo.models.contract.plugs import module_of, other_plugs, plug_digests, plugin_entries
@@ -142,6 +142,11 @@ def site_name(context: Context, settings: CommonSettings) -> str:
     if "site" in context.node_config:
         return str(context.node_config["site"])
     names = silo_names(settings)
+    if not is_simulated(context) and data_set(settings.dataset).silos_by_files:
+        raise SiteError(
+            "the node config names no 'site', and what files are called here is not told: start "
+            "the SuperNode with --node-config 'site=\"NAME\"'"
+        )
     if "partition-id" not in context.node_config:
         raise SiteError(
             "the node config names no 'site': start the SuperNode with "

@@ -21,7 +21,7 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.locations import Places, data_folder, find_places
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.datasets.silo.silos import SPLITS, Silo
-from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.errors import DataError, FileNamesError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 
@@ -172,11 +172,14 @@ class FolderImages(ImageDataSet):
     def _sites(self, places: Places) -> dict[str, list[Image]]:
         """Return the images by site, or raise a ``DataError`` if sites have other classes."""
         folder = self.files_folder(places)
-        sites = read_folder(folder)
+        try:
+            sites = read_folder(folder)
+        except DataError as error:
+            raise FileNamesError(str(error)) from None
         (first, of_first), *others = ((site, _classes({site: own})) for site, own in sites.items())
         for site, own in others:
             if odd := sorted(set(own) ^ set(of_first)):
-                raise DataError(
+                raise FileNamesError(
                     f"{folder}: sites have other classes: only one of '{first}' and '{site}' has "
                     f"'{one_line(odd[0], 60)}'; name the folders alike, or run 'fedsilo manifest "
                     "folder', whose images.yaml lists the classes of all"

@@ -19,7 +19,7 @@ from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.public_files import Origin, PublicFiles, public_data
 from fedsilo.datasets.io.sealed_folders import json_digest, open_sealed
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, picture_measures, unit_pixels
-from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.errors import DataError, FileNamesError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.networks.kinds import Task
@@ -166,7 +166,8 @@ class DataSet(ABC):
         """
         names = self.silo_names(settings, places)
         if name not in names:
-            raise no_such_silo(name, names)
+            error = no_such_silo(name, names)
+            raise FileNamesError(str(error)) if self.silos_by_files else error
         return self._load(name, settings, places)
 
     @abstractmethod

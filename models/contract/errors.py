@@ -39,6 +39,10 @@ class DataError(FedsiloError):
     code = "data"
 
 
+class FileNamesError(DataError):
+    """It quotes names of files that were found, which at a hospital may be patients'."""
+
+
 class SiteError(FedsiloError):
     """A site failed or sent an unusable answer, or too few sites are left."""
 

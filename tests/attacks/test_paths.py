@@ -6,7 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flwr.app import Context, RecordDict
+from PIL import Image
 
+from fedsilo.client_app.site.identity import site_name, site_settings
+from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import HELLO, TRAIN
 from tests.support.hospital import Hospital, files_below
 
@@ -49,6 +53,38 @@ def test_what_a_hospital_keeps_is_its_owners_alone_under_any_umask(
     modes = {path: oct(stat.S_IMODE(path.stat().st_mode)) for path in below}
     assert {mode for path, mode in modes.items() if path.is_dir()} == {"0o700"}
     assert {mode for path, mode in modes.items() if path.is_file()} == {"0o600"}
+
+
+@pytest.mark.parametrize("layout", ["another site", "other classes", "no image", "arrays"])
+def test_an_error_names_no_file_that_was_found(
+    hospital: Make, tmp_path: Path, layout: str
+) -> None:
+    """A server may name data sets that read whatever folders and files there are."""
+    data, dataset = tmp_path / "data", "arrays" if layout == "arrays" else "folder"
+    site = hospital(node={"data-dir": str(data)}, unchecked={"dataset": dataset, "network": "conv"})
+    for patient, scans in {"smith": ("ct", "mr"), "doe": ("ct", "mr")}.items():
+        for scan in (*scans, *(("pet",) if (patient, layout) == ("doe", "other classes") else ())):
+            save_image(data / patient / scan / "1.png")
+    if layout == "no image":
+        (data / "doe" / "mr" / "1.png").unlink()
+    (data / "smith.npz").write_bytes(b"")
+    assert site.send(HELLO) is None
+    assert "the site's own log says why" in site.refusals[0]
+    assert not [name for name in ("smith", "doe", "pet", "mr") if name in site.refusals[0]]
+
+
+def test_a_site_without_a_name_tells_no_file_either(hospital: Make, tmp_path: Path) -> None:
+    (tmp_path / "smith.npz").write_bytes(b"")
+    site = hospital(node={"data-dir": str(tmp_path)}, unchecked={"dataset": "arrays"})
+    own, run = site.context().node_config, site.context().run_config
+    nameless = Context(1, 1001, {k: own[k] for k in own if k != "site"}, RecordDict(), run)
+    with pytest.raises(SiteError, match="names no 'site', and what files are called"):
+        site_name(nameless, site_settings(nameless))
+
+
+def save_image(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    Image.new("L", (20, 24)).save(path)
 
 
 @pytest.mark.parametrize("folder", ["gone", "there"])
