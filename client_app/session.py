@@ -93,7 +93,7 @@ class SiteSession:
         if self.settings.augmentation:
             check_images(self.settings, self.silo)
         if self.settings.class_weights != "none":
-            class_weights(self.settings, self.silo)  # refused now, not when it trains
+            self._refuse_few_weighed()  # now, not when it trains
         own: Any = built(settings_class(self.settings.method), self.run_config)
         method = method_part("client_app", self.settings.method, "Site")(own)
         method.admit(self)
@@ -102,6 +102,24 @@ class SiteSession:
         self.compute, self.sampling = compute_of(self.settings), self.settings
         self.method = method
         return self
+
+    def _refuse_few_weighed(self) -> None:
+        """Refuse weights of classes by which a step would be of few samples, as of one rare class.
+
+        What counts is Kish's effective sample size, (sum w)^2 / sum w^2. Under a cap of the
+        hospital's own each sample's gradient is clipped, and noise hides it, whatever its weight.
+
+        Raises:
+            SettingError: the weights are of another number of classes.
+        """
+        each = class_weights(self.settings, self.silo)[self.silo.train.labels].double()
+        least, effective = self.limits.minimum_batch, each.sum() ** 2 / (each**2).sum()
+        if not self.simulated and self.cap is None and not effective >= least:
+            raise RefusedError(
+                f"site {self.silo.name}: by the run's 'class-weights' fewer than {least} training "
+                "samples decide a step ('minimum-batch'): set them closer to one another or to "
+                "'none', or leave the site out"
+            )
 
     def told(self) -> Counts:
         """Return how many samples of each class this site says it has, by split.

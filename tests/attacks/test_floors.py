@@ -107,3 +107,15 @@ def test_noise_that_a_server_makes_next_to_none_leaves_the_floor_of_a_step(hospi
         **{**private, "noise_multiplier": 2.0},
     )
     assert bounded.train(arrays, run_name="bounded") is not None, bounded.refusals
+
+
+@pytest.mark.parametrize("weights", ["1,0", "1,1e-20", "1,1e39", "balanced"])
+def test_no_weights_leave_a_step_to_a_single_patient(hospital: Make, weights: str) -> None:
+    """Switzerland has one healthy patient: by these weights an update is that one's gradient."""
+    site = hospital("switzerland", class_weights="none", unchecked={"class-weights": weights})
+    assert site.send(HELLO) is None
+    assert "by the run's 'class-weights' fewer than 8 training samples" in site.refusals[0]
+
+
+def test_weights_of_classes_with_enough_patients_are_taken(hospital: Make) -> None:
+    assert hospital(class_weights="balanced").send(HELLO) is not None

@@ -19,6 +19,7 @@ _SHORTEST = 14  # characters, without what an error fills in
 # Tried in other files than those beside this one: a part of the text -> the file
 ELSEWHERE = {
     "a sum has room for numbers of a known size": "tests/test_secure_end_to_end.py",
+    "training samples decide a step": "tests/attacks/test_floors.py",
     "bits moves the mean by": "tests/test_secure_end_to_end.py",
     "both beside one another would tell": "tests/client_app/privacy/test_secure_aggregation.py",
     "sites weigh themselves by their own samples": "tests/test_secure_end_to_end.py",
