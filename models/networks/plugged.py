@@ -19,6 +19,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.kinds import OWN_NETWORKS, TIMM, Task
 from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.privacy.group_norm import with_group_norm
 
 _DROPOUT = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 _BATCH = 2  # of the inputs that a network is tried with
@@ -39,11 +40,16 @@ def build_plugged(
             module = _timm_module(name.removeprefix(TIMM), task)
         else:
             module = _called(name, plug("network", name, OWN_NETWORKS), task)
-        if isinstance(module, TokenClassifier):
-            return module
         if settings.is_private():
             _refuse_batch_norms(name, module)
-        return PluggedClassifier(name, module, task, evidence)
+        if isinstance(module, TokenClassifier):
+            network: TokenClassifier = module
+        else:
+            network = PluggedClassifier(name, module, task, evidence)
+        if settings.is_private():
+            with_group_norm(network)
+            _refuse_meeting(name, network, task)
+        return network
 
 
 def _called(name: str, builder: Any, task: Task) -> nn.Module:
@@ -94,6 +100,23 @@ def _refuse_batch_norms(name: str, module: nn.Module) -> None:
                 f"network '{name}' has a {type(part).__name__}, in which patients meet, and "
                 "'sample-clip-norm' is set: build it with group norm"
             )
+
+
+def _refuse_meeting(name: str, network: nn.Module, task: Task) -> None:
+    """Refuse a network in which samples meet otherwise, such as by the mean of their batch.
+
+    Training takes each sample alone; in means and measurements no clipping would bound a patient.
+    """
+    inputs = torch.linspace(-1, 1, _BATCH * prod(task.input_shape)).view(_BATCH, *task.input_shape)
+    network.eval()
+    with torch.no_grad():
+        together, alone = network(inputs), torch.cat([network(one[None]) for one in inputs])
+    network.train()
+    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise SettingError(
+            f"network '{name}' gives a sample other logits beside another one, so patients meet in "
+            "it, and 'sample-clip-norm' is set: build it so that each sample is by itself"
+        )
 
 
 class PluggedClassifier(TokenClassifier):

@@ -160,6 +160,46 @@ def test_a_private_run_refuses_a_batch_norm_that_group_norm_cannot_replace(
         _built(named(build, sample_clip_norm=1.0, noise_multiplier=1.0))
 
 
+class _LessTheMean(nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs - inputs.mean(dim=0)
+
+
+def test_a_private_run_refuses_a_network_in_which_samples_meet(
+    named: Callable[..., CommonSettings],
+) -> None:
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(_LessTheMean(), _own(shape, classes))
+
+    assert _built(named(build))
+    with pytest.raises(SettingError, match="patients meet in it, and 'sample-clip-norm' is set"):
+        _built(named(build, sample_clip_norm=1.0, noise_multiplier=1.0))
+
+
+def test_a_private_run_replaces_batch_norms_of_the_batch_alone(
+    named: Callable[..., CommonSettings],
+) -> None:
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        norm = nn.BatchNorm2d(1, track_running_stats=False)
+        return nn.Sequential(norm, _own(shape, classes))
+
+    network = _built(named(build, sample_clip_norm=1.0, noise_multiplier=1.0))
+    assert not any(isinstance(part, nn.BatchNorm2d) for part in network.modules())
+
+
+def test_a_private_run_refuses_such_norms_in_a_classifier_of_tokens_too(
+    named: Callable[..., CommonSettings],
+) -> None:
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        network = build_classifier(CommonSettings(network="conv"), Task((1, 16, 16), 5))
+        network.encoder = nn.Sequential(nn.SyncBatchNorm(1), network.encoder)
+        return network
+
+    private = named(build, sample_clip_norm=1.0, noise_multiplier=1.0)
+    with pytest.raises(SettingError, match="has a SyncBatchNorm, in which patients meet"):
+        build_classifier(private, Task((1, 16, 16), 5))
+
+
 def test_weights_of_timms_model_come_from_a_file_but_for_a_head_of_other_classes(
     tmp_path: Any,
 ) -> None:
