@@ -27,7 +27,7 @@ from fedsilo.client_app.site.private_state import settings_digest_of
 from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.training.augmentation import check_images
 from fedsilo.client_app.training.compute import Compute, compute_of
-from fedsilo.client_app.training.initial_network import class_weights
+from fedsilo.client_app.training.initial_network import effective_samples
 from fedsilo.client_app.training.standardised import figures_for, with_figures
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import SPLITS, Silo
@@ -106,14 +106,9 @@ class SiteSession:
     def _refuse_few_weighed(self) -> None:
         """Refuse weights of classes by which a step would be of few samples, as of one rare class.
 
-        What counts is Kish's effective sample size, (sum w)^2 / sum w^2. Under a cap of the
-        hospital's own each sample's gradient is clipped, and noise hides it, whatever its weight.
-
-        Raises:
-            SettingError: the weights are of another number of classes.
+        Under a cap of the hospital's own each sample's gradient is clipped, and noise hides it.
         """
-        each = class_weights(self.settings, self.silo)[self.silo.train.labels].double()
-        least, effective = self.limits.minimum_batch, each.sum() ** 2 / (each**2).sum()
+        least, effective = self.limits.minimum_batch, effective_samples(self.settings, self.silo)
         if not self.simulated and self.cap is None and not effective >= least:
             raise RefusedError(
                 f"site {self.silo.name}: by the run's 'class-weights' fewer than {least} training "
@@ -277,7 +272,10 @@ def open_session(context: Context) -> SiteSession:
             )
         cap = Ledger(folder / LEDGER, capped.max_epsilon, capped.delta, of_all_runs=True)
     node = context.node_config
-    return SiteSession(settings, silo, simulated, limits_of(context), node, run, cap)
+    session = SiteSession(settings, silo, simulated, limits_of(context), node, run, cap)
+    if settings.dataset == "folder":  # whatever a hospital's folders are called would be a class
+        session.require_consent("allow-folder-names", "folders' names are told as those of classes")
+    return session
 
 
 def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:

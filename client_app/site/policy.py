@@ -74,6 +74,9 @@ class SiteFile(Limits):
     allow_embeddings: bool = setting(
         False, "whether embeddings of single images may leave", roles="least"
     )
+    allow_folder_names: bool = setting(
+        False, "whether data set 'folder' may tell its folders' names as classes", roles="least"
+    )
     app: str = choice(
         *("installed", "any"),
         help="whose code answers: the hospital's own, to runs of its version, or any of a run's",

@@ -91,6 +91,10 @@ SENTENCES: Mapping[str, str | Mapping[Any, str]] = {
         True: "a run may ask for embeddings or attention maps of single images",
         _ELSE: "a run may not ask for embeddings or attention maps of single images",
     },
+    "allow-folder-names": {
+        True: "a run may take the names of folders of images for classes, and is told them",
+        _ELSE: "a run may not take the names of folders of images for classes",
+    },
     "secure-aggregation": {
         "required": (
             "a run may not send weights but masked, of which the server learns sums alone"

@@ -54,6 +54,18 @@ def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
     return torch.tensor(given)
 
 
+def effective_samples(common: CommonSettings, silo: Silo) -> float:
+    """Return how many training samples of equal weights those of 'class-weights' are worth.
+
+    It is Kish's effective sample size, (sum w)^2 / sum w^2; NaN where no sample has a weight.
+
+    Raises:
+        SettingError: as of ``class_weights``.
+    """
+    each = class_weights(common, silo)[silo.train.labels].double()
+    return float(each.sum() ** 2 / (each**2).sum())
+
+
 def _given_weights(common: CommonSettings) -> list[float]:
     try:
         return [float(text) for text in common.class_weights.strip("[]").split(",")]

@@ -56,9 +56,7 @@ def test_what_a_hospital_keeps_is_its_owners_alone_under_any_umask(
 
 
 @pytest.mark.parametrize("layout", ["another site", "other classes", "no image", "arrays"])
-def test_an_error_names_no_file_that_was_found(
-    hospital: Make, tmp_path: Path, layout: str
-) -> None:
+def test_an_error_names_no_file_that_was_found(hospital: Make, tmp_path: Path, layout: str) -> None:
     """A server may name data sets that read whatever folders and files there are."""
     data, dataset = tmp_path / "data", "arrays" if layout == "arrays" else "folder"
     site = hospital(node={"data-dir": str(data)}, unchecked={"dataset": dataset, "network": "conv"})
@@ -73,6 +71,20 @@ def test_an_error_names_no_file_that_was_found(
     assert not [name for name in ("smith", "doe", "pet", "mr") if name in site.refusals[0]]
 
 
+def test_folders_of_patients_are_no_classes_without_consent(hospital: Make, tmp_path: Path) -> None:
+    """Prepared for another data set, a hospital's folders may be called after patients."""
+    for patient in ("smith", "doe"):
+        for number in range(12):
+            save_image(tmp_path / "data" / "cleveland" / patient / f"{number}.png")
+    run = {"dataset": "folder", "network": "conv", "image-size": 32}
+    site = hospital(node={"data-dir": str(tmp_path / "data")}, unchecked=run)
+    assert site.send(HELLO) is None
+    assert "set 'allow-folder-names=true' in the node config" in site.refusals[0]
+    assert "smith" not in site.refusals[0]
+    site.node["allow-folder-names"] = True
+    assert site.send(HELLO) is not None
+
+
 def test_a_site_without_a_name_tells_no_file_either(hospital: Make, tmp_path: Path) -> None:
     (tmp_path / "smith.npz").write_bytes(b"")
     site = hospital(node={"data-dir": str(tmp_path)}, unchecked={"dataset": "arrays"})
@@ -83,7 +95,7 @@ def test_a_site_without_a_name_tells_no_file_either(hospital: Make, tmp_path: Pa
 
 
 def save_image(path: Path) -> None:
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("L", (20, 24)).save(path)
 
 

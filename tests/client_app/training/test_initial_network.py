@@ -10,6 +10,7 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.initial_network import (
     check_class_weights,
     class_weights,
+    effective_samples,
     initial_classifier,
 )
 from fedsilo.client_app.training.loop import add_gradients
@@ -35,6 +36,13 @@ def test_balanced_weights_are_samples_over_classes_times_those_of_the_class() ->
     assert class_weights(settings_of("balanced"), silo).tolist() == pytest.approx(
         [8 / (3 * 4), 8 / (3 * 2), 8 / (3 * 2)]
     )
+
+
+def test_effective_samples_are_the_squared_sum_over_the_sum_of_squares() -> None:
+    """Balanced, of 3 and 1: 4 / (1/3 + 1/1); of a weight for one class that class alone."""
+    silo = silo_of(0, 0, 0, 1)
+    assert effective_samples(settings_of("balanced"), silo) == pytest.approx(3.0)
+    assert effective_samples(settings_of("0,2,0"), silo) == pytest.approx(1.0)
 
 
 def test_a_class_without_samples_is_none_of_the_classes_that_are_balanced() -> None:
