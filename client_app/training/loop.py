@@ -1,6 +1,7 @@
 """Local training: an optimiser over shuffled batches, the same for every method compared."""
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -24,6 +25,8 @@ from fedsilo.models.maths.dirichlet import annealing, evidences
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
+
+_NO_STEP = 0.01  # of the largest learning rate: a smaller step hides no other's gradient
 
 Penalty = Callable[[], Tensor]
 AfterStep = Callable[[Tensor, Optimizer], None]
@@ -173,7 +176,7 @@ def train_locally(
     counted = (optimisers, settings, steps_before, total_steps)
     set_rates = rate_setter(*counted) if changes else None
     augment = augmenter(settings, key, compute.device) if settings.augmentation else None
-    count = len(split.labels)
+    count, rates = len(split.labels), list[float]()
     rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
     plan = schedule(count, settings, rng, minimum_batch) if plan is None else plan
     plan = private.plan(count) if private else plan
@@ -204,12 +207,13 @@ def train_locally(
                 if after_step:
                     after_step(batch, optimiser)
                 steps += 1
+                rates.append(optimiser.param_groups[0]["lr"])
                 samples += len(indices)
                 total += loss * len(indices)
             seen += samples
         mean = total.item() / max(1, samples)
         (Counter() if work is None else work).update({STEPS: steps, SAMPLES: seen})
-        _refuse_unusable(mean, steps, minimum_steps, compute.fp16)
+        _refuse_unusable(mean, rates, minimum_steps, compute.fp16)
     return mean
 
 
@@ -222,16 +226,18 @@ def _refuse_small(batches_of_pass: list[Tensor], minimum: int) -> None:
         )
 
 
-def _refuse_unusable(loss: float, steps: int, minimum: int, fp16: bool) -> None:
+def _refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -> None:
     """Refuse training that diverged or was too short; of no minimum whatever comes is kept."""
     if not minimum:
         return
     if not math.isfinite(loss):
         raise SiteError(f"training diverged, its loss is {loss}: lower 'learning-rate'")
-    if fp16 and not steps:
+    if fp16 and not rates:
         raise SiteError(
             "no step had finite gradients in fp16: set 'precision' to 'fp32', or to 'bf16'"
         )
+    rates = sorted(rates)
+    steps = len(rates) - bisect_left(rates, _NO_STEP * rates[-1]) if rates else 0
     if steps < minimum:
         raise RefusedError(
             f"{steps} optimiser step(s) would stand behind what leaves, and at least {minimum} "

@@ -114,7 +114,23 @@ def test_no_weights_leave_a_step_to_a_single_patient(hospital: Make, weights: st
     """Switzerland has one healthy patient: by these weights an update is that one's gradient."""
     site = hospital("switzerland", class_weights="none", unchecked={"class-weights": weights})
     assert site.send(HELLO) is None
-    assert "by the run's 'class-weights' fewer than 8 training samples" in site.refusals[0]
+    said = "by the run's 'class-weights' fewer than 8 training samples decide a step"
+    assert said in site.refusals[0]
+    for closer in ("1,0.9", "none"):
+        site.unchecked["class-weights"] = closer
+        assert site.send(HELLO) is not None
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1e-9])
+def test_a_step_at_no_learning_rate_is_none(hospital: Make, gamma: float) -> None:
+    """Of two steps a schedule leaves one: its gradient would leave alone."""
+    schedule = {"schedule": "step", "schedule-arguments": f"{{step_size: 0.5, gamma: {gamma}}}"}
+    arrays = {"head.1.weight": np.zeros((2, FEATURES)), "head.1.bias": np.zeros(2)}
+    site = hospital(unchecked=schedule, optimiser="sgd", local_steps=2)
+    assert site.train(arrays) is None
+    assert "1 optimiser step(s) would stand behind what leaves" in site.refusals[0]
+    site.unchecked["schedule-arguments"] = "{step_size: 0.5, gamma: 0.1}"
+    assert site.train(arrays, run_name="another") is not None
 
 
 def test_weights_of_classes_with_enough_patients_are_taken(hospital: Make) -> None:
