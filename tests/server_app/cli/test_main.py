@@ -1,6 +1,10 @@
 """The command line as a user meets it: one line per error, exit code 1, nothing half-written."""
 
+import gc
 import json
+import re
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +12,7 @@ import pytest
 
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import FEDSILO
+from fedsilo.server_app.cli import __main__ as process
 from fedsilo.server_app.cli.main import main
 
 Tiny = Callable[..., dict[str, Value]]
@@ -167,7 +172,8 @@ def test_settings_and_experiments_are_listed(capsys: pytest.CaptureFixture[str])
     assert main(["settings"]) == 0
     assert "gamma = 0.3" in capsys.readouterr().out
     assert main(["experiments"]) == 0
-    assert "uefl-digits: uefl on digits, 9 silos" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert re.search(r"^uefl: UEFL, .*\n  uefl-digits +digits, 9 silos", listed, re.MULTILINE)
 
 
 def test_runs_lie_where_out_or_the_environment_says(
@@ -203,3 +209,19 @@ def test_a_run_that_fails_before_its_first_round_ends_leaves_its_name_free(
     error = capsys.readouterr().err
     assert "site s1a, site s2a, site s3a, round 1, phase train: training diverged" in error
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_process_collects_at_its_end_what_triton_would_print_as_leaks(
+    imported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    monkeypatch.setattr(gc, "set_threshold", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["fedsilo", "--version"])
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    if imported:
+        monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+    with pytest.raises(SystemExit):
+        process.run()
+    assert frozen == [True] * (not imported)
