@@ -77,9 +77,16 @@ def simulate(
 
 def _network_name(network: object) -> str:
     """Return the setting 'network' for what builds one."""
-    name = f"{getattr(network, '__module__', '')}:{getattr(network, '__qualname__', '<')}"
-    if isinstance(network, str) or "<" not in name:
-        return network if isinstance(network, str) else name
+    if isinstance(network, str):
+        return network
+    module, name = (getattr(network, key, "<") for key in ("__module__", "__qualname__"))
+    if module == "__main__":
+        raise SettingError(
+            f"network '{name}' is defined in the script that runs: move it into a module that the "
+            f"script imports, or give network='SCRIPT:{name}' and plugin=__file__"
+        )
+    if "<" not in f"{module}{name}":
+        return f"{module}:{name}"
     raise SettingError(
         "network is no name and no function or class of a module: each site builds its own, so "
         "give what builds it"
