@@ -103,16 +103,29 @@ def title_of(name: str) -> str:
     return _TITLES.get(name) or METHODS.get(name) or str(_server_side(name).__name__)
 
 
+# Of those whose settings are in another's file, what that file's first line does not say
+_ABOUT = {
+    "fedadagrad": "FedAdagrad (Reddi et al. 2021): FedAdam by the sum of all squares of updates.",
+    "fedbabu": "FedBABU (Oh et al. 2022): FedAvg with a head that is trained only at the end.",
+    "fedyogi": "FedYogi (Reddi et al. 2021): FedAdam with a second moment that changes slowly.",
+    "matcha": "MATCHA (Wang et al. 2019): silos average with neighbours, drawn again each round.",
+    "ring": "Ring (Marfoq et al. 2020): each silo averages its model with its predecessor's.",
+    "star": "Star: after a round every silo has the plain mean of all models.",
+}
+
+
 def about(name: str) -> str:
-    """Return the first line of a method's file: of its settings, which is not executed, or plug.
+    """Return a line about a method: the first of its settings' file, not executed, or of a plug.
 
     Raises:
         SettingError: there is no such method.
     """
+    if name in _ABOUT:
+        return _ABOUT[name]
     if name not in METHODS:
         doc = import_module(_server_side(name).__module__).__doc__ or ""
     else:
-        file = _PARTS["models"].get(name, (name.replace("-", "_"), ""))[0]
+        file = name.replace("-", "_")
         path = Path(__file__).parents[1] / "methods" / f"{file}.py"
         doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return doc.strip().partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Train at one site, test at another: "Cross" of the Fed-Align-CL paper (Jimenez-Sanchez 2023).
+"""Cross (Jimenez-Sanchez et al. 2023): each site's own model is tested at every other site.
 
 Equations (arXiv:2107.02504):
   (cross) each site's model at every other -> client_app.methods.cross.CrossSite

@@ -1,4 +1,4 @@
-"""The ensemble: the mean of the sites' models' probabilities (``models.networks.mixture``)."""
+"""Ensemble: the mean of the probabilities that the sites' models give."""
 
 from fedsilo.models.contract.own_settings import NoSettings as EnsembleSettings
 

@@ -1,4 +1,4 @@
-"""FedAdam, FedYogi, FedAdagrad (Reddi et al. 2021): adaptive steps towards the sites' mean.
+"""FedAdam (Reddi et al. 2021), and FedYogi and FedAdagrad: adaptive steps towards the mean.
 
 Equations (arXiv:2003.00295):
   (algorithm 2, m_t and step) from v = tau^2 -> models.methods.fedadam.AdaptiveSettings.step

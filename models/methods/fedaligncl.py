@@ -1,4 +1,4 @@
-"""Fed-Align-CL (Jimenez-Sanchez et al. 2023): curriculum, alignment and noise as pure functions.
+"""Fed-Align-CL (Jimenez-Sanchez et al. 2023): a curriculum, and features aligned between sites.
 
 Two points differ from the paper: the discriminator has one output, a logit, where table IV prints
 two, and the classification loss is softmax cross-entropy in place of eq. 1's two sigmoids.

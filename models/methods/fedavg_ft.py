@@ -1,4 +1,4 @@
-"""FedAvg with personal fine-tuning, a baseline of PICSR and of FedEvPrompt ("FedAvgPers").
+"""FedAvg+FT ("FedAvgPers"): FedAvg, then each site fine-tunes the model on its own data.
 
 Equations (AAAI 2024, vol. 38 no. 21, pages 23482-23483):
   (objective) each site's own last rounds -> client_app.methods.fedavg_ft.FedAvgFTSite

@@ -1,4 +1,4 @@
-"""FedDistill (Seo et al. 2022, after Jeong et al. 2018): its settings and names on the wire.
+"""FedDistill (Seo et al. 2022, after Jeong et al. 2018): sites share mean logits by class.
 
 A site sends ``logits/<class>``, its mean logits of a class, and receives the other sites' mean
 under the same name; the server keeps ``logits/<site>/<class>``.

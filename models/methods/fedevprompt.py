@@ -1,4 +1,4 @@
-"""FedEvPrompt (Hendrix et al. 2024): its settings, and which maps enter the attention buffer.
+"""FedEvPrompt (Hendrix et al. 2024): evidential prompt tuning; sites share attention maps.
 
 Equations (arXiv:2411.10071):
   (1) prefix prompts -> models.networks.prompted_vit.prefix_attention

@@ -1,4 +1,4 @@
-"""FedProto (Tan et al. 2022): class prototypes, the loss that pulls towards them, and inference.
+"""FedProto (Tan et al. 2022): sites share the mean embeddings of classes, not weights.
 
 A site's prototype of a class is the mean embedding of its samples of that class (eq. 3), a global
 one the mean of the sites', weighted by their counts (eq. 6). An embedding is all tokens of a

@@ -1,4 +1,4 @@
-"""Each site alone: nothing of one site's model reaches another."""
+"""Local: each site trains alone, and nothing of one site's model reaches another."""
 
 from fedsilo.models.contract.own_settings import NoSettings as LocalSettings
 

@@ -1,4 +1,4 @@
-"""MOON (Li, He and Song 2021, "Model-contrastive federated learning"): its loss and its head.
+"""MOON, model-contrastive federated learning (Li, He and Song 2021): features near the global's.
 
 A sample's representation is pulled towards the global model's and away from that of the site's own
 model of its last round (eq. 3, with cosine similarity). It is a projection head's output for the

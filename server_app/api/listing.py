@@ -167,13 +167,22 @@ def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[st
 
 
 def experiments(*, file: AnyPath | None = None) -> Iterator[str]:
-    """List the experiments."""
+    """List the experiments, by method: data set, silos and rounds."""
     from fedsilo.datasets.registry import silo_count
+    from fedsilo.models.contract.methods import METHODS, about
     from fedsilo.models.contract.settings import CommonSettings
     from fedsilo.models.contract.settings_schema import build
     from fedsilo.server_app.config.experiments import read_experiments, simulation_file
 
-    for name, experiment in read_experiments(simulation_file(path_of(file))).items():
+    found = read_experiments(simulation_file(path_of(file)))
+    width = max(map(len, found), default=0)
+    by_method: dict[str, list[str]] = {}
+    for name, experiment in found.items():
         common = build(CommonSettings, experiment.values)
         silos = silo_count(common) or "own"
-        yield f"{name}: {common.method} on {common.dataset}, {silos} silos, {common.rounds} rounds"
+        text = f"{common.dataset}, {silos} silos, {common.rounds} rounds"
+        by_method.setdefault(common.method, []).append(f"  {name:{width}}  {text}")
+    for method in sorted(by_method):
+        # A plug is not imported for its line
+        yield f"{method}: {about(method)}" if method in METHODS else f"{method}: a plug"
+        yield from by_method[method]

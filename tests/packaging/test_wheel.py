@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -86,9 +87,8 @@ def test_a_wheel_lists_and_runs_experiments_from_an_empty_folder(
     engine: str, installed: Path, tmp_path: Path
 ) -> None:
     command = (sys.executable, "-m", "fedsilo.server_app.cli")
-    assert "uefl-digits: uefl on digits" in _run(
-        *command, "experiments", cwd=tmp_path, installed=installed
-    )
+    listed = _run(*command, "experiments", cwd=tmp_path, installed=installed)
+    assert re.search(r"\n  uefl-digits +digits, 9 silos", listed)
     assert "rounds = 30" in _run(*command, "settings", cwd=tmp_path, installed=installed)
     changes = {"rounds": 1, "silos": 3, "silo-train-size": 20, "silo-test-size": 10, "width": 4}
     sets = [f"--set={key}={value}" for key, value in changes.items()]

@@ -22,10 +22,28 @@ def test_the_list_of_settings_is_a_file_for_config() -> None:
 
 
 def test_an_experiment_is_listed_with_the_numbers_that_it_runs_with() -> None:
-    lines = dict(line.split(": ", 1) for line in experiments())
-    assert lines["uefl-digits"] == "uefl on digits, 9 silos, 30 rounds"
-    assert lines["fedavg-heart"].startswith("fedavg on heart, 4 silos")
+    lines = dict(line.split(maxsplit=1) for line in experiments())
+    assert lines["uefl-digits"] == "digits, 9 silos, 30 rounds"
+    assert lines["fedavg-heart"].startswith("heart, 4 silos")
     assert resolve({"method": "uefl"}).common.rounds == 30
+
+
+def test_experiments_are_listed_under_a_line_about_their_method(tmp_path: Path) -> None:
+    file = tmp_path / "simulation.yaml"
+    file.write_text(
+        "experiments:\n  a: {config: {method: star}}\n  bcd: {config: {method: ring}}\n"
+        "  e: {config: {method: my_method, rounds: 7, dataset: table}}\n"
+        "  f: {config: {method: star, dataset: heart}}\n"
+    )
+    assert [*experiments(file=file)] == [
+        "my_method: a plug",
+        "  e    table, own silos, 7 rounds",
+        "ring: Ring (Marfoq et al. 2020): each silo averages its model with its predecessor's.",
+        "  bcd  digits, 9 silos, 30 rounds",
+        "star: Star: after a round every silo has the plain mean of all models.",
+        "  a    digits, 9 silos, 30 rounds",
+        "  f    heart, 4 silos, 30 rounds",
+    ]
 
 
 def test_methods_are_listed_with_a_line_each_and_those_of_a_file_last() -> None:
