@@ -102,6 +102,7 @@ def crossvalidate(
     *,
     folds: int = 5,
     repeats: int = 5,
+    unequal: bool = False,
     jobs: int | str = 0,
     slurm: Sequence[str] = (),
     tell: Tell = silent,
@@ -115,7 +116,13 @@ def crossvalidate(
     refuse_below(1, "repeats", repeats)
     many = read_jobs(str(jobs), list(slurm))
     return crossvalidate(
-        experiments, run_sources(sources), folds=folds, repeats=repeats, jobs=many, tell=tell
+        experiments,
+        run_sources(sources),
+        folds=folds,
+        repeats=repeats,
+        unequal=unequal,
+        jobs=many,
+        tell=tell,
     )
 
 

@@ -23,7 +23,9 @@ import pandas as pd
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
+from fedsilo.server_app.config.experiments import find_experiment, simulation_file
 from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.studies.compare.tables import bytes_text, mean, seconds_text
 from fedsilo.server_app.studies.finished_run import FinishedRun
 
@@ -132,10 +134,14 @@ class Budgets:
         Raises:
             SettingError: names the first such row and all in what it differs; ends with ``advice``.
         """
+        for said in self.remarks():
+            raise SettingError(f"{said}; {advice}")
+
+    def remarks(self) -> Iterator[str]:
+        """Yield a sentence for each row that is not on the first one's terms."""
         for name, parts in self.unlike().items():
             first = next(n for n, b in self.of.items() if b.dataset == self.of[name].dataset)
-            said = f"experiment '{name}' is not on the terms of '{first}': {'; '.join(parts)}"
-            raise SettingError(f"{said}; {advice}")
+            yield f"experiment '{name}' is not on the terms of '{first}': {'; '.join(parts)}"
 
     def lines(self) -> list[list[str]]:
         """Return the column titles, then a line per experiment."""
@@ -163,7 +169,8 @@ class Budgets:
     def marked(self, results: pd.DataFrame) -> pd.DataFrame:
         """Return tidy results whose rows on other terms have a mark behind their experiment."""
         names = {name: f"{name}{MARK}" for name in self.unlike()}
-        return results.assign(experiment=results["experiment"].replace(names))
+        columns = results.columns.intersection(["experiment", "compared_with"])
+        return results.assign(**{column: results[column].replace(names) for column in columns})
 
 
 def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
@@ -173,6 +180,12 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
     without |= {"local-epochs", "local-steps"} if common.epoch_steps else {"pace"}
     given = {key: values[key] for key in ("rounds", *_TRAINING, *_START) if key not in without}
     return Budget(common.dataset, given, trials)
+
+
+def given(experiment: str, settings: RunSettings, sources: RunSources) -> Budget:
+    """Return what an experiment is given; its trials are the file's, or those of a search."""
+    declared = find_experiment(simulation_file(sources.file), experiment).trials
+    return budget_of(settings, declared or tuned_over(settings, experiment))
 
 
 def tuned_over(settings: RunSettings, experiment: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from rich.table import Table
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.config.settings import RunSettings, resolve
+from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.studies.compare.budgets import MARK, Budgets, given
 from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
 from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import csv_text, joined, markdown_table, rich_table
-from fedsilo.server_app.studies.compare.trials import Trial, run_groups
+from fedsilo.server_app.studies.compare.trials import Trial, run_groups, trial_settings
 
 COLUMNS = ("experiment", "compared_with", "group", "metric", "mean", "low", "high", "p", "runs")
 
@@ -38,22 +39,28 @@ class CrossValidation:
     """What a cross-validation found.
 
     ``intervals`` has the columns ``COLUMNS``: each experiment's figures, then differences, whose
-    ``compared_with`` names the experiment that is taken off.
+    ``compared_with`` names the experiment that is taken off. ``budgets`` are what each experiment
+    was given, and the rounds that its runs finished.
     """
 
     intervals: pd.DataFrame
     metrics: Sequence[str]
+    budgets: Budgets = field(default_factory=Budgets)
 
-    def lines(self) -> Iterator[Table]:
-        """Yield a table per metric."""
-        yield from (metric_table(self.intervals, metric) for metric in self.metrics)
+    def lines(self) -> Iterator[Table | str]:
+        """Yield a table per metric, then a line for each experiment on other terms."""
+        marked = self.budgets.marked(self.intervals)
+        yield from (metric_table(marked, metric) for metric in self.metrics)
+        yield from (f"{MARK.strip()} {remark}" for remark in self.budgets.remarks())
 
     def write(self, csv: Path | None, markdown: Path | None) -> None:
         """Write the figures as CSV and the tables as Markdown."""
         if csv:
             write_atomically(csv, csv_text(self.intervals))
         if markdown:
-            write_atomically(markdown, markdown_text(self.intervals, self.metrics))
+            text = markdown_text(self.budgets.marked(self.intervals), self.metrics)
+            text += "".join(f"\n{MARK.strip()} {remark}\n" for remark in self.budgets.remarks())
+            write_atomically(markdown, text)
 
 
 def crossvalidate(
@@ -62,6 +69,7 @@ def crossvalidate(
     *,
     folds: int,
     repeats: int,
+    unequal: bool = False,
     jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> CrossValidation:
@@ -72,11 +80,14 @@ def crossvalidate(
         sources: where settings come from, over those of each experiment.
         folds: folds of each site's rows, at least 2.
         repeats: shufflings.
+        unequal: whether experiments on unequal terms (see budgets.py) are compared, and marked;
+            trials keep no optimiser steps, so that settings and finished rounds decide.
         jobs: runs at once, 0 for one per core, or Slurm's parameters.
         tell: is called with a line before the runs begin.
 
     Raises:
-        FedsiloError: the data set has no folds, a setting is wrong, or a run failed.
+        FedsiloError: the data set has no folds, a setting is wrong, experiments are on unequal
+            terms, or a run failed.
     """
     names = list(dict.fromkeys(experiments))
     plans = {name: planned(name, sources)[0] for name in names}
@@ -85,13 +96,20 @@ def crossvalidate(
     runs = folds * repeats
     tell(f"{len(names)} experiments, {folds} folds, {repeats} repeats: {len(names) * runs} runs")
     _refuse_other_data(plans)
+    budgets = Budgets({name: given(name, plans[name], sources) for name in names})
+    if not unequal:
+        budgets.refuse_unequal("give all the same, or mark the row by --unequal")
     first = plans[names[0]].common
     folder = Path(first.out) / "crossvalidation"
     summaries = dict(zip(names, run_groups(trials, folder, jobs), strict=True))
+    rounds = {name: [int(run["rounds"]) for run in runs] for name, runs in summaries.items()}
+    budgets = Budgets({n: replace(b, rounds=rounds[n]) for n, b in budgets.of.items()})
+    if not unequal:
+        budgets.refuse_unequal("all runs are kept, and the same with --unequal marks the row")
     metrics = data_set(first.dataset).headline
     figures = figure_intervals(summaries, metrics, folds)
     differences = difference_intervals(summaries, metrics, folds)
-    return CrossValidation(joined([figures, differences]), metrics)
+    return CrossValidation(joined([figures, differences]), metrics, budgets)
 
 
 def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
@@ -115,8 +133,7 @@ def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
     trials = []
     for repeat, fold in product(range(repeats), range(folds)):
         cut = {"test-folds": folds, "test-fold": fold, "fold-seed": repeat, "seed": repeat}
-        values = {**base, **cut, "evaluate-every": 0, "run-name": ""}
-        trials.append(Trial(resolve(values), {"repeat": repeat, "fold": fold}, data))
+        trials.append(Trial(trial_settings({**base, **cut}), {"repeat": repeat, "fold": fold}, data))
     return trials
 
 

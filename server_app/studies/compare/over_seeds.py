@@ -21,12 +21,11 @@ from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.registry import data_set, load_silo
 from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.experiments import find_experiment, simulation_file
 from fedsilo.server_app.config.settings import RunSettings, differences
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.run.processes import bound_environment
-from fedsilo.server_app.studies.compare.budgets import Budget, Budgets, budget_of, tuned_over
+from fedsilo.server_app.studies.compare.budgets import Budgets, given
 from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
 from fedsilo.server_app.studies.compare.results import (
     chosen_metrics,
@@ -215,7 +214,8 @@ def compare(
     data_sets = {job.experiment: job.settings.common.dataset for job in all_jobs}
     refuse_mixed_optimisers({job.experiment: job.settings.common for job in all_jobs})
     check_tests(data_sets, tests=tests, paired=paired, seeds=seeds)
-    budgets = _budgets(all_jobs, sources)
+    by_name = {job.experiment: job.settings for job in all_jobs}
+    budgets = Budgets({name: given(name, by_name[name], sources) for name in by_name})
     if not unequal:
         budgets.refuse_unequal("give all the same, or mark the row by --unequal")
     _run_all([job for job in all_jobs if not job.finished()], jobs, tell)
@@ -229,15 +229,6 @@ def compare(
     tested = _tests(summaries, tests, paired) if tests else []
     remarks = notes(tested[0], seeds, paired, _same_split(all_jobs)) if tested else []
     return Comparison(results, split, tested, remarks, budgets)
-
-
-def _budgets(jobs: Sequence[Job], sources: RunSources) -> Budgets:
-    """Return what each experiment is given."""
-    file, found = simulation_file(sources.file), dict[str, Budget]()
-    for name, settings in {job.experiment: job.settings for job in jobs}.items():
-        trials = find_experiment(file, name).trials or tuned_over(settings, name)
-        found[name] = budget_of(settings, trials)
-    return Budgets(found)
 
 
 def _runs(jobs: Sequence[Job], experiment: str) -> list[FinishedRun]:

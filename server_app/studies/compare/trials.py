@@ -27,7 +27,7 @@ from fedsilo.datasets.registry import silo_names
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import git_revision
-from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.run.processes import end_with
 from fedsilo.server_app.run.terminal import make_console
 from fedsilo.server_app.studies.compare.slurm import Jobs, Slurm, SlurmPool
@@ -49,6 +49,13 @@ class Trial:
         """Return the name of its summary's file; another version of fedsilo has another name."""
         text = json.dumps([self.settings.decisive(), self.data, git_revision()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def trial_settings(values: Mapping[str, Value]) -> RunSettings:
+    """Return the settings of a short run: only the last round is measured, but to stop early."""
+    stops = values["early-stopping-metric"] != "none"
+    seldom = {} if stops else {"evaluate-every": 0}
+    return resolve({**values, **seldom, "run-name": ""})
 
 
 _Work = tuple[Trial, Path]  # what a worker process gets: a trial and the file of its summary

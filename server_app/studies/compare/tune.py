@@ -27,7 +27,6 @@ from fedsilo.server_app.config.experiments import (
     read_section,
     simulation_file,
 )
-from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.studies.compare.search import (
@@ -38,7 +37,7 @@ from fedsilo.server_app.studies.compare.search import (
 )
 from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import deviation, mean, rich_table
-from fedsilo.server_app.studies.compare.trials import Trial, run_groups
+from fedsilo.server_app.studies.compare.trials import Trial, run_groups, trial_settings
 
 SHOWN = 5  # points in the table on the screen
 
@@ -164,9 +163,9 @@ def _trials(
     for seed, fold in product(range(budget.seeds), range(budget.folds)):
         folds = {"val-folds": budget.folds, "val-fold": fold, "fold-seed": seed, "use-test": False}
         cut = folds if budget.folds > 1 else {}
-        values = {**base, **point, **cut, "seed": seed, "evaluate-every": 0, "run-name": ""}
+        values = {**base, **point, **cut, "seed": seed}
         try:
-            trials.append(Trial(resolve(values), {**point, "seed": seed, "fold": fold}, data))
+            trials.append(Trial(trial_settings(values), {**point, "seed": seed, "fold": fold}, data))
         except SettingError as error:
             raise SettingError(f"grid point {dict(point)}: {error}") from None
     return trials

@@ -120,7 +120,7 @@ def test_each_command_has_help_and_no_markup_in_it(
             "median tests paired unequal csv markdown",
         ),
         ("tune", "set config out file plugin sampler trials folds seeds jobs slurm"),
-        ("crossvalidate", "folds repeats csv markdown set config out file plugin jobs slurm"),
+        ("crossvalidate", "folds repeats unequal csv markdown set config out file plugin jobs slurm"),
         ("fetch", "data-dir base-url accept-licence"),
         ("datasets", "data-dir json"),
         (
@@ -147,7 +147,7 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("report", "for out audit-log site-file overwrite"),
         (
             "predict",
-            "out site images manifest table split coverage calibration data-dir state-dir",
+            "out best site images manifest table split coverage calibration data-dir state-dir",
         ),
         ("calibrate", "site coverage out data-dir state-dir"),
         ("export", "format site out data-dir state-dir"),

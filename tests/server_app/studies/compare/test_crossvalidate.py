@@ -177,6 +177,9 @@ experiments:
   alone:
     base: averaged
     config: {method: local}
+  longer:
+    base: averaged
+    config: {rounds: 3}
   patients:
     base: averaged
     config: {dataset: table}
@@ -234,6 +237,43 @@ def test_two_experiments_are_cross_validated_on_the_same_splits(
     assert main(arguments) == 0
     again = {path: path.stat().st_mtime_ns for path in (tmp_path / "crossvalidation").iterdir()}
     assert again == kept
+
+
+@pytest.mark.usefixtures("in_process")
+def test_experiments_on_unequal_terms_are_refused_before_they_run_or_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "simulation.yaml"
+    file.write_text(SIMULATION)
+    arguments = ["crossvalidate", "averaged", "longer", "--file", str(file), "--jobs", "1"]
+    arguments += ["--folds", "2", "--repeats", "1", "--out", str(tmp_path / "out")]
+    arguments += ["--markdown", str(tmp_path / "t.md")]
+    assert main(arguments) == 1
+    remark = "experiment 'longer' is not on the terms of 'averaged': rounds 3, not 2"
+    assert f"{remark}; give all the same, or mark the row by --unequal" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*arguments, "--unequal"]) == 0
+    assert f"* {remark}" in capsys.readouterr().out.splitlines()
+    text = (tmp_path / "t.md").read_text()
+    assert text.endswith(f"\n* {remark}\n")
+    assert "| averaged less longer * |" in text
+
+
+@pytest.mark.usefixtures("in_process")
+def test_an_experiment_that_ends_early_is_refused_and_its_runs_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopping = "{val-folds: 2, evaluate-every: 1, early-stopping-metric: loss, patience: 1, "
+    stopping += "minimum-delta: 9.0}"
+    file = tmp_path / "simulation.yaml"
+    file.write_text(SIMULATION.replace("{rounds: 3}", stopping).replace("rounds: 2", "rounds: 9"))
+    arguments = ["crossvalidate", "averaged", "longer", "--file", str(file), "--jobs", "1"]
+    arguments += ["--folds", "2", "--repeats", "1", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert "rounds, not 9 of 9; all runs are kept, and the same with --unequal marks" in error
+    assert len(list((tmp_path / "out" / "crossvalidation").iterdir())) == 4
+    assert main([*arguments, "--unequal"]) == 0
 
 
 def test_images_have_no_folds_and_are_refused(
