@@ -133,7 +133,9 @@ def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
     trials = []
     for repeat, fold in product(range(repeats), range(folds)):
         cut = {"test-folds": folds, "test-fold": fold, "fold-seed": repeat, "seed": repeat}
-        trials.append(Trial(trial_settings({**base, **cut}), {"repeat": repeat, "fold": fold}, data))
+        trials.append(
+            Trial(trial_settings({**base, **cut}), {"repeat": repeat, "fold": fold}, data)
+        )
     return trials
 
 

@@ -165,7 +165,9 @@ def _trials(
         cut = folds if budget.folds > 1 else {}
         values = {**base, **point, **cut, "seed": seed}
         try:
-            trials.append(Trial(trial_settings(values), {**point, "seed": seed, "fold": fold}, data))
+            trials.append(
+                Trial(trial_settings(values), {**point, "seed": seed, "fold": fold}, data)
+            )
         except SettingError as error:
             raise SettingError(f"grid point {dict(point)}: {error}") from None
     return trials

@@ -120,7 +120,10 @@ def test_each_command_has_help_and_no_markup_in_it(
             "median tests paired unequal csv markdown",
         ),
         ("tune", "set config out file plugin sampler trials folds seeds jobs slurm"),
-        ("crossvalidate", "folds repeats unequal csv markdown set config out file plugin jobs slurm"),
+        (
+            "crossvalidate",
+            "folds repeats unequal csv markdown set config out file plugin jobs slurm",
+        ),
         ("fetch", "data-dir base-url accept-licence"),
         ("datasets", "data-dir json"),
         (
