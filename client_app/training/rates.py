@@ -167,9 +167,10 @@ def check_schedule(settings: CommonSettings) -> None:
             f"setting 'warm-up' is {settings.warm_up:g} and there are {settings.rounds} rounds: "
             "lower it below 'rounds'"
         )
-    if settings.schedule == "step" and "step_size" not in arguments:
+    size = arguments.get("step_size", 0)
+    if settings.schedule == "step" and isinstance(size, int | float) and size <= 0:
         raise SettingError(
-            "schedule 'step' needs the rounds of a step: set 'schedule-arguments' to "
+            "schedule 'step' needs the rounds of a step, above 0: set 'schedule-arguments' to "
             f"{_EXAMPLES['step']}"
         )
     try:

@@ -163,13 +163,13 @@ def test_a_gpu_that_ray_does_not_give_is_named_as_it_is_or_asked_for_or_done_wit
         raise FedsiloError("a SuperLink starts")
 
     monkeypatch.setattr(ray_engine, "_superlink", starts)
-    simulate = ("simulate", "once")
+    simulate = ("simulate", "once", "--engine", "ray")
     told = command(*simulate, changes=("device=cuda:1",))
     assert "set 'device' to 'cuda', and CUDA_VISIBLE_DEVICES to choose among GPUs" in told
     told = command(*simulate, changes=("device=cuda",))
     assert "set 'client-resources-num-gpus' in the experiment's 'resources' (0.5 for two" in told
     assert "or take --engine inline" in told
-    assert "Ray" not in command(*simulate, "--engine", "inline", changes=("device=cuda",))
+    assert "Ray" not in command(*simulate[:3], "inline", changes=("device=cuda",))
     resources = "  once:\n    resources: {client-resources-num-gpus: 0.5}"
     Path("simulation.yaml").write_text(EXPERIMENTS.replace("  once:", resources))
     assert "a SuperLink starts" in command(*simulate, changes=("device=cuda",))

@@ -88,13 +88,13 @@ CASES = [
         {"lower it below 'rounds'": {"warm-up": 1.0}},
     ),
     Case(
-        "needs the rounds of a step: set 'schedule-arguments' to",
+        "needs the rounds of a step, above 0: set 'schedule-arguments' to",
         fedavg(schedule="step"),
         {"to {step_size: 10, gamma: 0.1}": {"schedule-arguments": "{step_size: 10, gamma: 0.1}"}},
     ),
     Case(
         "cannot be made (",
-        fedavg(schedule="step", schedule_arguments="{step_size: 0}"),
+        fedavg(schedule="step", schedule_arguments="{step_size: x}"),
         {"change 'schedule-arguments'": {"schedule-arguments": "{step_size: 1}"}},
     ),
     Case(

@@ -98,10 +98,11 @@ def test_a_wheel_lists_and_runs_experiments_from_an_empty_folder(
     assert len(summary["sites"]) == 3
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "docs" / "examples").glob("own_*.py")), ids=str)
+@pytest.mark.parametrize("name", ["own_network.py", "own_method.py"])
 def test_a_script_of_at_most_25_lines_runs_with_the_wheel(
-    script: Path, installed: Path, tmp_path: Path
+    name: str, installed: Path, tmp_path: Path
 ) -> None:
+    script = ROOT / "docs" / "examples" / name
     assert len(script.read_text().splitlines()) <= 25
     own = shutil.copy(script, tmp_path)
     _run(sys.executable, own, cwd=tmp_path, installed=installed)

@@ -119,6 +119,7 @@ def test_four_rounds_of_a_quadratic_are_those_of_cosine_rates_in_numpy(
         (settings_of("cosine", 4, "{T_max: 3}"), "schedule 'cosine' takes eta_min"),
         (settings_of("constant", 4, "{gamma: 3}"), "schedule 'constant' takes none"),
         (settings_of("step", 4, "{gamma: 0.1}"), "needs the rounds of a step"),
+        (settings_of("step", 4, "{step_size: -1}"), "needs the rounds of a step, above 0"),
         (settings_of("step", 4, "{step_size: x}"), "cannot be made"),
         (settings_of("one-cycle", 4, "{anneal_strategy: up}"), "cannot be made"),
         (settings_of("cosine", 4, "{eta_min: -1}"), "negative or infinite"),
