@@ -42,6 +42,8 @@ class DataError(FedsiloError):
 class FileNamesError(DataError):
     """It quotes names of files that were found, which at a hospital may be patients'."""
 
+    code = "file-names"
+
 
 class SiteError(FedsiloError):
     """A site failed or sent an unusable answer, or too few sites are left."""
