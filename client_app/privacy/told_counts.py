@@ -4,14 +4,13 @@ A patient changes one count by one, so counts with Gaussian noise are private. T
 for the same data and kept: drawn again and again, their mean would be the count.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 
 import torch
 
 from fedsilo.client_app.privacy.ledger import Ledger
 from fedsilo.client_app.site.own_file import OwnFile
+from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.models.privacy.gaussian_mechanism import with_noise
 
 FILE = "told-counts.json"
@@ -39,7 +38,7 @@ def told_counts(
         f"the hospital's own {FILE}",
         "bring it back; if it is removed the next run's counts cost epsilon again",
     )
-    key = sha256(json.dumps(sorted(data.items())).encode()).hexdigest()
+    key = json_digest(sorted(data.items()))
     with file.locked():
         known = file.read({})
         if key not in known:

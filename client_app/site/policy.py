@@ -170,7 +170,7 @@ _BY_ROLE: Mapping[str, Callable[[Any, Any], Any]] = {
 _STRICTER = {
     key: stricter for role, stricter in _BY_ROLE.items() for key in keys_with(SiteFile, role)
 }
-NODE_LIMITS = tuple(_STRICTER)  # what of a site file may stand in the node config too
+NODE_LIMITS = tuple(_STRICTER)  # keys of a site file that the node config may have too
 
 
 def read_site_file(context: Context) -> SiteFile:

@@ -86,7 +86,7 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
 
 def seal(folder: Path, name: str) -> None:
     """Write the seal of a folder's files; the folder is about to be called ``name``."""
-    files = {file: _sha256(folder / file) for file in sorted(_files(folder))}
+    files = {file: file_sha256(folder / file) for file in sorted(_files(folder))}
     write_atomically(folder / SEAL, json.dumps({"folder": name, "files": files}), 0o600)
 
 
@@ -100,7 +100,7 @@ def fault(folder: Path) -> str | None:
         if _last_stamps(folder) == stamps:
             return None
         began = time.time_ns()
-        if any(_sha256(folder / name) != digest for name, digest in sealed.items()):
+        if any(file_sha256(folder / name) != digest for name, digest in sealed.items()):
             return "were altered"
         if all(max(facts[1:3]) < began - _SETTLED for facts in stamps.values()):
             with suppress(OSError):  # a cache that is mounted read-only
@@ -141,6 +141,7 @@ def _last_stamps(folder: Path) -> Any:
     return None
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

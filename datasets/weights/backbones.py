@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedsilo.datasets.io.locations import find_places, weight_paths
+from fedsilo.datasets.io.sealed_folders import file_sha256
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.errors import CheckpointError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
@@ -56,8 +56,7 @@ def backbone_digest(settings: CommonSettings) -> str:
     path = weights_file(settings)
     if path is None:
         return f"{settings.backbone}, {_origin(settings)}"
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_sha256(path)
 
 
 def _origin(settings: CommonSettings) -> str:

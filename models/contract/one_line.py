@@ -23,6 +23,14 @@ def shortened(text: object, longest: int = LONGEST, end: int = 100) -> str:
     return f"{words[: longest - end - 3]} … {words[-end:]}"
 
 
+def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return of pairs (who, reason) each reason's who, with commas between."""
+    who: dict[str, list[str]] = {}
+    for one, reason in reasons:
+        who.setdefault(reason, []).append(one)
+    return {reason: ", ".join(names) for reason, names in who.items()}
+
+
 def printable(text: str) -> str:
     """Return a text on one line, with a space for each character that cannot be printed."""
     if text.isprintable() and "  " not in text:

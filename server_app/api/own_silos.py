@@ -6,7 +6,6 @@ folder's name is a digest of its files, so that the same data give the same silo
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsilo.datasets.io.atomic_files import scratch_folder
+from fedsilo.datasets.io.sealed_folders import file_sha256, json_digest
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.datasets.silo.silos import SPLITS
 from fedsilo.models.contract.errors import DataError, SettingError
@@ -181,9 +181,5 @@ def _of_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
 
 
 def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(f"{path.relative_to(folder)}\0".encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return json_digest([[str(path.relative_to(folder)), file_sha256(path)] for path in files])

@@ -135,9 +135,10 @@ def engine_for(common: CommonSettings, engine: str, ray_address: str | None) -> 
     """
     if engine != "auto":
         return engine
-    if ray_address or not (data_set(common.dataset).is_table or os.cpu_count() == 1):
+    reason = "there is one core" if os.cpu_count() == 1 else ""
+    reason = "tables are quick" if data_set(common.dataset).is_table else reason
+    if ray_address or not reason:
         return "ray"
-    reason = "tables are quick" if data_set(common.dataset).is_table else "there is one core"
     print(f"fedsilo: sites train in this process, {reason} (--engine ray: side by side)")
     return "inline"
 
@@ -166,7 +167,8 @@ def start(
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
     cut_of(settings.common)  # a cut that leaves a silo empty would otherwise fail at every silo
     if engine_for(settings.common, engine, ray_address) == "ray":
-        if names := silo_names(settings.common):
+        made_up = data_set(settings.common.dataset).origin == "made-up"  # of which nothing can lack
+        if not made_up and (names := silo_names(settings.common)):
             load_silo(names[0], settings.common)  # missing data, before half a minute of starting
         return run_with_ray(settings, resources, ray_address or "")
     if ray_address:

@@ -30,7 +30,7 @@ from fedsilo.models.contract.messages import (
     measurement,
     state_key,
 )
-from fedsilo.models.contract.one_line import one_line, shortened
+from fedsilo.models.contract.one_line import by_reason, one_line, shortened
 from fedsilo.models.contract.settings import SERVER, SUMS, CommonSettings
 from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies
 from fedsilo.strategies.loop.hooks import Hooks
@@ -333,12 +333,10 @@ class _Exchange:
         needed = min(min_sites or owed, owed)
         if answered >= needed:
             return
-        sites_of: dict[str, list[str]] = {}
-        for site in sorted(self.failed):
-            sites_of.setdefault(self.failed[site], []).append(f"site {site}")
+        failed = by_reason((f"site {site}", self.failed[site]) for site in sorted(self.failed))
         reasons = "; ".join(
-            f"{', '.join(sites)}, round {self.ask.round}, phase {self.question.phase}: {reason}"
-            for reason, sites in sites_of.items()
+            f"{sites}, round {self.ask.round}, phase {self.question.phase}: {reason}"
+            for reason, sites in failed.items()
         )
         raise TooFewSitesError(
             f"{reasons} -- {answered} of {asked} sites answered and {needed} are needed "

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import CONFIG, HELLO
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import by_reason, one_line
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.site_facts import FeatureStatistics, SiteFacts
 from fedsilo.models.contract.versions import own_versions
@@ -132,19 +132,19 @@ def meet_sites(
     needed = needed_sites(met, settings)
     if met.refused and len(met.facts) < needed:
         raise SiteError(
-            f"a site cannot take part: {'; '.join(by_reason(met.refused))} -- {len(met.facts)} of "
-            f"{len(met.asked)} can and {needed} are needed ('min-sites')"
+            f"a site cannot take part: {'; '.join(grouped_refusals(met.refused))} -- "
+            f"{len(met.facts)} of {len(met.asked)} can and {needed} are needed ('min-sites')"
         )
     return met
 
 
-def by_reason(refused: Iterable[str]) -> list[str]:
+def grouped_refusals(refused: Iterable[str]) -> list[str]:
     """Return refusals, each ``<site>: <reason>``, with the sites of one reason in one line."""
-    sites: dict[str, list[str]] = {}
+    pairs = []
     for refusal in sorted(refused):
         site, colon, reason = refusal.partition(": ")
-        sites.setdefault(colon + (reason if colon else refusal), []).append(site if colon else "")
-    return [", ".join(names) + reason for reason, names in sites.items()]
+        pairs.append((site, colon + reason) if colon else ("", refusal))
+    return [sites + reason for reason, sites in by_reason(pairs).items()]
 
 
 def needed_sites(met: Participants, settings: CommonSettings) -> int:

@@ -18,7 +18,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.survey import Survey
 from fedsilo.models.contract.versions import own_versions
 from fedsilo.strategies.meeting.admission import Registry
-from fedsilo.strategies.meeting.participants import HELLO_TIMEOUT, by_reason, wait_for_nodes
+from fedsilo.strategies.meeting.participants import HELLO_TIMEOUT, grouped_refusals, wait_for_nodes
 from fedsilo.strategies.wire.messaging import arriving
 from fedsilo.strategies.wire.records import record_bytes
 
@@ -62,7 +62,7 @@ def survey_sites(
             refused.append(f"node {node}: {error}")
     answers = _known(heard, registry, refused)
     if not answers:
-        raise SiteError(f"no site has answered the survey: {'; '.join(by_reason(refused))}")
+        raise SiteError(f"no site has answered the survey: {'; '.join(grouped_refusals(refused))}")
     return Surveyed(answers, tuple(refused))
 
 

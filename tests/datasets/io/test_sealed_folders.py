@@ -167,13 +167,13 @@ def test_opening_is_a_use(target: Path) -> None:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of files that are hashed from now on."""
     names: list[str] = []
-    whole = sealed_folders._sha256
+    whole = sealed_folders.file_sha256
 
     def counted(path: Path) -> str:
         names.append(path.name)
         return whole(path)
 
-    monkeypatch.setattr(sealed_folders, "_sha256", counted)
+    monkeypatch.setattr(sealed_folders, "file_sha256", counted)
     return names
 
 

@@ -19,7 +19,7 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
 from fedsilo.strategies.meeting.participants import (
     Participants,
-    by_reason,
+    grouped_refusals,
     meet_sites,
     wait_for_nodes,
 )
@@ -192,7 +192,7 @@ def test_sites_that_cannot_take_part_stop_the_run_with_all_their_reasons(
 def test_refusals_of_one_reason_are_one_line_with_its_sites() -> None:
     refused = ["s2: no files: fetch them", "s1: no files: fetch them", "s3: too few", "nobody"]
     told = ["nobody", "s1, s2: no files: fetch them", "s3: too few"]
-    assert by_reason(refused) == told
+    assert grouped_refusals(refused) == told
 
 
 @pytest.mark.parametrize("min_sites", [1, 2])
