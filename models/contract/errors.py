@@ -4,6 +4,8 @@ Each kind has a ``code``, by which a program knows it. Of a site's errors the se
 beside the text: ``ERROR_CODES``, where the code has one.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from fedsilo.models.contract.one_line import shortened
@@ -79,3 +81,21 @@ class ExportError(FedsiloError):
     """A model cannot be exported, or the exported one gives other answers."""
 
     code = "export"
+
+
+def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
+    """Return the sentence that says which extra ``what`` needs, and the command that installs it.
+
+    ``otherwise`` is what else the user can do, such as "leave out --pdf".
+    """
+    command = f"{what} needs the extra '{extra}': pip install 'fedsilo[{extra}]'"
+    return f"{command}, or {otherwise}" if otherwise else command
+
+
+@contextmanager
+def needs_extra(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
+    """Raise a SettingError by ``missing_extra`` if an import of the block fails."""
+    try:
+        yield
+    except ImportError:
+        raise SettingError(missing_extra(what, extra, otherwise)) from None

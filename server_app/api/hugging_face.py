@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.datasets.io.atomic_files import build_folder
-from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.errors import DataError, missing_extra
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.server_app.api.own_silos import ALONE, write_silos
 
@@ -73,7 +73,5 @@ def _library() -> Any:
         library = import_module("datasets")
         if hasattr(library, "load_dataset"):
             return library
-    raise DataError(
-        "data sets of Hugging Face need its package: pip install 'fedsilo[huggingface]', and run "
-        "outside of a checkout of fedsilo"
-    )
+    needed = missing_extra("a data set of Hugging Face", "huggingface")
+    raise DataError(f"{needed}, and run outside of a checkout of fedsilo")

@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from fedsilo.models.contract.errors import missing_extra
 from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings_schema import Value
@@ -217,7 +218,7 @@ class TrackingHook(Hook):
         except Exception as error:  # whatever a library and its server can do
             self.tracker, reason = None, one_line(f"{type(error).__name__}: {error}")
             if isinstance(error, ImportError):
-                reason = f"{self.track} is not installed: pip install 'fedsilo[tracking]'"
+                reason = missing_extra(f"'track' {self.track}", "tracking")
             line = "tracking with %s ends, and the run continues: %s"
             logging.getLogger("flwr").warning(line, self.track, reason)
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.errors import SettingError, needs_extra
 from fedsilo.models.contract.settings_schema import Value
 
 if TYPE_CHECKING:
@@ -110,12 +110,8 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
 
 
 def _optuna() -> Any:
-    try:
+    with needs_extra("'fedsilo tune'", "tuning"):
         import optuna
-    except ImportError:
-        raise SettingError(
-            "'fedsilo tune' needs the extra 'tuning': pip install 'fedsilo[tuning]'"
-        ) from None
     return optuna
 
 

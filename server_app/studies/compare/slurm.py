@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.errors import FedsiloError, SettingError, needs_extra
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import parse_assignment
 
@@ -114,12 +114,8 @@ def _outcome_or_reason(
 
 
 def _executor(slurm: Slurm, folder: Path) -> Any:
-    try:
+    with needs_extra("--jobs slurm", "slurm", "leave it out"):
         import submitit
-    except ImportError:
-        raise SettingError(
-            "--jobs slurm needs submitit: pip install 'fedsilo[slurm]', or leave it out"
-        ) from None
     try:
         executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=slurm.cluster)
         executor.update_parameters(name="fedsilo", **slurm.parameters)

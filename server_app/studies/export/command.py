@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedsilo.datasets.io.atomic_files import build_folder
-from fedsilo.models.contract.errors import ExportError, SettingError
+from fedsilo.models.contract.errors import ExportError, SettingError, needs_extra
 from fedsilo.models.contract.versions import FEDSILO, installed_software
 from fedsilo.server_app.studies.export.card import card_text
 from fedsilo.server_app.studies.export.formats import exported, quiet, write_onnx, write_pt2
@@ -138,19 +138,15 @@ def write_bundle(program: Program, folder: Path) -> float:
     """Write the bundle's folder, and return the largest difference of its answers from ours.
 
     Raises:
-        ExportError: the model is of a table, the extra is not installed, or the difference is too
-            large.
+        SettingError: the extra 'monai' is not installed.
+        ExportError: the model is of a table, or the difference is too large.
     """
     if program.vectors.ndim != 4:
         raise ExportError(
             "format 'monai' is for images, and the run's data set is a table: choose pt2 or onnx"
         )
-    try:
+    with needs_extra("format 'monai'", "monai"):
         monai = version("monai")
-    except ModuleNotFoundError:
-        raise ExportError(
-            "format 'monai' needs the extra of that name: pip install 'fedsilo[monai]'"
-        ) from None
     configs, models, scripts = (folder / name for name in ("configs", "models", "scripts"))
     for made in (configs, models, scripts, folder / "docs"):
         made.mkdir()

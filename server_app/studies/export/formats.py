@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.export import Dim, ExportedProgram
 
-from fedsilo.models.contract.errors import ExportError
+from fedsilo.models.contract.errors import ExportError, needs_extra
 from fedsilo.server_app.studies.export.program import INPUTS, PROBABILITIES, VECTORS, Program
 
 _SIZES = (VECTORS, 1, 3)  # sizes of batches that a program is tried with
@@ -47,15 +47,12 @@ def write_onnx(program: Program, path: Path) -> float:
     """Write the program for ONNX runtimes; returns and raises as ``write_pt2``.
 
     Raises:
-        ExportError: also if the extra is not installed.
+        SettingError: the extra 'onnx' is not installed.
+        ExportError: as ``write_pt2``.
     """
-    try:
+    with needs_extra("format 'onnx'", "onnx"):
         import onnxruntime
         import onnxscript  # noqa: F401  # torch's ONNX exporter needs it
-    except ImportError:
-        raise ExportError(
-            "format 'onnx' needs the extra of that name: pip install 'fedsilo[onnx]'"
-        ) from None
     try:
         with torch.no_grad(), quiet():
             torch.onnx.export(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.errors import SettingError, needs_extra
 
 
 def pdf_of(html: str) -> bytes:
@@ -26,11 +26,8 @@ def pdf_of(html: str) -> bytes:
 def _weasyprint() -> Any:
     logging.getLogger("weasyprint").setLevel(logging.ERROR)  # it warns of CSS that browsers know
     try:
-        import weasyprint.urls
-    except ImportError:
-        raise SettingError(
-            "a PDF needs the extra 'pdf': pip install 'fedsilo[pdf]', or leave out --pdf"
-        ) from None
+        with needs_extra("a PDF", "pdf", "leave out --pdf"):
+            import weasyprint.urls
     except OSError as error:  # its libraries in C are not Python packages
         raise SettingError(
             f"a PDF needs Pango, which is not installed ({error}): "

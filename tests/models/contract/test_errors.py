@@ -1,5 +1,14 @@
+import pytest
+
 from fedsilo.models.contract import errors
-from fedsilo.models.contract.errors import ERROR_CODES, EpsilonSpentError, FedsiloError, SiteError
+from fedsilo.models.contract.errors import (
+    ERROR_CODES,
+    EpsilonSpentError,
+    FedsiloError,
+    SettingError,
+    SiteError,
+    needs_extra,
+)
 
 
 def test_each_kind_of_error_has_a_code_of_its_own() -> None:
@@ -23,3 +32,16 @@ def test_spent_epsilon_is_a_sites_refusal_and_so_a_sites_error() -> None:
     error = EpsilonSpentError("no more")
     assert isinstance(error, SiteError)
     assert (error.code, str(error)) == ("epsilon-spent", "no more")
+
+
+def test_a_missing_package_of_an_extra_is_named_with_the_command_that_installs_it() -> None:
+    with pytest.raises(SettingError) as told, needs_extra("a PDF", "pdf", "leave out --pdf"):
+        import there_is_no_such_package  # noqa: F401
+    assert str(told.value) == (
+        "a PDF needs the extra 'pdf': pip install 'fedsilo[pdf]', or leave out --pdf"
+    )
+
+
+def test_another_error_than_a_missing_package_passes() -> None:
+    with pytest.raises(ZeroDivisionError), needs_extra("a PDF", "pdf"):
+        raise ZeroDivisionError
