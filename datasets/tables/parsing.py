@@ -61,71 +61,25 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
                 continue
         missing |= {name: missing[name] + 1 for name in lacking}
     left_out = LeftOutRows(len(lines) - len(rows), missing)
-    return Table(_matrix(rows, schema), np.array(labels, dtype=np.int64), left_out)
+    return Table(as_matrix(rows, schema), np.array(labels, dtype=np.int64), left_out)
 
 
-@dataclass(frozen=True)
-class NewRows:
-    """Rows of new patients, whose labels nobody knows.
-
-    Attributes:
-        lines: (n,) each row's line in the file.
-        rows: (n, features) float32, NaN where a value is missing.
-        lacking: line -> the columns without a value, of rows that the schema's policy drops; they
-            are not among ``rows``.
-    """
-
-    lines: tuple[int, ...]
-    rows: npt.NDArray[np.float32]
-    lacking: Mapping[int, tuple[str, ...]]
-
-
-def parse_new_rows(text: str, schema: TableSchema, where: str) -> NewRows:
-    """Return the rows of a CSV text with or without the label's column, which is not read.
-
-    Args:
-        text: the file's content.
-        schema: the expected columns, of which the label may be absent.
-        where: names the file in errors.
-
-    Raises:
-        DataError: as ``parse_table``'s, or there is no row.
-    """
-    reader, lines = _opened(text, schema, where, label_needed=False)
-    if not lines:
-        raise DataError(f"{where} has no rows: give at least one")
-    kept: dict[int, list[float]] = {}
-    lacking: dict[int, tuple[str, ...]] = {}
-    for number, line in lines:
-        tokens = reader.tokens(number, line)
-        features = reader.features(number, tokens)
-        missing = tuple(name for name in schema.used() if schema.lacks(tokens[name]))
-        if missing and schema.policy == "drop":
-            lacking[number] = missing
-        else:
-            kept[number] = features
-    return NewRows(tuple(kept), _matrix(list(kept.values()), schema), lacking)
-
-
-def _matrix(rows: list[list[float]], schema: TableSchema) -> npt.NDArray[np.float32]:
+def as_matrix(rows: list[list[float]], schema: TableSchema) -> npt.NDArray[np.float32]:
     """Return (n, features), also of no rows."""
     return np.array(rows, dtype=np.float32).reshape(len(rows), len(schema.features()))
 
 
 def _opened(
-    text: str, schema: TableSchema, where: str, label_needed: bool = True
-) -> tuple[_RowReader, list[tuple[int, list[str]]]]:
+    text: str, schema: TableSchema, where: str
+) -> tuple[RowReader, list[tuple[int, list[str]]]]:
     """Return a reader of the columns in the file's order, and the lines of rows."""
     lines = csv_lines(text, where, schema.delimiter)
-    names = [column.name for column in schema.columns]
-    first = [name.strip() for name in lines[0][1]] if lines else []
-    labelled = schema.label.column in first if schema.header else len(first) == len(names) + 1
-    if label_needed or labelled:
-        names.append(schema.label.column)
+    names = [*(column.name for column in schema.columns), schema.label.column]
     if schema.header:
+        first = [name.strip() for name in lines[0][1]] if lines else []
         _check_header(first, names, where)
         names, lines = first, lines[1:]
-    return _RowReader(schema, names, where), lines
+    return RowReader(schema, names, where), lines
 
 
 def _check_header(names: list[str], wanted: list[str], where: str) -> None:
@@ -141,7 +95,7 @@ def _check_header(names: list[str], wanted: list[str], where: str) -> None:
 
 
 @dataclass(frozen=True)
-class _RowReader:
+class RowReader:
     """Reads lines whose columns are ``names``; its errors are of line and column."""
 
     schema: TableSchema

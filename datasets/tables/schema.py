@@ -37,7 +37,8 @@ class Column(FileModel):
     """A column: ``kind`` numeric, categorical or ignored; ``levels`` of a categorical one.
 
     ``mean`` and ``std`` standardise a numeric column, if they are declared. ``edges`` are those of
-    its histogram in a survey; without them they follow from mean and standard deviation.
+    its histogram in a survey; without them they follow from mean and standard deviation. ``range``
+    is the lowest and highest value that is possible: ``fedsilo predict`` refuses any other.
     """
 
     model_config = ConfigDict(title="a column")
@@ -48,6 +49,7 @@ class Column(FileModel):
     mean: Annotated[float, number(-1e300, 1e300)] | None = None
     std: Annotated[float, number(1e-12, 1e300)] | None = None
     edges: list[Annotated[float, number(-1e300, 1e300)]] = Field(default_factory=list)
+    range: list[Annotated[float, number(-1e300, 1e300)]] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _consistent(self) -> Column:
@@ -67,6 +69,12 @@ class Column(FileModel):
             raise fault(
                 f"column '{self.name}' has 'edges', which must be up to {_MOST_EDGES} rising "
                 "numbers of a numeric column"
+            )
+        pair = len(self.range) == 2 and self.range[0] < self.range[1]
+        if self.range and (self.kind != "numeric" or not pair):
+            raise fault(
+                f"column '{self.name}' has a 'range', which must be the lowest and the highest "
+                "possible value of a numeric column"
             )
         return self
 

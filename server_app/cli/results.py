@@ -143,10 +143,12 @@ def finetune(found: FinetuneResult, *, out: AnyPath) -> None:
 
 
 def predict(found: Predictions | MaskPredictions, *, out: AnyPath | None = None) -> None:
-    """Print a summary, and the file of predicted classes."""
+    """Print a summary, and the file of predicted classes; exit with 3 where some have none."""
     shown(found)
-    if hasattr(found, "frame"):
+    if hasattr(found, "inputs"):
         line(out)
+    if found.faults:
+        raise typer.Exit(3)
 
 
 def calibrate(

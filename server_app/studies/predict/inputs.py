@@ -17,11 +17,12 @@ from torch import Tensor
 from fedsilo.client_app.training.evaluation import batch_size, in_batches
 from fedsilo.datasets.images.decoding import BrokenImageError
 from fedsilo.datasets.io.locations import find_places
-from fedsilo.datasets.io.text_files import read_rows, read_text
+from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.datasets.registry import data_set, image_reader
 from fedsilo.datasets.silo.silos import ImageReader
 from fedsilo.datasets.tables.dataset import TableDataSet
-from fedsilo.datasets.tables.parsing import parse_new_rows
+from fedsilo.datasets.tables.new_rows import parse_new_rows, read_table
+from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.maths.standardisation import standardised
 from fedsilo.server_app.studies.predict.model import (
@@ -47,6 +48,8 @@ class Inputs(ABC):
     # Place among the inputs -> why it could not be read; complete once all were read
     faults: dict[int, str] = field(default_factory=dict)
     truth: Tensor | None = None  # (n,) the classes, if known
+    ids: Sequence[str] = ()  # (n,) what the user calls each, if a column of ids is named
+    notes: Sequence[str] = ()  # what a user should know of how they were read, a sentence each
 
     @abstractmethod
     def batches(self) -> Iterator[Tensor]:
@@ -140,7 +143,7 @@ def open_inputs(model: SiteModel, request: PredictRequest) -> Inputs:
         return _split_inputs(model, request.split)
     refuse_table_or_images(model, table=request.table is not None)
     if request.table is not None:
-        return _table_inputs(model, request.table)
+        return _table_inputs(model, request.table, request.id)
     reader = image_reader(model.site, model.common)
     return file_inputs(request, reader, int(np.prod(model.silo.task.input_shape)))
 
@@ -182,35 +185,44 @@ def _split_inputs(model: SiteModel, split: str) -> RowInputs:
     return RowInputs(key="row", names=names, source=source, inputs=own.inputs, truth=own.labels)
 
 
-def _table_inputs(model: SiteModel, path: Path) -> RowInputs:
-    """Return the rows of a CSV file by the run's schema, standardised as the site's are."""
-    data = data_set(model.common.dataset)
-    assert isinstance(data, TableDataSet), "the model's data are a table"
-    schema = data.schema(find_places(model.common.data_dir, model.common.cache_dir))
-    new, statistics = parse_new_rows(read_text(path), schema, str(path)), model.silo.figures
+def _table_inputs(model: SiteModel, path: Path, id_column: str | None) -> RowInputs:
+    """Return the rows of a table file by the run's schema, standardised as the site's are."""
+    schema, statistics = table_schema(model), model.silo.figures
     assert statistics is not None, "a finished run's table is standardised"
-    numbers = sorted([*new.lines, *new.lacking])
-    faults = {
-        numbers.index(line): f"has no value of {', '.join(columns)}, and the schema drops such rows"
-        for line, columns in new.lacking.items()
-    }
+    new = parse_new_rows(read_table(path, schema.delimiter), schema, str(path), id_column)
+    numbers = sorted([*new.lines, *new.faults])
+    faults = {numbers.index(line): fault for line, fault in new.faults.items()}
     if not new.lines:
-        raise DataError(f"{path}: none of {len(numbers)} rows can be used; the first {faults[0]}")
+        raise DataError(
+            f"{path}: none of {len(numbers)} rows can be used; the first, line {numbers[0]}, "
+            f"{faults[0]}"
+        )
+    unread = [f"not read: {new.unread} of the columns of {path.name}, unknown to the schema"]
     return RowInputs(
         key="line",
         names=[str(number) for number in numbers],
         source={"table": str(path)},
         faults=faults,
+        ids=[as_cell(new.ids[number]) for number in numbers] if new.ids else (),
+        notes=unread if new.unread else (),
         inputs=standardised(torch.from_numpy(new.rows), statistics),
     )
 
 
+def table_schema(model: SiteModel) -> TableSchema:
+    """Return the schema of a run of tables."""
+    data = data_set(model.common.dataset)
+    assert isinstance(data, TableDataSet), "the model's data are a table"
+    return data.schema(find_places(model.common.data_dir, model.common.cache_dir))
+
+
 def _found(folder: Path) -> dict[str, Path]:
-    """Return the files below a folder, sorted by name, without hidden ones."""
+    """Return the files below a folder, sorted by name, without hidden ones and DICOM's index."""
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder: name one with image files by --images")
     paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     hidden = {name for name in paths if any(part.startswith(".") for part in Path(name).parts)}
+    hidden |= {name for name in paths if Path(name).name == "DICOMDIR"}
     names = sorted(paths.keys() - hidden)
     if not names:
         raise DataError(f"{folder} holds no file: name a folder with image files by --images")
@@ -218,10 +230,10 @@ def _found(folder: Path) -> dict[str, Path]:
         raise DataError(
             f"{folder} holds {len(odd)} files whose names cannot be printed: rename them"
         )
-    return {_as_cell(name): paths[name] for name in names}
+    return {as_cell(name): paths[name] for name in names}
 
 
-def _as_cell(name: str) -> str:
+def as_cell(name: str) -> str:
     """Return a file's name so that no spreadsheet takes it for a formula."""
     return f"./{name}" if name[:1] in ("=", "+", "-", "@") else name
 
@@ -231,7 +243,7 @@ def _listed(manifest: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for number, row in read_rows(manifest, ("path",), _MANIFEST):
         name = row["path"]
-        cell = _as_cell(name)
+        cell = as_cell(name)
         if not name or not name.isprintable() or cell in files:
             fault = "this is no file's name" if cell not in files else "the file is listed twice"
             raise DataError(f"{manifest}, line {number}, column 'path': {fault}")

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedsilo.client_app.training.evaluation import figures_of, predict_batches
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.messages import INCOMING
+from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 from fedsilo.models.contract.versions import installed_software
@@ -26,8 +27,10 @@ from fedsilo.server_app.studies.predict.inputs import Inputs, Watch, open_inputs
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model
 from fedsilo.server_app.studies.predict.request import PredictRequest, document_path
 
+_LISTED = 10  # faults on a terminal
 _SEPARATOR = "|"  # between the classes of a set
 _COLUMNS = {
+    "id": "of the column that --id names",
     "predicted": "the class of the largest probability",
     "p.<class>": "probability, at the calibration's temperature if one was applied",
     "entropy": "of the model's own probabilities, the mean over its dropout passes, in nats",
@@ -51,6 +54,11 @@ class Predictions:
     sets: Tensor | None  # (k, classes) bool, the prediction sets; None: none were asked for
     document: Mapping[str, Any] = field(default_factory=dict)  # the JSON beside the CSV file
 
+    @property
+    def faults(self) -> Mapping[int, str]:
+        """Place of an input -> why it has no prediction."""
+        return self.inputs.faults
+
     def predicted(self) -> list[str]:
         """Return the predicted class of each input without a fault."""
         return [self.classes[place] for place in self.probabilities.argmax(dim=1).tolist()]
@@ -69,6 +77,8 @@ class Predictions:
         places = range(len(self.inputs.names))
         frame = pd.DataFrame(columns, index=self.inputs.kept()).reindex(places)
         frame.insert(0, self.inputs.key, list(self.inputs.names))
+        if self.inputs.ids:
+            frame.insert(0, "id", list(self.inputs.ids))
         frame["fault"] = [self.inputs.faults.get(place) for place in places]
         return frame
 
@@ -78,16 +88,27 @@ class Predictions:
 
     def lines(self) -> list[str]:
         """Return a summary for a terminal."""
-        unread, answers = len(self.inputs.faults), self.predicted()
+        answers = self.predicted()
         counts = ", ".join(f"{answers.count(name)} {name}" for name in self.classes)
         lines = [f"{len(answers)} predicted: {counts}"]
-        if unread:
-            lines.append(f"{unread} without a prediction: column 'fault' says why")
+        lines += [*self.inputs.notes, *self._faults()]
         if self.sets is not None:
             sizes = self.sets.sum(dim=1).double()
             lines.append(f"classes in a set: {sizes.mean().item():.2f} on average")
         metrics = self.document.get("figures", {})
         return [*lines, *(f"{name}: {value:.4f}" for name, value in metrics.items())]
+
+    def _faults(self) -> list[str]:
+        """Return how many inputs have no prediction, and why the first of them have none."""
+        faults, inputs = self.inputs.faults, self.inputs
+        if not faults:
+            return []
+        shown = [
+            f"  {inputs.key} {inputs.names[place]}{f' (id {inputs.ids[place]})' * bool(inputs.ids)}"
+            f": {one_line(faults[place], 200)}"
+            for place in sorted(faults)[:_LISTED]
+        ]
+        return [f"{len(faults)} without a prediction: column 'fault' says why", *shown]
 
 
 class _SampleStatistics:

@@ -17,7 +17,8 @@ class PredictRequest:
     site: str | None = None  # whose model; None: the model of all sites
     images: Path | None = None  # a folder of image files
     manifest: Path | None = None  # a CSV file whose column "path" names image files
-    table: Path | None = None  # a CSV file of rows, with or without the label's column
+    table: Path | None = None  # a CSV, Excel or Parquet file of rows, with or without labels
+    id: str | None = None  # the column of the table that says which patient a row is of
     split: str | None = None  # train, val or test of the site's own data
     out: Path | None = None  # the CSV file to write, which must not exist; None: write none
     coverage: float | None = None  # of the prediction sets, between 0 and 1; None: no sets
@@ -34,6 +35,8 @@ class PredictRequest:
                 f"{' and '.join(named) or 'nothing'} is named to predict: give one of --images, "
                 "--manifest, --table and --split"
             )
+        if self.id is not None and self.table is None:
+            raise SettingError(f"--id '{self.id}' is a column of a table: give --table too")
         if self.coverage is not None:
             check_coverage(self.coverage)
         if self.out is not None:

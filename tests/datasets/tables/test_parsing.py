@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsilo.datasets.io.text_files import read_text
-from fedsilo.datasets.tables.parsing import NewRows, Table, parse_new_rows, parse_table
+from fedsilo.datasets.tables.parsing import Table, parse_table
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.maths.standardisation import standardised
@@ -277,45 +277,3 @@ def test_a_file_without_a_header_tells_none_of_its_first_patient() -> None:
     with pytest.raises(DataError, match="'header' to false") as caught:
         parse("m,63,y,3,71,2\n")
     assert not any(value in str(caught.value) for value in ("63", "71", "'m'", "'y'"))
-
-
-def parse_new(text: str, schema: TableSchema = SCHEMA) -> NewRows:
-    return parse_new_rows(text, schema, "new.csv")
-
-
-def test_new_rows_are_read_with_and_without_the_labels_column() -> None:
-    with_label = parse_new("age,sex,sick,stage,pulse,note\n50,m,9,3,70.5,x\n\n-4,f,,1,1e2,\n")
-    without = parse_new("age,sex,stage,pulse,note\n50,m,3,70.5,x\n\n-4,f,1,1e2,\n")
-    for new in (with_label, without):
-        assert new.rows.tolist() == [[50.0, 70.5, 1.0, 0.0, 1.0], [-4.0, 100.0, 0.0, 0.0, 0.0]]
-        assert new.lines == (2, 4)
-        assert not new.lacking
-    bare = parse_new("m,50,x,3,70\n", BARE), parse_new("m,50,x,3,70,2\n", BARE)
-    assert [new.rows.tolist() for new in bare] == 2 * [[[50.0, 70.0, 1.0, 0.0, 1.0]]]
-
-
-def test_a_new_row_that_lacks_a_value_is_told_or_imputed_as_the_policy_says() -> None:
-    text = HEADER + "m,?,x,,70,0\nf,40,?,1,80,0\n"
-    assert parse_new(text).lacking == {2: ("age", "stage")}
-    assert parse_new(text).lines == (3,)
-    imputed = parse_new(text, SCHEMA.model_copy(update={"policy": "impute"}))
-    assert np.isnan(imputed.rows[0]).tolist() == [True, False, False, True, True]
-    assert imputed.lines == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("", "missing ['age', 'note', 'pulse', 'sex', 'stage']"),
-        ("age,sex,stage,pulse\n1,f,1,2\n", "missing ['note']"),
-        ("age,sex,stage,pulse,note,more\n", "1 that the schema does not know"),
-        (HEADER, "new.csv has no rows: give at least one"),
-        (HEADER + "m,50,x,4,70,0\n", "new.csv, line 2, column 'stage': this is none of the"),
-        (HEADER + "m,50,x,3,0\n", "new.csv, line 2: 5 values, and the schema has 6 columns"),
-    ],
-)
-def test_a_table_of_another_schema_is_refused_in_a_line(text: str, told: str) -> None:
-    with pytest.raises(DataError) as caught:
-        parse_new(text)
-    assert told in str(caught.value)
-    assert "\n" not in str(caught.value)

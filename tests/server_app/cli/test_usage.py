@@ -150,7 +150,7 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("report", "for out audit-log site-file overwrite"),
         (
             "predict",
-            "out best site images manifest table split coverage calibration data-dir state-dir",
+            "out best site images manifest table id split coverage calibration data-dir state-dir",
         ),
         ("calibrate", "site coverage out data-dir state-dir"),
         ("export", "format site out data-dir state-dir"),

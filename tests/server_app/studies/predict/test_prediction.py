@@ -211,6 +211,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
             "calibration-s1a.json does not exist: run 'fed",
         ),
         ("fedavg", "--split test --site nobody", "there is no site 'nobody'"),
+        ("fedavg", "--split test --id patient", "--id 'patient' is a column of a table: give"),
         ("fedavg", "--images nowhere", "nowhere is no folder"),
         ("fedavg", "--table x.csv", "data set 'digits' is images: give files by --images"),
         ("table", "--images .", "data set 'heart-synthetic' is a table: give rows by --table"),
@@ -242,7 +243,7 @@ def test_what_cannot_be_predicted_is_told_in_a_line(
     ("text", "told"),
     [
         ("record,age,kind\np,40,z\n", "line 2, column 'kind': this is none of the declared levels"),
-        ("record,age\np,40\n", "missing ['kind']"),
+        ("record,age\np,40\n", "lacks the columns 'kind'"),
         ("record,age,kind\np,old,a\n", "line 2, column 'age': this is no number"),
     ],
 )
@@ -253,6 +254,23 @@ def test_a_table_of_another_schema_is_told_by_its_line(
     assert told in refused(
         tables / "table", "--site", "north", "--table", str(tmp_path / "new.csv")
     )
+
+
+def test_bad_rows_are_listed_by_id_the_others_are_predicted_and_the_exit_status_is_3(
+    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, out = tmp_path / "new.csv", tmp_path / "out.csv"
+    new.write_text("kind,age,patient\na,50,=p1\nz,50,p2\nb,,p3\n")
+    words = ["--site", "north", "--table", str(new), "--id", "patient", "--out", str(out)]
+    with pytest.raises(SystemExit) as end:
+        main(["predict", str(tables / "table"), *words])
+    assert end.value.code == 3
+    rows = rows_of(out)
+    assert [row["id"] for row in rows] == ["./=p1", "p2", "p3"]
+    assert [bool(row["predicted"]) for row in rows] == [True, False, True]
+    printed = capsys.readouterr().out
+    assert "1 without a prediction" in printed
+    assert "line 3 (id p2): column 'kind': this is none of" in printed
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,195 @@
+"""Rows of new patients as people have them: CSV, Excel or Parquet, columns by name in any order.
+
+What is wrong with one row is its own fault and costs no other row its prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsilo.datasets.io.text_files import csv_lines, file_fault, read_text
+from fedsilo.datasets.tables.parsing import RowReader, as_matrix
+from fedsilo.datasets.tables.schema import TableSchema
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.one_line import one_line
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_EXCEL, _PARQUET = (".xlsx", ".xlsm", ".xls"), (".parquet", ".pq")
+_DELIMITERS = ",;\t"
+_LONGEST_ID = 60
+
+Lines = Sequence[tuple[int, list[str]]]  # each line's number in the file, and its cells
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Rows of new patients, whose labels nobody knows.
+
+    Attributes:
+        lines: (n,) each usable row's line in the file.
+        rows: (n, features) float32, NaN where a value is missing.
+        faults: line -> why the row is not among ``rows``.
+        ids: line -> the patient's id, of all rows; empty if no column of ids is named.
+        unread: how many columns the schema does not know; they are not read.
+    """
+
+    lines: tuple[int, ...]
+    rows: npt.NDArray[np.float32]
+    faults: Mapping[int, str]
+    ids: Mapping[int, str]
+    unread: int
+
+
+def read_table(path: Path, delimiter: str = ",") -> Lines:
+    """Return the lines of a table file that are not empty; its first sheet, of Excel.
+
+    Args:
+        path: ``.xlsx``, ``.parquet``, or a CSV text, whose separator may be another than
+            ``delimiter`` if that gives more columns.
+        delimiter: the expected one.
+
+    Raises:
+        DataError: it is missing or damaged.
+        SettingError: the package that reads such files is not installed.
+    """
+    kind = path.suffix.lower()
+    if kind not in (*_EXCEL, *_PARQUET):
+        text = read_text(path)
+        first = text.partition("\n")[0]
+        most = max((delimiter, *_DELIMITERS), key=first.count)  # the first of equals
+        return csv_lines(text, str(path), most)
+    frame = _read_frame(path, kind)
+    cells = [[_cell(value) for value in row] for row in frame.to_numpy(dtype=object)]
+    if kind in _PARQUET:
+        return [(0, [str(name) for name in frame.columns]), *enumerate(cells, 1)]
+    return [(number, line) for number, line in enumerate(cells, 1) if any(line)]
+
+
+def _read_frame(path: Path, kind: str) -> DataFrame:
+    import pandas as pd
+
+    if not path.is_file() or (fault := file_fault(path)):
+        raise DataError(f"{path} {fault if path.is_file() else 'cannot be read: no such file'}")
+    if kind == ".xls":
+        raise DataError(f"{path} is of Excel before 2007: save it as .xlsx or CSV")
+    try:
+        if kind in _PARQUET:
+            return pd.read_parquet(path)
+        return pd.read_excel(path, header=None, dtype=object, engine="openpyxl")
+    except ImportError:
+        raise SettingError(
+            f"{path}: Excel and Parquet need the extra 'tables': pip install 'fedsilo[tables]', or "
+            "save the file as CSV"
+        ) from None
+    except Exception as error:  # openpyxl and pyarrow raise nearly anything at a damaged file
+        raise DataError(f"{path} is damaged or no {kind} file ({type(error).__name__})") from None
+
+
+def _cell(value: Any) -> str:
+    """Return a cell as a CSV file would have it; pandas has many values for a missing one."""
+    import pandas as pd
+
+    if isinstance(value, bool | np.bool_):
+        return str(int(value))
+    return "" if pd.api.types.is_scalar(value) and pd.isna(value) else str(value).strip()
+
+
+def parse_new_rows(
+    lines: Lines, schema: TableSchema, where: str, id_column: str | None = None
+) -> NewRows:
+    """Return the rows of a table with or without the label's column, which is not read.
+
+    A first line that names columns is a header, whatever the schema says; its columns may be in any
+    order and case, and others are not read. An empty cell is a missing value.
+
+    Args:
+        lines: of the file.
+        schema: the columns that features are made of.
+        where: names the file in errors.
+        id_column: the column of the patients' ids, or None.
+
+    Raises:
+        DataError: a column is missing or named twice, or there is no row.
+    """
+    schema = schema.model_copy(update={"missing": [*schema.missing, ""]})
+    names, rows = _columns(lines, schema, where, id_column)
+    if not rows:
+        raise DataError(f"{where} has no rows: give at least one")
+    reader = RowReader(schema, names, where)
+    kept, faults, ids = dict[int, list[float]](), dict[int, str](), dict[int, str]()
+    for number, line in rows:
+        if id_column is not None:
+            ids[number] = _id(line, names.index(id_column))
+        try:
+            tokens = reader.tokens(number, line)
+            features = reader.features(number, tokens)
+        except DataError as error:
+            faults[number] = str(error).removeprefix(f"{where}, line {number}").lstrip(",: ")
+            continue
+        if fault := _row_fault(schema, tokens):
+            faults[number] = fault
+        else:
+            kept[number] = features
+    known = {*(column.name for column in schema.columns), schema.label.column, id_column}
+    matrix = as_matrix(list(kept.values()), schema)
+    return NewRows(tuple(kept), matrix, faults, ids, len(set(names) - known))
+
+
+def _columns(
+    lines: Lines, schema: TableSchema, where: str, id_column: str | None
+) -> tuple[list[str], Lines]:
+    """Return the names of the columns, as the schema writes them, and the lines of rows."""
+    declared, label = [column.name for column in schema.columns], schema.label.column
+    first = [cell.strip() for cell in lines[0][1]] if lines else []
+    exact = {*declared, label, id_column}
+    folded = {name.casefold(): name for name in (*declared, label)}
+    named = [cell if cell in exact else folded.get(cell.casefold(), cell) for cell in first]
+    used = schema.used()
+    if not schema.header and id_column is None and not set(used) & set(named):
+        names = declared if len(first) == len(declared) else [*declared, label]
+        return names, lines
+    needed = used if id_column is None else [*used, id_column]
+    # Names of other columns are not quoted: without a header they would be a patient's values
+    missing = [name for name in needed if name not in named]
+    twice = [name for name in needed if named.count(name) > 1]
+    if missing or twice:
+        what = f"lacks the columns {_listed(missing)}" if missing else f"has {_listed(twice)} twice"
+        raise DataError(
+            f"{where}: the first line {what}: name each once there, in any order "
+            f"(the schema's are {_listed(used)})"
+        )
+    return named, lines[1:]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return one_line(", ".join(f"'{name}'" for name in names), 300)
+
+
+def _id(line: Sequence[str], place: int) -> str:
+    """Return a patient's id, printable and of no length that breaks a table."""
+    return one_line(line[place].strip(), _LONGEST_ID) if place < len(line) else ""
+
+
+def _row_fault(schema: TableSchema, tokens: Mapping[str, str]) -> str | None:
+    """Return why a row whose values can be read is still not predicted, or None."""
+    impossible = [
+        f"column '{column.name}': {one_line(token, 30)} is impossible, the schema's range is "
+        f"{column.range[0]:g} to {column.range[1]:g}"
+        for column in schema.columns
+        if column.range and not schema.lacks(token := tokens[column.name])
+        if not column.range[0] <= float(token) <= column.range[1]
+    ]
+    if impossible:
+        return "; ".join(impossible)
+    lacking = [name for name in schema.used() if schema.lacks(tokens[name])]
+    if lacking and schema.policy == "drop":
+        return f"has no value of {', '.join(lacking)}, and the schema drops such rows"
+    return None
