@@ -3,13 +3,33 @@
 import json
 import logging
 import os
+import warnings
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
+from fedsilo.server_app.run.processes import VERBOSE
 
 app = ServerApp()
+_SIMULATION_GRID = "InMemoryGrid"  # Flower's class; its module moves from version to version
+
+
+class _WithoutTraceback(logging.Filter):
+    """Drops what Flower logs of an error whose line the app has logged: traceback and exit code."""
+
+    dropped = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is shown."""
+        error = record.exc_info[1] if record.exc_info else None
+        self.dropped |= isinstance(error, FedsiloError)
+        ours = isinstance(error, FedsiloError) or str(record.msg).startswith("Exit Code")
+        return not (self.dropped and ours)
+
+
+_WITHOUT_TRACEBACK = _WithoutTraceback()
 
 
 @app.main()
@@ -19,7 +39,10 @@ def main(grid: Grid, context: Context) -> None:
     Raises:
         FedsiloError: one line that says what is wrong and what to do; it is logged first.
     """
+    warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
     log = logging.getLogger("flwr")
+    if not os.environ.get(VERBOSE):
+        log.addFilter(_WITHOUT_TRACEBACK)
     try:
         _run(grid, context)
     except FedsiloError as error:
@@ -35,14 +58,19 @@ def _run(grid: Grid, context: Context) -> None:
     from fedsilo.server_app.config.settings import resolve
     from fedsilo.server_app.run.meeting import write_meeting
     from fedsilo.server_app.run.ray_engine import LAUNCH_VARIABLE
+    from fedsilo.server_app.run.ready import refuse_few_nodes, refuse_unready
     from fedsilo.server_app.run.runner import run
     from fedsilo.server_app.studies.finish import finish_run
     from fedsilo.server_app.studies.survey.collect import run_survey
 
     settings = resolve(context.run_config)
+    launch: dict[str, Any] = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
+    if not launch and type(grid).__name__ == _SIMULATION_GRID:  # 'flwr run' itself
+        refuse_few_nodes(settings.common, len(list(grid.get_node_ids())))
+        refuse_unready(settings.common)
     if settings.common.purpose == "meet":
         write_meeting(grid, settings)
     elif settings.common.purpose == "survey":
         run_survey(grid, settings)
     else:
-        run(grid, settings, json.loads(os.environ.get(LAUNCH_VARIABLE, "{}")), finish_run)
+        run(grid, settings, launch, finish_run)

@@ -14,6 +14,7 @@ import pytest
 
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.progress import read_progress
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run import ray_engine
 from fedsilo.server_app.run.processes import app_folder, runs, tool
@@ -128,7 +129,7 @@ def _flwr_run(environment: dict[str, str], *arguments: str) -> str:
 def test_flwr_run_takes_key_value_pairs_and_two_supernodes_by_default(
     tiny: Tiny, superlink: dict[str, str], tmp_path: Path
 ) -> None:
-    values = tiny("local", rounds=1, out=str(tmp_path), run_name="pairs")
+    values = tiny("local", rounds=1, out=str(tmp_path), run_name="pairs", min_sites=2)
     pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
     said = _flwr_run(superlink, "--run-config", pairs)
     assert "2 of 3 silos take part: s1a, s2a; no SuperNode for s3a" in said, said
@@ -174,6 +175,9 @@ def test_interrupting_a_run_ends_all_its_processes_and_it_resumes(
     tree = psutil.Process(run.pid).children(recursive=True)
     run.send_signal(signal.SIGINT)
     assert run.wait(60) == 130
+    progress = read_progress(tmp_path / "run")
+    assert progress
+    assert progress.state == "interrupted"
     assert len(tree) >= 4, "SuperLink, SuperExec, simulation, Ray"
     assert [process for process in tree if runs(process)] == []
     done = _fedsilo("resume", str(tmp_path / "run"), "--engine", "inline")

@@ -56,10 +56,11 @@ def simulate(
         ray_address: of a running cluster.
         supernodes: number of simulated sites.
         seed: the seed, in place of the experiment's.
-        name: name of the run directory.
+        name: name of the run directory; if there is one, the run gets a number.
         track: where metrics also go.
         sources: what changes the experiment.
     """
+    from fedsilo.server_app.records.run_directory import with_free_name
     from fedsilo.server_app.run.planning import planned, start
     from fedsilo.server_app.studies.finish import finish_run
 
@@ -72,6 +73,7 @@ def simulate(
     settings, resources = planned(
         experiment, run_sources(sources), supernodes=supernodes, overrides=overrides
     )
+    settings = with_free_name(settings)
     return load_run(start(settings, resources, engine, ray_address, finish_run).path)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
+from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.contract.settings_schema import key_of
 
@@ -127,6 +128,23 @@ def read_progress(folder: Path) -> Progress | None:
         f"{path} is of another version of fedsilo, or was altered (at '{where:.100}'): watch the "
         "run with the fedsilo that runs it"
     )
+
+
+def write_progress(folder: Path, progress: Progress) -> None:
+    """Write both files of a run directory."""
+    for name, text in (
+        (FILE, progress.model_dump_json(indent=2) + "\n"),
+        (METRICS_FILE, metrics_text(progress)),
+    ):
+        write_atomically(folder / name, text, lasting=False)
+
+
+def mark_interrupted(folder: Path) -> None:
+    """Write that a run was interrupted, whose own process was ended before it could."""
+    progress = read_progress(folder)
+    if progress and progress.state == "running":
+        ended = {"state": "interrupted", "phase": "", "seconds_left": None}
+        write_progress(folder, progress.model_copy(update=ended))
 
 
 def metrics_text(progress: Progress) -> str:

@@ -19,13 +19,18 @@ from typing import Any, TypeVar, cast
 
 import psutil
 
-from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.records import progress as files
 from fedsilo.server_app.records.many_sites import listed
 from fedsilo.server_app.records.privacy_account import PrivacyHook
-from fedsilo.server_app.records.progress import Progress, SiteProgress, Status, clock, metrics_text
+from fedsilo.server_app.records.progress import (
+    Progress,
+    SiteProgress,
+    Status,
+    clock,
+    write_progress,
+)
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.hooks import Hook
@@ -216,11 +221,7 @@ class ProgressHook(Hook):
             progress = self._snapshot()
             if not self.directory.path.is_dir():
                 return  # somebody has removed it
-            for name, text in (
-                (files.FILE, progress.model_dump_json(indent=2) + "\n"),
-                (files.METRICS_FILE, metrics_text(progress)),
-            ):
-                write_atomically(self.directory.path / name, text, lasting=False)
+            write_progress(self.directory.path, progress)
         except Exception as error:  # a full disk, an unreadable /proc: the run continues
             self.report(error)
 

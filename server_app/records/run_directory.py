@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,24 @@ def named(settings: RunSettings) -> RunSettings:
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
 
 
+def with_free_name(settings: RunSettings) -> RunSettings:
+    """Return the settings of a new run; a name that another run has gets a number, and it says so.
+
+    ``hearts`` becomes ``hearts-2``: the command that made a run makes the next one, and none is
+    lost.
+    """
+    common = settings.common
+    path = runs_folder(common.out) / common.run_name
+    if common.resume or not RUN_NAME.fullmatch(common.run_name) or not _is_taken(path):
+        return settings
+    names = (f"{common.run_name}-{number}" for number in count(2))
+    free = next(name for name in names if not _is_taken(path.with_name(name)))
+    unfinished = (path / CONFIG).is_file() and not (path / SUMMARY).is_file()
+    also = f", unfinished ('fedsilo resume {path}' continues it)" if unfinished else ""
+    print(f"fedsilo: {path} exists{also}; this run is {free}")
+    return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=free))
+
+
 def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     """Return the directory of a run that is new or to be resumed; nothing is written yet.
 
@@ -125,7 +144,7 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
             f"setting 'run-name' is {shown(run_name)}; it must be {RUN_NAME_WORDS}"
         )
     path = runs_folder(out) / run_name
-    if path.exists() and not resume and not _left_by_a_start(path):
+    if not resume and _is_taken(path):
         raise RunDirectoryError(
             f"run directory {path} exists: choose another 'run-name', set "
             "'resume' to true to continue it, or remove it"
@@ -137,11 +156,11 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     return RunDirectory(path)
 
 
-def _left_by_a_start(path: Path) -> bool:
-    """Return whether a folder holds only what is written before config.toml makes it a run."""
+def _is_taken(path: Path) -> bool:
+    """Return whether there is more than what is written before config.toml makes it a run."""
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     begun = {name for name in names if name.startswith(".") and name.endswith(".part")}
-    return LOCK in names and names <= {LOCK, SILOS, CUT, *begun}
+    return path.exists() and not (LOCK in names and names <= {LOCK, SILOS, CUT, *begun})
 
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:

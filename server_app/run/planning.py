@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_names
+from fedsilo.datasets.registry import cut_of, data_set, silo_names
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.plugs import module_of, plugin_entries
@@ -30,6 +30,11 @@ from fedsilo.server_app.records.run_directory import (
 )
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.ray_engine import check_resources, run_with_ray
+from fedsilo.server_app.run.ready import (
+    refuse_little_memory,
+    refuse_missing_weights,
+    refuse_unready,
+)
 
 if TYPE_CHECKING:
     from fedsilo.server_app.run.ending import Finish
@@ -165,11 +170,12 @@ def start(
         )
     # Refused here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
+    refuse_missing_weights(settings.common)
     cut_of(settings.common)  # a cut that leaves a silo empty would otherwise fail at every silo
     if engine_for(settings.common, engine, ray_address) == "ray":
-        made_up = data_set(settings.common.dataset).origin == "made-up"  # of which nothing can lack
-        if not made_up and (names := silo_names(settings.common)):
-            load_silo(names[0], settings.common)  # missing data, before half a minute of starting
+        refuse_unready(settings.common)
+        if not ray_address:
+            refuse_little_memory(resources)
         return run_with_ray(settings, resources, ray_address or "")
     if ray_address:
         raise SettingError(

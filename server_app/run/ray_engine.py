@@ -31,7 +31,7 @@ from fedsilo.models.contract.settings import GPU_SHARE
 from fedsilo.models.contract.settings_schema import Value, unknown_key
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.records.progress import read_progress
+from fedsilo.server_app.records.progress import mark_interrupted, read_progress
 from fedsilo.server_app.records.run_directory import SUMMARY, RunDirectory, runs_folder
 from fedsilo.server_app.run import processes
 from fedsilo.server_app.run.processes import end_run
@@ -107,8 +107,12 @@ def run_with_ray(
         _check_device(settings.common.device, share)
         launch = json.dumps({"engine": "ray", "resources": wanted})
         variables = {LAUNCH_VARIABLE: launch, GPU_SHARE: str(wanted["client-resources-num-gpus"])}
-        with _superlink(Path(home), variables, cluster) as environment:
-            error = _flwr_run(app, config, wanted, environment, directory)
+        try:
+            with _superlink(Path(home), variables, cluster) as environment:
+                error = _flwr_run(app, config, wanted, environment, directory)
+        except KeyboardInterrupt:
+            mark_interrupted(directory.path)
+            raise
     if not error and not (directory.path / SUMMARY).is_file():
         error = (
             f"the Flower run ended without a summary in {directory.path}: see the log above, then "

@@ -117,13 +117,16 @@ def test_what_only_the_sites_can_see_is_told_too(
     assert told == "" or not list((tmp_path / "runs").glob("*/summary.json"))
 
 
-def test_a_run_directory_that_exists_is_told_and_left_alone(
+def test_a_name_that_exists_gets_a_number_and_the_old_run_is_left_alone(
     tiny: Tiny, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "run").mkdir()
-    assert main(_simulate(tiny, tmp_path)) == 1
-    assert "exists: choose another 'run-name'" in capsys.readouterr().err
+    assert main(_simulate(tiny, tmp_path)) == 0
+    said = capsys.readouterr().out
+    assert f"fedsilo: {tmp_path / 'run'} exists; this run is run-2\n" in said
+    assert "fedsilo report" in said
     assert list((tmp_path / "run").iterdir()) == []
+    assert (tmp_path / "run-2" / "summary.json").is_file()
 
 
 def test_a_run_prints_a_line_per_round_and_the_table(

@@ -15,7 +15,7 @@ from fedsilo.server_app.cli import main as command_line
 from fedsilo.server_app.cli.main import main, make_app
 
 PANELS = {
-    "Run": "simulate resume watch pretrain",
+    "Run": "new simulate resume watch pretrain",
     "Compare": "compare tune crossvalidate sweep benchmark bars",
     "Look at finished runs": "plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate export card",

@@ -17,6 +17,7 @@ from fedsilo.server_app.records.progress import (
     FILE,
     Progress,
     SiteProgress,
+    mark_interrupted,
     metrics_text,
     read_progress,
 )
@@ -51,6 +52,18 @@ def made(**changes: Any) -> Progress:
         "sites": sites,
     }
     return Progress(**(usual | changes))
+
+
+def test_mark_interrupted_changes_a_running_run_alone(tmp_path: Path) -> None:
+    mark_interrupted(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    for state, after in (("running", "interrupted"), ("failed", "failed")):
+        (tmp_path / FILE).write_text(made(state=state, seconds_left=4.0).model_dump_json())
+        mark_interrupted(tmp_path)
+        progress = read_progress(tmp_path)
+        assert progress
+        assert progress.state == after
+    assert 'state="interrupted"' in (tmp_path / "progress.prom").read_text()
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fedsilo.server_app.records.run_directory import (
     only_writer,
     open_run_directory,
     runs_folder,
+    with_free_name,
 )
 
 
@@ -23,6 +24,26 @@ def test_a_run_directory_that_exists_is_refused_unless_resumed(tmp_path: Path) -
     with pytest.raises(RunDirectoryError, match="exists: choose another 'run-name'"):
         open_run_directory(str(tmp_path), "run", resume=False)
     assert open_run_directory(str(tmp_path), "run", resume=True).path == tmp_path / "run"
+
+
+def test_a_name_that_exists_gets_the_next_free_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def name_of(**settings: str | bool) -> str:
+        given = {"out": str(tmp_path), "run-name": "run", **settings}
+        return with_free_name(resolve(given)).common.run_name
+
+    assert name_of() == "run"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run-2").mkdir()
+    assert capsys.readouterr().out == ""
+    assert name_of() == "run-3"
+    assert capsys.readouterr().out == f"fedsilo: {tmp_path / 'run'} exists; this run is run-3\n"
+    (tmp_path / "run" / "config.toml").touch()
+    assert name_of() == "run-3"
+    assert f"'fedsilo resume {tmp_path / 'run'}' continues it" in capsys.readouterr().out
+    assert name_of(resume=True) == "run"
+    assert name_of(**{"run-name": ".."}) == ".."  # refused when it is opened
 
 
 def test_what_a_killed_start_left_is_no_run_yet_and_anything_else_stays(tmp_path: Path) -> None:

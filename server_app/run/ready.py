@@ -1,0 +1,86 @@
+"""What would stop a simulation at every site, looked at before Ray or a SuperLink starts."""
+
+import os
+from collections.abc import Mapping
+
+import psutil
+
+from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, silo_names
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value
+
+_PROCESS = 0.4e9  # bytes that a site's process has of its own once PyTorch is imported
+
+
+def refuse_missing_weights(common: CommonSettings) -> None:
+    """Refuse a file of weights that is not there; it takes no data and no network.
+
+    Raises:
+        SettingError: says where it was looked for.
+    """
+    named = common.initial_weights
+    if named and not named.startswith("timm:"):
+        from fedsilo.datasets.weights.initial_weights import initial_file
+
+        initial_file(common)
+    if common.network == "vit" or _has_resnet_weights(common):
+        from fedsilo.datasets.weights.backbones import weights_file
+
+        weights_file(common)
+
+
+def _has_resnet_weights(common: CommonSettings) -> bool:
+    return common.network == "resnet22" and bool(common.backbone_weights)
+
+
+def refuse_unready(common: CommonSettings) -> None:
+    """Refuse what every simulated site would refuse: its cut, its data, what it starts from.
+
+    One silo is opened. Made-up data are not: nothing in them can be missing.
+
+    Raises:
+        FedsiloError: the first fault.
+    """
+    refuse_missing_weights(common)
+    cut_of(common)  # a cut that leaves a silo empty would otherwise fail at every silo
+    if data_set(common.dataset).origin == "made-up" or not (names := silo_names(common)):
+        return
+    silo = load_silo(names[0], common)
+    if common.initial_weights or _has_resnet_weights(common):
+        from fedsilo.strategies.loop.initial_arrays import starting_network
+
+        starting_network(common, silo.task)
+
+
+def refuse_few_nodes(common: CommonSettings, nodes: int) -> None:
+    """Refuse a plain ``flwr run`` that would leave silos out without anybody having asked for it.
+
+    Raises:
+        SiteError: says with which option all silos take part.
+    """
+    silos = silo_count(common)
+    if silos is None or nodes >= silos or 0 < common.min_sites <= nodes:
+        return
+    raise SiteError(
+        f"Flower started {nodes} SuperNodes and there are {silos} silos: add --federation-config "
+        f"'num-supernodes={silos} client-resources-num-cpus=1' to train all of them, or set "
+        f"'min-sites' to {nodes} to train the first {nodes}"
+    )
+
+
+def refuse_little_memory(resources: Mapping[str, Value]) -> None:
+    """Refuse to start more processes at once than fit into the memory that is free.
+
+    Raises:
+        SettingError: says how many would start, and what they need.
+    """
+    share = float(resources["client-resources-num-cpus"])
+    cores = int(resources["init-args-num-cpus"]) or os.cpu_count() or 1
+    at_once = min(int(resources["num-supernodes"]), int(cores / share) if share else cores)
+    needed, free = at_once * _PROCESS, psutil.virtual_memory().available
+    if needed > free:
+        raise SettingError(
+            f"Ray would start {at_once} processes, which need about {needed / 1e9:.1f} GB, and "
+            f"{free / 1e9:.1f} GB of memory are free: take --engine inline, which needs one"
+        )

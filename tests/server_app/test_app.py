@@ -1,0 +1,46 @@
+"""The ServerApp's errors: one line of ours, and nothing of Flower's about the same."""
+
+import logging
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.server_app import app as module
+
+
+class InMemoryGrid:
+    """A grid of the name that Flower's simulation has, with two nodes."""
+
+    def get_node_ids(self) -> list[int]:
+        return [1, 2]
+
+
+@pytest.fixture(autouse=True)
+def _unchanged_log() -> Any:
+    log = logging.getLogger("flwr")
+    before = list(log.filters)
+    yield
+    log.filters[:] = before
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"), [({"rounds": 0}, "at least 1"), ({}, "2 SuperNodes and there are 9")]
+)
+def test_an_error_of_the_app_is_one_line(
+    settings: dict[str, Any],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = logging.getLogger("flwr")
+    monkeypatch.setattr(log, "propagate", True)
+    context = Context(1, 1, {}, RecordDict(), settings)
+    with pytest.raises((SettingError, SiteError)) as raised:
+        module.main(InMemoryGrid(), context)  # type: ignore[arg-type]
+    log.error("Simulation raised an exception", exc_info=raised.value)  # as Flower does
+    log.error("Exit Code: 700")
+    assert [told in record.getMessage() for record in caplog.records] == [True]
+    log.error("another", exc_info=ValueError("of nobody's"))
+    assert len(caplog.records) == 2
