@@ -1,9 +1,8 @@
 """UEFL at a site: train through the codebooks it was given, cluster its features when asked.
 
 Phases: ``train``; ``uncertainty`` measures the aggregated model on validation data; ``centroids``
-runs K-means on the training features and sends centroids with counts (shared codebooks), or makes
-the site's own books of them (personal codebooks, which are never sent): a new one where the site is
-uncertain, the first one again where it is certain.
+clusters the training features. Centroids with counts leave, or start the site's own books (personal
+codebooks): a new one where the site is uncertain, the first one again where it is certain.
 """
 
 from collections.abc import Iterable
@@ -24,13 +23,10 @@ from fedsilo.models.methods.uefl import (
     ENTROPY,
     NEW_CODEWORDS,
     CentroidNotes,
-    CodeUse,
-    UEFLNetwork,
     UEFLSettings,
-    clustered,
-    gaussian_codebook,
-    segment_dimension,
 )
+from fedsilo.models.methods.uefl_books import clustered, gaussian_codebook, segment_dimension
+from fedsilo.models.methods.uefl_network import CodeUse, UEFLNetwork, code_use
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 
 
@@ -51,14 +47,22 @@ class UEFLSite(SiteMethod):
         if not books:
             dimension = segment_dimension(classifier.channels, self.settings.segments)
             books["0"] = gaussian_codebook(self.settings.codes, dimension, lab.common.seed, 0)
-        return lab.compute.place(UEFLNetwork(classifier, books, self.settings))
+        weight = self.settings.commitment_at(lab.instruction.round)
+        settings = replace(self.settings, commitment_weight=weight)
+        return lab.compute.place(UEFLNetwork(classifier, books, settings))
 
     def train(self, lab: Lab) -> Answer:
         """Train classifier and books (eq. 2, by the loss of eq. 7); personal books stay."""
         network = cast(UEFLNetwork, lab.open())
         lab.measure(network)
+        if self.settings.codeword_update == "average":
+            network.moves_by_average()
         lab.fit(network)
         weights, books = exchanged_arrays(network.classifier), network.books()
+        if self.settings.dead_codes == "split":
+            tokens = tokens_of(network, lab.silo.train, lab.compute)
+            floor = max(self.settings.centroid_min_count, lab.session.limits.sums_min_count)
+            weights |= code_use(network, tokens, floor)
         if self.settings.personal:
             return lab.reply(network, send=weights, keep=books)
         return lab.reply(network, send=weights | books)
@@ -79,8 +83,8 @@ class UEFLSite(SiteMethod):
             lab.metrics[NEW_CODEWORDS] = own.codes
             if not own.personal:
                 return lab.reply()  # the server draws it: nothing need leave the site
-            dimension = network.codebook().shape[1]
-            centres = gaussian_codebook(own.codes, dimension, lab.common.seed, len(books))
+            width, seed = network.codebook().shape[1], lab.common.seed
+            centres = gaussian_codebook(own.codes, width, seed, len(books))
             return lab.reply(keep=books | {f"{CODEBOOK}{len(books)}": centres})
         if lab.common.is_private():  # whatever the message says: centroids have no noise
             raise RefusedError("training is private, and no centroids of features are made")

@@ -7,37 +7,30 @@ Equations (arXiv:2402.18888):
   (1) tokens, codewords, prediction -> models.networks.site_network.SiteNetwork.forward
   (2) local training -> client_app.training.loop.train_locally
   (3) mean weighted by samples -> strategies.loop.ask.weighted_mean
-  (4) nearest codewords -> models.methods.uefl.nearest_codewords
-  (4, gradient) straight-through estimator -> models.methods.uefl.straight_through
+  (4) nearest codewords -> models.maths.codebook.nearest_codewords
+  (4, gradient) straight-through estimator -> models.maths.codebook.straight_through
   (5) task loss -> models.networks.site_network.TokenClassifier.loss
-  (6) codebook loss -> models.methods.uefl.codebook_loss
-  (7) total loss -> models.methods.uefl.UEFLNetwork.loss
+  (6) codebook loss -> models.maths.codebook.codebook_loss
+  (7) total loss -> models.methods.uefl_network.UEFLNetwork.loss
   (8) predictive entropy -> models.maths.mc_dropout.predictive_entropy
   (9) threshold of uncertainty -> models.methods.uefl.uncertain_sites
-  (11) perplexity of code use -> models.methods.uefl.perplexity
+  (11) perplexity of code use -> models.maths.codebook.perplexity
   (section 3.2, start) new codewords by K-means -> models.maths.federated_kmeans.merge_centroids
   (section 3.2, refresh) first book refreshed -> strategies.methods.uefl.UEFL.round
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import torch
-from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import INCOMING, Notes, measurement
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.seeding import generator
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.contract.site_facts import SiteFacts
-from fedsilo.models.maths.federated_kmeans import Centroids, FloatArray, local_centroids
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
+USE = "use."  # how many of a site's samples use each codeword of book b: use.<b> (n,)
 NEW_CODEWORDS = "new-codewords"  # how many codewords a site started, in a centroids reply
 ENTROPY = measurement(INCOMING, "val", "entropy")  # in an uncertainty reply
 
@@ -69,6 +62,40 @@ class UEFLSettings(OwnSettings):
         choices=("kmeans", "none"),
     )
     centroid_min_count: int = setting(10, "centroids of fewer features stay at the silo", minimum=1)
+    first_book: str = setting(
+        "gaussian",
+        "start of the first book: gaussian, or kmeans of the silos' features before round 1",
+        choices=("gaussian", "kmeans"),
+    )
+    token_norm: str = setting(
+        "none",
+        "layer: tokens are normalised over channels before the codes",
+        choices=("none", "layer"),
+    )
+    codeword_update: str = setting(
+        "gradient",
+        "what moves codewords: gradient of eq. 6, or average: moving averages of their tokens",
+        choices=("gradient", "average"),
+    )
+    codeword_decay: float = setting(0.99, "decay of the moving averages", minimum=0.0, below=1.0)
+    dead_codes: str = setting(
+        "keep",
+        "codewords that no silo uses after a round: keep, or split: moved beside the most used",
+        choices=("keep", "split"),
+    )
+    commitment_rounds: int = setting(
+        0, "rounds over which commitment-weight rises from 0; 0: it is the same always", minimum=0
+    )
+    books_used: str = setting(
+        "all",
+        "books a silo reads: all that it was given, or the first and the newest",
+        choices=("all", "newest"),
+    )
+    threshold: str = setting(
+        "least",
+        "entropy that gamma compares with: the least of all silos, or their mean",
+        choices=("least", "mean"),
+    )
 
     @property
     def personal(self) -> bool:
@@ -86,16 +113,66 @@ class UEFLSettings(OwnSettings):
                 "setting 'sample-clip-norm' is set, and centroids of a site's features have no "
                 "noise: set 'uefl.codeword-start' to 'gaussian' and 'uefl.refresh' to 'none'"
             )
+        if common.is_private() and self.first_book == "kmeans":
+            raise SettingError(
+                "setting 'sample-clip-norm' is set, and the centroids of a first book have no "
+                "noise: set 'uefl.first-book' to 'gaussian'"
+            )
+        if common.is_private() and self.codeword_update == "average":
+            raise SettingError(
+                "setting 'sample-clip-norm' is set, and moving averages of tokens have no noise: "
+                "set 'uefl.codeword-update' to 'gradient'"
+            )
+        if self.dead_codes == "split" and (common.trust != SERVER or common.is_private()):
+            raise SettingError(
+                "'uefl.dead-codes' is 'split', for which each site says how many of its samples "
+                "use a codeword, and 'trust' is not 'server' or training is private: set "
+                "'uefl.dead-codes' to 'keep'"
+            )
 
-    def sends_centroids(self, uncertain: bool) -> bool:
-        """Tell whether uncertain or else certain sites send codewords, found by K-means."""
-        found = self.codeword_start if uncertain else self.refresh
+    def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
+        """Tell whether uncertain or else certain sites send codewords, found by K-means.
+
+        With ``first`` it is before round 1, where all sites are certain.
+        """
+        found = self.codeword_start if uncertain else self.first_book if first else self.refresh
         return not self.personal and found == "kmeans"
 
-    @property
-    def senders(self) -> tuple[bool, bool]:
-        """Whether uncertain sites send codewords, and whether certain ones do."""
-        return self.sends_centroids(True), self.sends_centroids(False)
+    def disclosed(self) -> list[str]:
+        """Return a sentence for each thing that leaves a site."""
+        sentences = ["all weights and batch-norm statistics of the network, each round"]
+        if self.personal:
+            return sentences
+        sentences.append("the codebooks that the site may use, trained, each round")
+        when = {(True, False): "when uncertain", (False, True): "when certain"}
+        if any(sends := (self.sends_centroids(True), self.sends_centroids(False))):
+            sentences.append(f"{when.get(sends, 'after each iteration')}: {self._centroids()}")
+        if self.sends_centroids(False, first=True):
+            sentences.append(f"before the first round: {self._centroids()}")
+        if self.dead_codes == "split":
+            sentences.append(
+                "how many training samples use each codeword, each round; fewer than "
+                f"{self.centroid_min_count} count as none"
+            )
+        return sentences
+
+    def _centroids(self) -> str:
+        return (
+            "centroids of the site's features with counts, none of fewer than "
+            f"{self.centroid_min_count} features"
+        )
+
+    def why_certain(self, round_: int) -> str:
+        """Return the sentence that ends a run in which no silo is uncertain after ``round_``."""
+        level = "the least" if self.threshold == "least" else "their mean"
+        return (
+            f"after round {round_} no silo's entropy is above {1 + self.gamma:g} times {level}: "
+            "the run ends ('uefl.stop-when-certain')"
+        )
+
+    def commitment_at(self, round_: int) -> float:
+        """Return the weight of |z - sg(c)|^2 in ``round_``, from 1."""
+        return self.commitment_weight * min(1.0, round_ / max(1, self.commitment_rounds))
 
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
         """Tell whether ``round_`` is the last of an iteration, from 1, and another may follow."""
@@ -128,9 +205,27 @@ class UEFLSettings(OwnSettings):
                 "codewords: lower 'uefl.codes', or set 'uefl.refresh' to 'none'"
             )
 
+    def few_centroids(self, features: Mapping[str, int]) -> list[str]:
+        """Say that sites' clusters are too small to be sent, by their ``features`` to train on."""
+        wanted = self.codes * self.centroid_min_count
+        small = sorted((count, site) for site, count in features.items() if count < wanted)
+        if not small or "kmeans" not in (self.codeword_start, self.refresh, self.first_book):
+            return []
+        return [
+            f"{len(small)} sites (site {small[0][1]} has {small[0][0]} features) cannot fill "
+            f"'uefl.codes' ({self.codes}) clusters of 'uefl.centroid-min-count' "
+            f"({self.centroid_min_count}) features: smaller clusters start no codewords; lower one "
+            "of the two, the second as far as the hospitals allow"
+        ]
+
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse a run without dropout, or one that ends before a codebook could be extended."""
         self.refuse_exact_centroids(common)
+        if self.personal and self.dead_codes == "split":
+            raise SettingError(
+                "'uefl.dead-codes' is 'split', which the server does, and 'uefl.codebooks' is "
+                "'personal', which it never gets: set one of them back"
+            )
         if common.dropout == 0 or common.mc_passes == 0:
             raise SettingError(
                 f"settings 'dropout' ({common.dropout:g}) and 'mc-passes' ({common.mc_passes}) "
@@ -151,99 +246,17 @@ class CentroidNotes(Notes):
     refreshes: bool = False
 
 
-@dataclass(frozen=True)
-class Discretised:
-    """Codes (batch, l, s) of the nearest codewords, and those codewords as (batch, l, c)."""
+def uncertain_sites(
+    entropies: Mapping[str, float], gamma: float, threshold: str = "least"
+) -> list[str]:
+    """Return the sites, sorted, with e_k > (1 + gamma) * min_j e_j (the negation of eq. 9).
 
-    codes: Tensor
-    codewords: Tensor
-
-
-def nearest_codewords(tokens: Tensor, codebook: Tensor, segments: int = 1) -> Discretised:
-    """Replace each segment of tokens z (batch, l, c) by the nearest codeword in L2 (eq. 4).
-
-    The codebook, (n, c / segments), is shared by all segments.
+    With ``threshold`` mean the mean of all e_j is in the place of the least (section 3.4).
     """
-    batch, length, channels = tokens.shape
-    parts = tokens.reshape(-1, channels // segments)
-    with torch.no_grad():
-        # |z|^2 is the same for all codewords: the argmin needs only |c|^2 - 2 <z, c>
-        squared = codebook.square().sum(dim=1) - 2 * parts @ codebook.T
-        codes = squared.argmin(dim=1)
-    return Discretised(
-        codes=codes.reshape(batch, length, segments),
-        codewords=codebook[codes].reshape(batch, length, channels),
-    )
-
-
-def straight_through(tokens: Tensor, codewords: Tensor) -> Tensor:
-    """Return ``codewords`` in value; the gradient goes to ``tokens`` unchanged."""
-    # The argmin has no gradient, so the encoder takes the one of the codewords for its own (Bengio
-    # et al. 2013). The codewords get none here; only the codebook loss moves them
-    return tokens + (codewords - tokens).detach()
-
-
-def codebook_loss(
-    tokens: Tensor, codewords: Tensor, codebook_weight: float, commitment_weight: float
-) -> Tensor:
-    """Return eq. 6, mean-reduced.
-
-    The paper prints beta on the other term; VQ-VAE and the authors' code have it here.
-    """
-    pull_codewords = nn.functional.mse_loss(codewords, tokens.detach())
-    commit_tokens = nn.functional.mse_loss(tokens, codewords.detach())
-    return codebook_weight * pull_codewords + commitment_weight * commit_tokens
-
-
-def perplexity(counts: Tensor) -> float:
-    """Return the exponential of the entropy of code use (eq. 11); ``counts`` is (n,)."""
-    share = counts.double() / counts.sum()
-    return math.exp(torch.special.entr(share).sum().item())
-
-
-def uncertain_sites(entropies: Mapping[str, float], gamma: float) -> list[str]:
-    """Return the sites, sorted, with e_k > (1 + gamma) * min_j e_j (the negation of eq. 9)."""
-    threshold = (1 + gamma) * min(entropies.values())
-    return sorted(site for site, entropy in entropies.items() if entropy > threshold)
-
-
-def gaussian_codebook(codes: int, dimension: int, seed: int, book: int) -> Tensor:
-    """Return (codes, dimension) standard normal numbers, keyed on seed and book."""
-    return torch.randn(codes, dimension, generator=generator(seed, "codebook", book))
-
-
-def clustered(tokens: Tensor, settings: UEFLSettings, seed: int, min_samples: int) -> Centroids:
-    """Return the centroids of tokens (n, l, c), at which new codewords start (section 3.2).
-
-    Those of fewer features than 'uefl.centroid-min-count', or of fewer samples, are left out.
-    """
-    features = tokens.reshape(-1, tokens.shape[-1] // settings.segments)
-    return local_centroids(
-        features.numpy(),
-        settings.codes,
-        seed,
-        settings.centroid_min_count,
-        each=len(features) // len(tokens),
-        min_samples=min_samples,
-    )
-
-
-def centroid_fault(
-    centres: FloatArray, counts: FloatArray, told: float, codes: int, features: float
-) -> str | None:
-    """Return why centroids (k, c / s) with counts (k,) cannot be a site's, or None if they can.
-
-    They are as many as the site has ``told``, at most ``codes``, and together stand for no more
-    than its ``features``.
-    """
-    whole = (counts >= 1).all() and (counts == np.floor(counts)).all()
-    if not len(centres) == len(counts) == told or not whole:
-        return f"{len(centres)} centroids came with counts {counts.tolist()}"
-    if len(counts) > codes:
-        return f"{len(counts)} centroids came, more than 'uefl.codes' {codes}"
-    if (total := float(counts.sum(dtype=np.float64))) > features:
-        return f"its centroids stand for {total:g} features, more than it has"
-    return None
+    values = list(entropies.values())
+    level = min(values) if threshold == "least" else sum(values) / len(values)
+    threshold_value = (1 + gamma) * level
+    return sorted(site for site, entropy in entropies.items() if entropy > threshold_value)
 
 
 def round_marks(extended: Mapping[str, Sequence[str]], refreshed: Sequence[int]) -> dict[int, str]:
@@ -256,92 +269,3 @@ def round_marks(extended: Mapping[str, Sequence[str]], refreshed: Sequence[int])
     for round_ in refreshed:
         marks.setdefault(round_, []).append("first codewords re-initialised")
     return {round_: "; ".join(words) for round_, words in sorted(marks.items())}
-
-
-class UEFLNetwork(SiteNetwork):
-    """A classifier whose head reads codewords; ``codebooks`` holds the books this site may use."""
-
-    def __init__(
-        self, classifier: TokenClassifier, books: Mapping[str, Tensor], settings: UEFLSettings
-    ) -> None:
-        super().__init__()
-        self.classifier = classifier
-        self.codebooks = nn.ParameterDict(
-            {name: nn.Parameter(books[name].clone()) for name in sorted(books, key=int)}
-        )
-        self.settings = settings
-
-    def codebook(self) -> Tensor:
-        """Return all books, concatenated in order, (n, c / s)."""
-        return torch.cat([self.codebooks[name] for name in sorted(self.codebooks, key=int)])
-
-    def books(self) -> dict[str, Tensor]:
-        """Return the books by the names of their arrays."""
-        return {f"{CODEBOOK}{name}": book.detach() for name, book in self.codebooks.items()}
-
-    def encode(self, inputs: Tensor) -> Tensor:
-        """Map images (batch, channels, height, width) to tokens z (batch, l, c)."""
-        return self.classifier.encode(inputs)
-
-    def nearest(self, tokens: Tensor) -> Discretised:
-        """Return the nearest codewords of ``tokens`` in this site's books, in float32."""
-        with torch.autocast(tokens.device.type, enabled=False):  # bf16 would choose other codes
-            return nearest_codewords(tokens.float(), self.codebook(), self.settings.segments)
-
-    def features(self, tokens: Tensor) -> Tensor:
-        """Return the codewords in place of ``tokens``, (batch, l, c), straight-through."""
-        return straight_through(tokens, self.nearest(tokens).codewords)
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Map codewords (batch, l, c) to logits (batch, classes)."""
-        return self.classifier.classify(features)
-
-    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return eq. 7, the criterion and the codebook loss of a batch."""
-        tokens, settings = self.encode(inputs), self.settings
-        codewords = self.nearest(tokens).codewords
-        logits = self.classify(straight_through(tokens, codewords))
-        return self.classifier.criterion(logits, labels) + codebook_loss(
-            tokens.float(), codewords, settings.codebook_weight, settings.commitment_weight
-        )
-
-
-class CodeUse:
-    """Code use as perplexity (eq. 11), and how far tokens are from their codewords (eq. 6)."""
-
-    def __init__(self, network: UEFLNetwork) -> None:
-        self.network = network
-        self.counts = torch.zeros(len(network.codebook()), dtype=torch.int64)
-        self.squared = 0.0
-        self.elements = 0
-
-    def see(self, tokens: Tensor) -> None:
-        """Count the codes of a batch of tokens (batch, l, c)."""
-        nearest = self.network.nearest(tokens)
-        codes = nearest.codes.flatten().cpu()
-        self.counts += torch.bincount(codes, minlength=len(self.counts))
-        self.squared += float((nearest.codewords - tokens.float()).square().sum())
-        self.elements += tokens.numel()
-
-    def values(self) -> dict[str, float]:
-        """Return ``perplexity``, ``codebook-loss`` and, without its weights, the distance."""
-        settings, distance = self.network.settings, self.squared / self.elements
-        return {
-            "perplexity": perplexity(self.counts),
-            "codeword-distance": distance,
-            "codebook-loss": (settings.codebook_weight + settings.commitment_weight) * distance,
-        }
-
-
-def segment_dimension(channels: int, segments: int) -> int:
-    """Return c / s.
-
-    Raises:
-        SettingError: ``segments`` does not divide the encoder's channels.
-    """
-    if channels % segments:
-        raise SettingError(
-            f"setting 'segments' is {segments}, which does not divide the encoder's "
-            f"{channels} channels; choose a divisor"
-        )
-    return channels // segments

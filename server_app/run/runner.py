@@ -1,10 +1,11 @@
 """One run: meet the sites, begin or resume, train, write the run directory, print the table."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flwr.serverapp import Grid
+from rich.console import Console
 
 from fedsilo.datasets.registry import silo_count
 from fedsilo.server_app.config.settings import RunSettings
@@ -54,10 +55,10 @@ def run(
         return directory
     began = time.monotonic()
     participants = meet_sites(grid, common, silo_count(common), terms_of(settings))
-    for notice in notices(participants, common):
-        console.print(notice, style="yellow", highlight=False, soft_wrap=True, markup=False)
+    _say(notices(participants, common), console)
     with only_writer(directory, new=not common.resume):
         loop, hooks = assemble(settings, participants, directory, console)
+        _say(loop.method.notices(), console)
         write_beginning(directory, settings, participants, launch or {})
         met = time.monotonic()
         progress = hooks.progress
@@ -67,3 +68,8 @@ def run(
             summary = write_end(directory, loop, hooks, seconds, finish)
     show_end(directory, loop.method, summary, console)
     return directory
+
+
+def _say(sentences: Iterable[str], console: Console) -> None:
+    for sentence in sentences:
+        console.print(sentence, style="yellow", highlight=False, soft_wrap=True, markup=False)

@@ -8,7 +8,7 @@ names that a method's file takes from ``strategies``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -154,6 +154,10 @@ class Method(ABC):
     def initial_state(self) -> Any:
         """Return the state before round 1: empty, where the server has no arrays then."""
         return self.state_class()
+
+    def notices(self) -> Iterable[str]:
+        """Return what a run should say of these settings and sites before it begins."""
+        return ()
 
     @abstractmethod
     def round(self, state: Any, ask: Ask) -> Any:

@@ -17,18 +17,23 @@ import numpy as np
 
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.seeding import derive_seed
-from fedsilo.models.maths.federated_kmeans import Centroids, merge_centroids
+from fedsilo.models.maths.codebook import split_most_used
+from fedsilo.models.maths.federated_kmeans import Centroids
 from fedsilo.models.methods.uefl import (
     CODEBOOK,
     ENTROPY,
     NEW_CODEWORDS,
+    USE,
     CentroidNotes,
     UEFLSettings,
+    round_marks,
+    uncertain_sites,
+)
+from fedsilo.models.methods.uefl_books import (
     centroid_fault,
     gaussian_codebook,
-    round_marks,
     segment_dimension,
-    uncertain_sites,
+    started_book,
 )
 from fedsilo.strategies.loop.ask import Replies
 from fedsilo.strategies.loop.method import (
@@ -103,29 +108,44 @@ class UEFL(Method):
             arrays[f"{CODEBOOK}0"] = first.numpy()
         return UEFLState(arrays, access={"0": self.participants.sites()})
 
+    def notices(self) -> list[str]:
+        """Say which sites have many clusters that are too small to be sent."""
+        facts = self.participants.facts.items()
+        return self.settings.few_centroids(
+            {site: each.sizes()["train"] * self._features for site, each in facts}
+        )
+
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
         """Train and average; at an iteration's end extend the codebook where it is needed."""
-        trained = ask(TRAIN, self._books(state, ask.sites))  # eq. 2, 4 to 7, at the sites
+        if not state.round and self.settings.first_book == "kmeans":
+            found = self._found(state, ask, ask.sites)
+            state = replace(self._refreshed(state, found), refreshed=())
+        send = self._books(state, ask.sites)
+        expect = {site: {**arrays, **self._use(arrays)} for site, arrays in send.items()}
+        trained = ask(TRAIN, send, expect=expect, reference=send)  # eq. 2, 4 to 7, at the sites
         state = replace(state, arrays=self._averaged(state, trained), uncertain=())  # eq. 3
-        if not self._ends_iteration(state):
+        own = self.settings
+        if not own.ends_iteration(state.iteration, state.round + 1, self.common.rounds):
             return state
         books = self._books(state, ask.sites)
-        state = self._judged(
-            state, ask(UNCERTAINTY, books, expect={}, metrics=[ENTROPY])
-        )  # eq. 8, 9
-        over = self.settings.stop_when_certain and state.certain
-        refreshes = self.settings.refresh == "kmeans" and not over
-        asked = ask.sites if refreshes else state.uncertain
-        clustered = ask(  # section 3.2, "K-means initialization"
+        entropies = ask(UNCERTAINTY, books, expect={}, metrics=[ENTROPY])  # eq. 8
+        state = self._judged(state, entropies)  # eq. 9
+        over = own.stop_when_certain and state.certain
+        refreshes = own.refresh == "kmeans" and not over
+        found = self._found(state, ask, ask.sites if refreshes else state.uncertain)
+        return self._refreshed(self._extended(state, found), found)
+
+    def _found(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
+        """Return the replies of those who found codewords (section 3.2, K-means initialization)."""
+        clustered = ask(
             CENTROIDS,
-            self._books(state, asked),
-            expect={site: self._centroid_specs(site, state) for site in asked},
-            notes={site: CentroidNotes(refreshes=site not in state.uncertain) for site in asked},
+            self._books(state, sites),
+            expect={site: self._centroid_specs(site, state) for site in sites},
+            notes={site: CentroidNotes(refreshes=site not in state.uncertain) for site in sites},
             metrics=[NEW_CODEWORDS],
             fault=self._fault_of_centroids,
         )
-        found = clustered.of(s for s, reply in clustered.items() if reply.metrics[NEW_CODEWORDS])
-        return self._refreshed(self._extended(state, found), found)
+        return clustered.of(s for s, reply in clustered.items() if reply.metrics[NEW_CODEWORDS])
 
     def model_for(self, site: str, state: UEFLState) -> Arrays:
         """Return the network and the books that ``site`` may use."""
@@ -141,16 +161,22 @@ class UEFL(Method):
         for name, book in books.items():
             users = trained.of(state.access[name.removeprefix(CODEBOOK)])
             arrays |= self.average(users, {name: book})
+            if self.settings.dead_codes == "split" and users:
+                use = name.replace(CODEBOOK, USE)
+                total = np.sum([reply.arrays[use] for reply in users.values()], axis=0)
+                seed = derive_seed(self.common.seed, "split", state.round + 1, name)
+                arrays[name] = split_most_used(arrays[name], total, seed)
         return arrays
 
-    def _ends_iteration(self, state: UEFLState) -> bool:
-        """Tell whether the current round is an iteration's last and another one may follow."""
-        rounds = self.common.rounds
-        return self.settings.ends_iteration(state.iteration, state.round + 1, rounds)
+    def _use(self, arrays: Arrays) -> dict[str, ArraySpec]:
+        """Return the counts that come beside the books of ``arrays`` if dead codes are split."""
+        split = self.settings.dead_codes == "split"
+        books = {n: book for n, book in arrays.items() if split and n.startswith(CODEBOOK)}
+        return {n.replace(CODEBOOK, USE): ArraySpec((len(b),)) for n, b in books.items()}
 
     def _judged(self, state: UEFLState, replies: Replies) -> UEFLState:
         entropies = {site: reply.metrics[ENTROPY] for site, reply in replies.items()}
-        uncertain = uncertain_sites(entropies, self.settings.gamma)
+        uncertain = uncertain_sites(entropies, self.settings.gamma, self.settings.threshold)
         check = {"round": state.round + 1, "entropies": entropies, "uncertain": uncertain}
         return replace(
             state,
@@ -169,7 +195,11 @@ class UEFL(Method):
         if not sites:
             return state
         arrays = {**state.arrays, **self._book(book, state, found.of(sites))}
-        return replace(state, arrays=arrays, access={**state.access, str(book): sites})
+        access = {**state.access, str(book): sites}
+        if self.settings.books_used == "newest":
+            for older in list(access)[1:-1]:
+                access[older] = [site for site in access[older] if site not in sites]
+        return replace(state, arrays=arrays, access=access)
 
     def _refreshed(self, state: UEFLState, found: Replies) -> UEFLState:
         """Re-initialise the first book by the centroids of certain sites, if some found any."""
@@ -183,43 +213,30 @@ class UEFL(Method):
         """Return a shared book: centroids merged by weighted K-means, or a Gaussian new one."""
         if self.settings.personal:
             return {}
-        codes, seed = self.settings.codes, self.common.seed
-        if book and self.settings.codeword_start == "gaussian":
-            dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
-            codewords = gaussian_codebook(codes, dimension, seed, book).numpy()
-        else:
-            parts = [
-                Centroids(reply.arrays["centroids"], reply.arrays["counts"].astype(np.int64))
-                for reply in found.values()
-            ]
-            seed = derive_seed(seed, "merge" if book else "refresh", state.round + 1)
-            codewords = merge_centroids(parts, codes, seed)
-        return {f"{CODEBOOK}{book}": codewords}
+        dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
+        parts = [
+            Centroids(reply.arrays["centroids"], reply.arrays["counts"].astype(np.int64))
+            for reply in found.values()
+            if reply.arrays
+        ]
+        where = dimension, self.common.seed, state.round + 1
+        return {f"{CODEBOOK}{book}": started_book(book, parts, self.settings, *where)}
 
     def _centroid_specs(self, site: str, state: UEFLState) -> dict[str, ArraySpec]:
-        if not self.settings.sends_centroids(site in state.uncertain):
+        if not self.settings.sends_centroids(site in state.uncertain, first=not state.round):
             return {}
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}
 
     def _fault_of_centroids(self, reply: Reply) -> str | None:
         told, codes = reply.metrics[NEW_CODEWORDS], self.settings.codes
-        if not reply.arrays:
-            whole = told in range(codes + 1)
-            return None if whole else f"it started {told:g} codewords, and 'uefl.codes' is {codes}"
-        centres, counts = reply.arrays["centroids"], reply.arrays["counts"]
         features = self.participants.facts[reply.site].sizes()["train"] * self._features
-        return centroid_fault(centres, counts, told, codes, features)
+        return centroid_fault(reply.arrays, told, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
         """Say that no silo is uncertain, where that ends the run."""
-        certain = self.settings.stop_when_certain and state.certain
-        if not certain or state.round >= self.common.rounds:
-            return None
-        return (
-            f"after round {state.round} no silo's entropy is above {1 + self.settings.gamma:g} "
-            "times the least: the run ends ('uefl.stop-when-certain')"
-        )
+        early = self.settings.stop_when_certain and state.round < self.common.rounds
+        return self.settings.why_certain(state.round) if early and state.certain else None
 
     @property
     def _features(self) -> int:
@@ -233,13 +250,4 @@ class UEFL(Method):
 
     def disclosures(self) -> Disclosures:
         """Name the weights and, unless they are personal, codebooks and centroids."""
-        sentences = ["all weights and batch-norm statistics of the network, each round"]
-        if not self.settings.personal:
-            sentences.append("the codebooks that the site may use, trained, each round")
-        when = {(True, False): "when uncertain", (False, True): "when certain"}
-        if any(sends := self.settings.senders):
-            sentences.append(
-                f"{when.get(sends, 'after each iteration')}: centroids of the site's features with "
-                f"counts, none of fewer than {self.settings.centroid_min_count} features"
-            )
-        return Disclosures(*sentences)
+        return Disclosures(*self.settings.disclosed())

@@ -11,7 +11,9 @@ from fedsilo.client_app.methods.uefl import UEFLSite
 from fedsilo.client_app.training.evaluation import tokens_of
 from fedsilo.models.contract.errors import CheckpointError, SettingError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
-from fedsilo.models.methods.uefl import CodeUse, UEFLNetwork, codebook_loss, gaussian_codebook
+from fedsilo.models.maths.codebook import codebook_loss
+from fedsilo.models.methods.uefl_books import gaussian_codebook
+from fedsilo.models.methods.uefl_network import CodeUse, UEFLNetwork
 from tests.support.lab import answer
 
 Opened = Callable[..., Lab]

@@ -3,7 +3,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.methods.uefl import UEFLNetwork, UEFLSettings
+from fedsilo.models.methods.uefl import UEFLSettings
+from fedsilo.models.methods.uefl_network import UEFLNetwork
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task

@@ -11,7 +11,8 @@ import pytest
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.methods.uefl import UEFLSettings, gaussian_codebook
+from fedsilo.models.methods.uefl import UEFLSettings
+from fedsilo.models.methods.uefl_books import gaussian_codebook
 from fedsilo.strategies.loop.ask import Question
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY, UEFLState
@@ -30,6 +31,7 @@ PERSONAL = {"codebooks": "personal"}
 GAUSSIAN = {"codeword_start": "gaussian"}
 ALL = ["s1a", "s2a", "s3a"]
 NOTHING = {"centroids": np.zeros((0, 2), np.float32), "counts": np.zeros(0, np.float32)}
+FAR = np.array([[0.0, 0.0], [50.0, 50.0]], np.float32)
 Build = Callable[..., UEFL]
 Replies = Callable[..., Reply]
 
@@ -488,3 +490,52 @@ def test_a_run_too_short_for_an_extension_is_refused_unless_it_is_disfl() -> Non
 def test_a_run_that_ends_with_its_first_iteration_is_refused_as_it_never_extends() -> None:
     with pytest.raises(SettingError, match="no codebook would ever be extended"):
         UEFLSettings(iteration_rounds=20).check(CommonSettings(rounds=20), is_table=False)
+
+
+def test_a_kmeans_first_book_is_asked_of_all_sites_before_the_first_training(uefl: Build) -> None:
+    strategy = uefl(first_book="kmeans", codes=2)
+    before = replace(state(0), access={"0": ALL, "1": []})
+    centres = np.array([[1, 1], [5, 5]], np.float32)
+    sent = {"centroids": centres, "counts": np.array([10, 30], np.float32)}
+    found = {s: make_reply(s, sent, **{"new-codewords": 2.0}) for s in ALL}
+    ask = judging(strategy, before, centroids=found)
+    after = strategy.round(before, ask)
+    assert list(ask.asked) == [CENTROIDS, TRAIN]
+    assert all(notes.refreshes for notes in ask.asked[CENTROIDS].notes.values())  # type: ignore[attr-defined]
+    sent_books = ask.asked[TRAIN].send["s1a"]["codebook.0"]
+    assert sorted(sent_books.tolist()) == [[1.0, 1.0], [5.0, 5.0]]
+    assert after.refreshed == ()
+    assert CENTROIDS not in asked_phases(strategy, replace(before, round=1))
+
+
+def asked_phases(strategy: UEFL, before: UEFLState) -> Collection[str]:
+    """Return what the round after ``before`` asks, up to where no reply is given."""
+    ask = judging(strategy, before)
+    with suppress(NoReplies):
+        strategy.round(before, ask)
+    return ask.asked
+
+
+def test_dead_codes_are_split_by_the_use_that_all_users_of_a_book_report(uefl: Build) -> None:
+    strategy = uefl(dead_codes="split")
+    before = replace(state(0), arrays={"w": np.zeros(1, np.float32), "codebook.0": FAR})
+    before = replace(before, access={"0": ALL})
+    use = {"s1a": [0, 2], "s2a": [0, 0], "s3a": [0, 1]}
+    replies = {
+        site: make_reply(site, {**before.books_for(site), "use.0": np.array(n, np.float32)})
+        for site, n in use.items()
+    }
+    after = strategy.round(before, ScriptedAsk(ALL, {TRAIN: replies}))
+    assert after.arrays["codebook.0"][1].tolist() == FAR[1].tolist()
+    assert np.abs(after.arrays["codebook.0"][0] - FAR[1]).max() < 1.0
+    assert "use.0" not in after.arrays
+
+
+def test_a_site_that_reads_the_newest_book_leaves_those_between(uefl: Build) -> None:
+    centres = {"centroids": book(3), "counts": np.array([10, 10], np.float32)}
+    found = {"s2a": make_reply("s2a", centres, **{"new-codewords": 2.0})}
+    own = {"refresh": "none", "iteration_rounds": 5}
+    after = extended(uefl(books_used="newest", **own), ["s2a"], found)
+    assert after.access == {"0": ALL, "1": ["s3a"], "2": ["s2a"]}
+    after = extended(uefl(**own), ["s2a"], found)
+    assert after.access == {"0": ALL, "1": ["s2a", "s3a"], "2": ["s2a"]}

@@ -13,7 +13,8 @@ from flwr.app import Message, RecordDict
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.methods.uefl import UEFLSettings, gaussian_codebook
+from fedsilo.models.methods.uefl import UEFLSettings
+from fedsilo.models.methods.uefl_books import gaussian_codebook
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.methods.uefl import CENTROIDS, UEFL, UNCERTAINTY
 
@@ -65,6 +66,29 @@ def test_only_uncertain_sites_are_asked_and_all_numbers_of_a_check_are_kept(
     assert (1, UNCERTAINTY, ["s1a", "s2a", "s3a"]) in recorder.phases
     assert [p for p in recorder.phases if p[1] == CENTROIDS] == [(1, CENTROIDS, check["uncertain"])]
     assert all(0 < entropy <= math.log(10) for entropy in check["entropies"].values())
+
+
+def test_a_run_with_every_departure_from_the_letter_keeps_its_books_apart(
+    spied_run: Run, tiny: Tiny, recorder: Any
+) -> None:
+    departures = {
+        "first_book": "kmeans",
+        "token_norm": "layer",
+        "codeword_update": "average",
+        "dead_codes": "split",
+        "books_used": "newest",
+        "threshold": "mean",
+        "centroid_min_count": 1,
+    }
+    grid, strategy = spied_run(tiny("uefl", rounds=3, **departures), [recorder])
+    assert recorder.phases[0][:2] == (1, CENTROIDS)
+    state = strategy.state
+    for site in ["s1a", "s2a", "s3a"]:
+        later = [b for b, users in state.access.items() if site in users and b != "0"]
+        assert len(later) <= 1
+    assert not [name for name in state.arrays if name.startswith("use.")]
+    train = [r for r in grid.replies if "use.0" in r.content.array_records.get(ARRAYS, {})]
+    assert len(train) == 9
 
 
 def test_personal_codebooks_and_centroids_never_cross_the_wire(

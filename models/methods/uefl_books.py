@@ -1,0 +1,100 @@
+"""How UEFL's books begin: Gaussian, or at the centroids of the sites' features.
+
+Equations (arXiv:2402.18888):
+  (section 3.2, first book) standard normal codewords -> models.methods.uefl_books.gaussian_codebook
+  (section 3.2, features) each silo's K-means -> models.methods.uefl_books.clustered
+  (section 3.2, start) centroids merged by K-means -> models.methods.uefl_books.started_book
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.seeding import derive_seed, generator
+from fedsilo.models.maths.federated_kmeans import (
+    Centroids,
+    FloatArray,
+    local_centroids,
+    merge_centroids,
+)
+from fedsilo.models.methods.uefl import UEFLSettings
+
+
+def gaussian_codebook(codes: int, dimension: int, seed: int, book: int) -> Tensor:
+    """Return (codes, dimension) standard normal numbers, keyed on seed and book."""
+    return torch.randn(codes, dimension, generator=generator(seed, "codebook", book))
+
+
+def clustered(tokens: Tensor, settings: UEFLSettings, seed: int, min_samples: int) -> Centroids:
+    """Return the centroids of tokens (n, l, c), at which new codewords start (section 3.2).
+
+    Those of fewer features than 'uefl.centroid-min-count', or of fewer samples, are left out.
+    """
+    features = tokens.reshape(-1, tokens.shape[-1] // settings.segments)
+    return local_centroids(
+        features.numpy(),
+        settings.codes,
+        seed,
+        settings.centroid_min_count,
+        each=len(features) // len(tokens),
+        min_samples=min_samples,
+    )
+
+
+def started_book(
+    book: int,
+    parts: list[Centroids],
+    settings: UEFLSettings,
+    dimension: int,
+    seed: int,
+    round_: int,
+) -> FloatArray:
+    """Return a shared book (n, dimension) that starts after ``round_``.
+
+    It is the sites' centroids merged by weighted K-means, or a new Gaussian one where they have
+    sent none.
+    """
+    if not parts:
+        return gaussian_codebook(settings.codes, dimension, seed, book).numpy()
+    seed = derive_seed(seed, "merge" if book else "refresh", round_)
+    return merge_centroids(parts, settings.codes, seed)
+
+
+def centroid_fault(
+    arrays: Mapping[str, FloatArray], told: float, codes: int, features: float
+) -> str | None:
+    """Return why a site's centroids cannot be used, or None if they can.
+
+    ``centroids`` (k, c / s) with ``counts`` (k,) are as many as the site has ``told``, at most
+    ``codes``, and together stand for no more than its ``features``. Without arrays the site started
+    ``told`` codewords of its own.
+    """
+    if not arrays:
+        whole = told in range(codes + 1)
+        return None if whole else f"it started {told:g} codewords, and 'uefl.codes' is {codes}"
+    centres, counts = arrays["centroids"], arrays["counts"]
+    whole = bool((counts >= 1).all() and (counts == np.floor(counts)).all())
+    if not len(centres) == len(counts) == told or not whole:
+        return f"{len(centres)} centroids came with counts {counts.tolist()}"
+    if len(counts) > codes:
+        return f"{len(counts)} centroids came, more than 'uefl.codes' {codes}"
+    if (total := float(counts.sum(dtype=np.float64))) > features:
+        return f"its centroids stand for {total:g} features, more than it has"
+    return None
+
+
+def segment_dimension(channels: int, segments: int) -> int:
+    """Return c / s.
+
+    Raises:
+        SettingError: ``segments`` does not divide the encoder's channels.
+    """
+    if channels % segments:
+        raise SettingError(
+            f"setting 'segments' is {segments}, which does not divide the encoder's "
+            f"{channels} channels; choose a divisor"
+        )
+    return channels // segments
