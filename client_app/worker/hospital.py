@@ -24,7 +24,7 @@ import psutil
 
 from fedsilo.client_app.worker.installed import refuse_other_flower
 from fedsilo.client_app.worker.parent import CANNOT
-from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.errors import FedsiloError, SettingError, error_line
 
 _LOOK = 0.2  # seconds
 _LONGEST_PAUSE = 30.0  # seconds before a worker that ended at once is started again
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             secret.write_bytes(secrets.token_bytes(32))
             return _stay(*commands(arguments, secret, os.getpid()))
     except FedsiloError as error:
-        print(f"fedsilo: error: {error}", file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return 2
 
 

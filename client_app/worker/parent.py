@@ -32,7 +32,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from fedsilo.client_app.worker.installed import installed_app
 from fedsilo.client_app.worker.polling import PollInterval, end_with
 from fedsilo.client_app.worker.task import answer_by, answer_task
-from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.errors import FedsiloError, SettingError, error_line
 
 CANNOT = 3  # exit code: it would fail again
 _RENEWED_AFTER = 1000  # tasks
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         installed = installed_app()
         preload()
     except FedsiloError as error:
-        print(f"fedsilo: error: {error}", file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return CANNOT
     by_installed = answer_by(installed)
 
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         serve(worker, _client(given.runtime, secret), given.hospital)
     except FedsiloError as error:
-        print(f"fedsilo: error: {error}", file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return CANNOT
     finally:
         worker.end()

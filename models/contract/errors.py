@@ -1,9 +1,10 @@
 """The errors that fedsilo raises on purpose: one line each, what was wrong, where, what to do.
 
 Each kind has a ``code``, by which a program knows it. Of a site's errors the server sees a number
-beside the text: ``ERROR_CODES``, where the code has one.
+beside the text: ``ERROR_CODES``, where the code has one. The docstrings are the page on errors.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
@@ -30,57 +31,105 @@ class FedsiloError(Exception):
 
 
 class SettingError(FedsiloError):
-    """A run setting is unknown, of the wrong type, out of range or contradicts another."""
+    """A setting or an option is unknown, of the wrong type, out of range or contradicts another.
+
+    Fix: change the setting that the message names. ``fedsilo settings`` lists all of them with
+    their ranges, ``fedsilo COMMAND --help`` the options. Nothing has been trained or written.
+    """
 
     code = "setting"
 
 
 class DataError(FedsiloError):
-    """A data file or a silo's content cannot be used."""
+    """A data file or a silo's content cannot be used.
+
+    Fix: correct the file, line or column that the message names, or name another folder by
+    ``--data-dir``. ``fedsilo datasets --data-dir DATA`` says which files are missing, and
+    ``fedsilo fetch`` downloads those of public data sets.
+    """
 
     code = "data"
 
 
 class FileNamesError(DataError):
-    """It quotes names of files that were found, which at a hospital may be patients'."""
+    """As ``data``; the message quotes names of files that were found, which may be patients'.
+
+    Fix: read the whole message at the hospital, in the site's own log. The server is told only
+    that the site's data cannot be used.
+    """
 
     code = "file-names"
 
 
 class SiteError(FedsiloError):
-    """A site failed or sent an unusable answer, or too few sites are left."""
+    """A site failed or sent an unusable answer, or too few sites are left.
+
+    Fix: follow the reason that the message gives for each site; ``fedsilo doctor site`` finds most
+    of them before a run. Then ``fedsilo resume RUN-DIR`` goes on from the last checkpoint. With
+    ``min-sites`` a run goes on without a failed site.
+    """
 
     code = "site"
 
 
 class RefusedError(SiteError):
-    """The hospital's own rules, not a fault, keep an answer at the site."""
+    """The hospital's own rules, not a fault, keep an answer at the site.
+
+    Fix: ask the hospital to allow what the message names in its site file, or ask for less: fewer
+    rounds, another method, a stricter ``trust``. No setting of a run overrides a site file.
+    """
 
     code = "refused"
 
 
 class EpsilonSpentError(RefusedError):
-    """One more noisy message would bring epsilon above a cap."""
+    """One more noisy message would bring epsilon above a cap.
+
+    Fix: the run ends here by design. Plan the next one with ``fedsilo privacy plan``: more noise,
+    fewer rounds or larger batches. Only the hospital can raise its ``max-epsilon``.
+    """
 
     code = "epsilon-spent"
 
 
 class CheckpointError(FedsiloError):
-    """A stored state is cut short, altered, or belongs to another run."""
+    """A stored state is cut short, altered, or belongs to another run.
+
+    Fix: restore the file that the message names from a copy, or start the run again under another
+    ``--name``. A resumed run must have the settings with which it began.
+    """
 
     code = "checkpoint"
 
 
 class RunDirectoryError(FedsiloError):
-    """A run directory exists already, is missing, or has no finished run."""
+    """A run directory exists already, is missing, or has no finished run.
+
+    Fix: check the path; ``fedsilo resume RUN-DIR`` finishes an interrupted run, and ``--name``
+    chooses another directory.
+    """
 
     code = "run-directory"
 
 
 class ExportError(FedsiloError):
-    """A model cannot be exported, or the exported one gives other answers."""
+    """A model cannot be exported, or the exported one gives other answers.
+
+    Fix: choose another ``--format``; the message says which part of the network is at fault. A
+    program that gives other answers than the model is not written.
+    """
 
     code = "export"
+
+
+def error_line(error: FedsiloError) -> str:
+    """Return the line that a command prints, with the code under which the page explains it."""
+    return f"fedsilo: error{f'[{error.code}]' if error.code else ''}: {error}"
+
+
+def without_prefix(line: str) -> str:
+    """Return the message of an ``error_line``; another line as it is."""
+    return re.sub(r"^fedsilo: error(\[[\w-]+\])?: ", "", line)
 
 
 def missing_extra(what: str, extra: str, otherwise: str = "") -> str:

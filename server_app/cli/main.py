@@ -11,7 +11,7 @@ import typer
 import typer.core
 import typer.main
 
-from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.errors import FedsiloError, error_line
 from fedsilo.models.contract.versions import FEDSILO
 from fedsilo.server_app.cli.commands import add_commands, panels
 from fedsilo.server_app.run.processes import VERBOSE, end_if_bound
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _invoke(list(words))
     except FedsiloError as error:
-        print(f"fedsilo: error: {error}", file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return 1
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left

@@ -32,7 +32,13 @@ _TAKEN = {SERVER, "ca", "http", "fleet"}  # names of files and ports
 
 
 class DeploymentError(FedsiloError):
-    """A deployment that does not exist, exists already, or does not start."""
+    """A deployment does not exist, exists already, or does not start.
+
+    Fix: ``fedsilo deploy status`` says which members run, ``fedsilo deploy logs MEMBER`` why one
+    has ended, and ``fedsilo doctor server`` what prevents a start.
+    """
+
+    code = "deployment"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,13 @@ _UNWINDING = 5.0  # seconds
 
 
 class ProcessError(FedsiloError):
-    """A process could not be started, or did not end well."""
+    """A process could not be started, or did not end well.
+
+    Fix: run the command again with ``fedsilo --verbose`` to see what Flower or Ray printed, or use
+    ``--engine inline``, which starts no process.
+    """
+
+    code = "process"
 
 
 def tool(name: str) -> str:

@@ -66,7 +66,7 @@ def command(
         more = [part for change in changes for part in ("--set", change)]
         code = main([*words, "--out", next(outs), *more])
         said = capsys.readouterr().err
-        assert (code != 0) == said.startswith("fedsilo: error: "), said
+        assert (code != 0) == said.startswith("fedsilo: error"), said
         return said
 
     return run

@@ -19,7 +19,13 @@ from rich.table import Table
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.registry import data_set, load_silo
-from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
+from fedsilo.models.contract.errors import (
+    DataError,
+    FedsiloError,
+    RunDirectoryError,
+    SettingError,
+    without_prefix,
+)
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings, differences
 from fedsilo.server_app.run.arguments import RunSources
@@ -166,9 +172,8 @@ class Job:
         )
         if done.returncode:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
-            raise FedsiloError(
-                f"{self.directory.path.name} failed: {lines[-1].removeprefix('fedsilo: error: ')}"
-            )
+            said = without_prefix(lines[-1])
+            raise FedsiloError(f"{self.directory.path.name} failed: {said}")
 
 
 def compare(

@@ -127,7 +127,9 @@ def test_nothing_starts_where_no_server_answers(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])},
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("fedsilo: error: --isolation is not for you")
+    assert done.stderr.splitlines()[-1].startswith(
+        "fedsilo: error[setting]: --isolation is not for you"
+    )
 
 
 def _in_main(node: list[str], worker: list[str]) -> int:

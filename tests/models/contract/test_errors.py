@@ -7,7 +7,9 @@ from fedsilo.models.contract.errors import (
     FedsiloError,
     SettingError,
     SiteError,
+    error_line,
     needs_extra,
+    without_prefix,
 )
 
 
@@ -45,3 +47,11 @@ def test_a_missing_package_of_an_extra_is_named_with_the_command_that_installs_i
 def test_another_error_than_a_missing_package_passes() -> None:
     with pytest.raises(ZeroDivisionError), needs_extra("a PDF", "pdf"):
         raise ZeroDivisionError
+
+
+def test_an_error_line_has_the_code_and_is_taken_off_again() -> None:
+    line = error_line(SettingError("rounds is 0"))
+    assert line == "fedsilo: error[setting]: rounds is 0"
+    assert error_line(FedsiloError("x")) == "fedsilo: error: x"
+    assert without_prefix(line) == "rounds is 0"
+    assert without_prefix("Killed") == "Killed"

@@ -77,7 +77,7 @@ def test_an_error_is_one_line_and_exit_code_1(
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert told in error
-    assert error.startswith("fedsilo: error: ")
+    assert error.startswith("fedsilo: error")
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -200,7 +200,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     (tmp_path / "file").write_text("")
     assert main(_simulate(tiny, tmp_path / "file" / "runs")) == 1
     error = capsys.readouterr().err
-    assert error.startswith("fedsilo: error: ")
+    assert error.startswith("fedsilo: error")
     assert "Not a directory" in error
     assert error.count("\n") == 1
 

@@ -143,7 +143,7 @@ def test_bad_input_is_one_line(
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", *words]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("fedsilo: error: ")
+    assert error.startswith("fedsilo: error")
     assert told in error
     assert error.count("\n") == 1
 

@@ -161,4 +161,6 @@ def test_the_command_writes_picture_and_numbers(
         "accuracy,a,s1a,D1,0.800000,0.000000,1",
     ]
     assert main(["bars", run, "--round", "-1"]) == 1
-    assert capsys.readouterr().err == "fedsilo: error: --round is -1; it must be at least 0\n"
+    assert (
+        capsys.readouterr().err == "fedsilo: error[setting]: --round is -1; it must be at least 0\n"
+    )

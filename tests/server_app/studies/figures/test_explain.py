@@ -164,7 +164,7 @@ def test_what_cannot_be_explained_is_told_in_one_line(
     path = runs / "refused.json"
     assert _explain(runs / run, site, row, "--json-file", str(path)) == 1
     error = capsys.readouterr().err
-    assert error.startswith("fedsilo: error: ")
+    assert error.startswith("fedsilo: error")
     assert told in error
     assert error.count("\n") == 1
     assert not path.exists()
@@ -357,7 +357,7 @@ def test_no_images_are_no_picture(
     images: str, skin: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _attention(skin / "fedevprompt", f"--images={images}") == 1
-    told = f"fedsilo: error: --images is {images}; it must be at least 1\n"
+    told = f"fedsilo: error[setting]: --images is {images}; it must be at least 1\n"
     assert capsys.readouterr().err == told
 
 

@@ -349,7 +349,7 @@ def test_what_cannot_be_is_told_in_one_line_and_nothing_is_written(
     named = [one if one == "scratch" else finished / one for one in weights]
     assert finetune(task, named, *more) == 1
     error = capsys.readouterr().err
-    assert error.startswith("fedsilo: error: ")
+    assert error.startswith("fedsilo: error")
     assert told in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())

@@ -174,7 +174,7 @@ def test_what_cannot_be_pretrained_is_told_in_one_line_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     assert pretrained(experiment, *more, "--set", f"cache-dir={tmp_path / 'cache'}") == 1
     error = capsys.readouterr().err
-    assert error.startswith("fedsilo: error: ")
+    assert error.startswith("fedsilo: error")
     assert said in error
     assert error.count("\n") == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [
