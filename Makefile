@@ -13,7 +13,7 @@ export PATH := $(BIN):$(PATH)
 export PYTHONDONTWRITEBYTECODE :=
 EXPERIMENT ?= uefl-digits
 
-.PHONY: run test test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker lock
+.PHONY: run test test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker lock docs docs-serve docs-version
 
 run: setup  ## train UEFL over nine silos of embedded real digits (Ray simulation)
 	$(BIN)/python -m fedsilo.server_app.cli simulate $(EXPERIMENT)
@@ -53,6 +53,16 @@ benchmark: setup  ## cost of the engines against a bare PyTorch loop; needs DATA
 test-docker: setup  ## images, one server and six hospitals by docker-compose; needs an engine (docker/start-engine.sh)
 	FEDSILO_DOCKER=1 $(BIN)/python -m pytest -s tests/docker
 
+export NO_MKDOCS_2_WARNING := 1
+docs: setup  ## the site in build/site, strict; open its index.html (docs/building-docs.md)
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+docs-serve: setup  ## the site at http://127.0.0.1:8000 while pages are written
+	DOCS_EXECUTE=no $(BIN)/python -m mkdocs serve
+
+docs-version: setup  ## the site as VERSION=1.2 on the branch gh-pages, beside older versions
+	$(BIN)/mike deploy --update-aliases $(VERSION) latest
+
 # TORCH=cpu or another build of PyTorch's own index goes into a lock file of its own
 LOCK := docker/requirements$(if $(TORCH),-$(TORCH)).lock
 lock: setup  ## the images' dependencies resolved again: versions and hashes
@@ -64,6 +74,6 @@ setup: $(VENV)/.ready
 $(VENV)/.ready:
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(PYTHON) -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print('\n'.join(p['dependencies'] + p['optional-dependencies']['test']))" > $(VENV)/requirements.txt
+	$(PYTHON) -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print('\n'.join(p['dependencies'] + p['optional-dependencies']['test'] + p['optional-dependencies']['docs']))" > $(VENV)/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
 	touch $@

@@ -1,4 +1,4 @@
-"""The notebooks of docs/ run from the first cell to the last, on the digits."""
+"""The notebooks of docs/ run from the first cell to the last, on small stand-in data."""
 
 import os
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_the_cells_of_a_notebook_run_one_after_another(
     names: dict[str, object] = {"__name__": "cells"}
     for cell in _code(path):
         exec(compile(cell["source"], str(path), "exec"), names)
-    assert (tmp_path / "first-run.html").is_file()
+    assert list((tmp_path / "runs").iterdir())
 
 
 @pytest.mark.soak
@@ -51,4 +51,4 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PYTHONPATH", repository + os.pathsep + os.environ.get("PYTHONPATH", ""))
     where = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(_opened(path), timeout=600, resources=where).execute()
-    assert (tmp_path / "first-run.html").is_file()
+    assert list((tmp_path / "runs").iterdir())

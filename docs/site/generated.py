@@ -1,0 +1,317 @@
+"""The reference pages that are made from the code, each a function that returns its Markdown."""
+
+import ast
+import inspect
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import typer.main
+
+from fedsilo.models.contract import errors
+from fedsilo.models.contract.methods import METHODS, about, settings_class, title_of
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import SettingRule, defaults, rule_of
+from fedsilo.server_app import api
+from fedsilo.server_app.cli.main import make_app
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("models", "datasets", "strategies", "client_app", "server_app")
+# The first role of a setting -> the heading under which it is listed
+GROUPS = {
+    "training": "Training",
+    "step": "Optimiser steps",
+    "course": "Rounds and early stopping",
+    "network": "Network",
+    "vit": "Vision transformer",
+    "data": "Data set",
+    "files": "Folders of the data",
+    "pixels": "Images",
+    "partition": "Silos cut from one data set",
+    "silo": "Size of a silo",
+    "sampling": "Samples used",
+    "split": "Training, validation and test",
+    "combining": "Combining replies",
+    "privacy": "Privacy",
+    "seed": "Seed",
+    "machine": "Machine",
+    "circumstance": "Run directory, waiting and tracking",
+}
+# What the author of a plug imports: a heading -> module and names; without names its __all__
+AUTHORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "A method at the server": ("fedsilo.strategies.loop.method", ()),
+    "A method at a site": ("fedsilo.client_app.methods.base", ()),
+    "Settings of a method": ("fedsilo.models.contract.own_settings", ("OwnSettings",)),
+    "Fields of settings": ("fedsilo.models.contract.settings_schema", ("setting", "choice")),
+    "A data set": ("fedsilo.datasets.silo.silos", ("DataSet", "Silo", "Split")),
+    "A method as a Flower strategy": ("fedsilo.strategies.flower", ("FlowerStrategy",)),
+}
+
+
+_AS_MODULES = ("checking", "deploying", "privacy")  # of the API: imported as modules
+
+
+def _cell(text: object) -> str:
+    return str(text).replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _table(heads: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    yield from (f"| {' | '.join(map(_cell, row))} |" for row in rows)
+    yield ""
+
+
+def _stacked(heads: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> Iterator[str]:
+    """Yield a table whose cells are below one another on a phone."""
+    yield from ('<div class="stacked" markdown>', "", *_table(heads, rows), "</div>", "")
+
+
+def _setting(key: str, default: object, rule: SettingRule) -> tuple[object, ...]:
+    shown = f'"{default}"' if isinstance(default, str) else str(default).lower()
+    kind = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+    allowed = rule.allowed() or kind[type(default)]
+    return f'`{key}`{{id="{key}"}}', f"`{shown}`", allowed, rule.help
+
+
+def settings_page() -> str:
+    """Return every setting with default, range and meaning: the common ones by what they are of."""
+    heads = ("setting", "default", "allowed", "meaning")
+    by_group: dict[str, list[str]] = defaultdict(list)
+    for key in defaults(CommonSettings):
+        roles = rule_of(CommonSettings, key).roles
+        by_group["vit" if "vit" in roles else roles[0]].append(key)
+    lines = [
+        "# Settings",
+        "Every setting of a run. Give one as `--set KEY=VALUE`, in a file for `--config`, in an "
+        "experiment, or in Python as `settings={...}`. `fedsilo settings` prints the same list.",
+    ]
+    values = defaults(CommonSettings)
+    for group in sorted(by_group, key=list(GROUPS).index):
+        rows = (_setting(k, values[k], rule_of(CommonSettings, k)) for k in by_group[group])
+        lines += ["", f"## {GROUPS[group]}", "", *_stacked(heads, rows)]
+    lines += ["## Settings of single methods", ""]
+    for name, (users, own) in sorted(_own_settings().items()):
+        rows = (_setting(key, *of) for key, of in own.items())
+        lines += [f"### {name}", "", f"Used by {', '.join(users)}.", "", *_stacked(heads, rows)]
+    return "\n".join(lines)
+
+
+def _own_settings() -> dict[str, tuple[list[str], dict[str, tuple[object, SettingRule]]]]:
+    """Return the methods' own settings by their group: the methods that have it, and its keys."""
+    found: dict[str, tuple[list[str], dict[str, tuple[object, SettingRule]]]] = {}
+    for method in METHODS:
+        cls = settings_class(method)
+        for key, default in defaults(cls).items():
+            users, keys = found.setdefault(key.partition(".")[0], ([], {}))
+            keys.setdefault(key, (default, rule_of(cls, key)))
+            if title_of(method) not in users:
+                users.append(title_of(method))
+    return found
+
+
+def methods_page() -> str:
+    """Return the table of methods: name, class as a Flower strategy, one line."""
+    rows = (
+        (f"`{name}`", f"`fedsilo.strategies.{cls}`", about(name)) for name, cls in METHODS.items()
+    )
+    return "\n".join(
+        [
+            "# Methods",
+            "",
+            "`fedsilo simulate NAME` runs a method, `--set method=NAME` puts it into an "
+            "experiment. The class is the same method as a "
+            "[Flower strategy](authors.md#a-method-as-a-flower-strategy) for your own ServerApp.",
+            "",
+            *_stacked(("name", "Flower strategy", "what it does"), rows),
+        ]
+    )
+
+
+def commands_page() -> str:
+    """Return every command of ``fedsilo`` with its arguments and options."""
+    root = typer.main.get_command(make_app())
+    assert isinstance(root, click.Group)
+    lines = ["# Commands", "", "`fedsilo COMMAND --help` prints the same.", ""]
+    for words, command in _commands(root, ()):
+        context = click.Context(command, info_name=f"fedsilo {words}")
+        usage = command.get_usage(context).removeprefix("Usage: ")
+        records = [(p, p.get_help_record(context)) for p in command.params]
+        rows = ((f"`{record[0]}`", record[1]) for _, record in records if record)
+        lines += [f"## {words}", "", inspect.cleandoc(command.help or ""), ""]
+        lines += ["```text", " ".join(usage.split()), "```", ""]
+        lines += _stacked(("option", "what it does"), rows)
+    return "\n".join(lines)
+
+
+def _commands(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _commands(command, (*words, name))
+        elif not command.hidden:
+            yield " ".join((*words, name)), command
+
+
+def errors_page() -> str:
+    """Return each code of an error: what it means, how to fix it, the messages that have it."""
+    texts = messages()
+    lines = [
+        "# Errors",
+        "",
+        "A command that fails prints one line, `fedsilo: error[CODE]: what was wrong, where, what "
+        "to do`, and ends with exit code 1. In Python the same line is a `FedsiloError`, whose "
+        "`code` is the code. An error without a code needs no explanation beyond its line.",
+        "",
+    ]
+    for cls in coded_errors():
+        found = sorted(texts[cls.code])
+        text = inspect.cleandoc(cls.__doc__ or "").replace("Fix:", "**Fix:**").replace("``", "`")
+        lines += [f"## {cls.code}", "", text, ""]
+        lines += [f'??? note "Messages with this code ({len(found)})"', ""]
+        lines += [f"    - {_message(text)}" for text in found]
+        lines += ["", f"In Python: `{cls.__module__}.{cls.__name__}`", ""]
+    return "\n".join(lines)
+
+
+def _message(text: str) -> str:
+    return "`` " + text.replace("`", "'") + " ``"
+
+
+def coded_errors() -> list[type[errors.FedsiloError]]:
+    """Return the classes of errors that have a code of their own, in the order of the source."""
+    for name in _error_modules():
+        import_module(name)
+    return [cls for cls in _family(errors.FedsiloError) if "code" in vars(cls) and cls.code]
+
+
+def _family(cls: type[errors.FedsiloError]) -> Iterator[type[errors.FedsiloError]]:
+    yield cls
+    for below in cls.__subclasses__():
+        yield from _family(below)
+
+
+def _sources() -> Iterator[tuple[str, ast.Module]]:
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = ".".join(("fedsilo", *path.relative_to(ROOT).with_suffix("").parts))
+            yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _error_modules() -> Iterator[str]:
+    """Yield the modules that define a class of error."""
+    for name, tree in _sources():
+        bases = {
+            base.id
+            for node in tree.body
+            if isinstance(node, ast.ClassDef)
+            for base in node.bases
+            if isinstance(base, ast.Name)
+        }
+        if any(base.endswith("Error") for base in bases):
+            yield name
+
+
+def messages() -> dict[str, set[str]]:
+    """Return by code the texts with which the source raises its errors, gaps as an ellipsis."""
+    codes = {cls.__name__: cls.code for cls in coded_errors()}
+    found: dict[str, set[str]] = defaultdict(set)
+    for _, tree in _sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+                text = _text(node.args[0])
+                if text and node.func.id in codes:
+                    found[codes[node.func.id]].add(text)
+    return found
+
+
+def _text(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(v) if isinstance(v, ast.Constant) else "…" for v in node.values)
+    return ""
+
+
+def python_page() -> str:
+    """Return the reference of ``fedsilo.server_app.api``, read from the docstrings."""
+    lines = ["# Python", "", "Import these from `fedsilo.server_app.api`.", ""]
+    found = api_names()
+    for module in sorted(found, key=lambda name: (name in _AS_MODULES, name != "running")):
+        path = found[module][0].rpartition(".")[0]
+        summary = inspect.getdoc(import_module(path)) or ""
+        lines += [f"## {module.capitalize()}", "", summary.splitlines()[0], ""]
+        before = f"{module}." if module in _AS_MODULES else ""
+        lines += [_directive(name, before + name.rpartition(".")[2]) for name in found[module]]
+    return "\n".join(lines)
+
+
+def _directive(path: str, heading: str) -> str:
+    return f"::: {path}\n    options:\n      heading: {heading}\n      toc_label: {heading}\n"
+
+
+def api_names() -> dict[str, list[str]]:
+    """Return the public functions and classes of the API by heading, as paths."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, value in vars(api).items():
+        if isinstance(value, ModuleType) and name in _AS_MODULES:
+            own = (v for k, v in vars(value).items() if inspect.isfunction(v) and k[0] != "_")
+            found[name] = [path_of(v) for v in own if v.__module__ == value.__name__]
+        elif not name.startswith("_") and (inspect.isfunction(value) or inspect.isclass(value)):
+            found[value.__module__.rpartition(".")[2]].append(path_of(value))
+    return found
+
+
+def path_of(value: Any) -> str:
+    """Return the full path of a class or function."""
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def authors_page() -> str:
+    """Return the reference of the names that the author of a plug imports."""
+    lines = ["# Names for authors", "", "What a [plug](../plugs.md) imports.", ""]
+    for heading, names in author_names().items():
+        lines += [f"## {heading}", "", *(f"::: {name}" for name in names), ""]
+    return "\n".join(lines)
+
+
+def author_names() -> dict[str, list[str]]:
+    """Return by heading the paths of what an author imports."""
+    found = {}
+    for heading, (path, names) in AUTHORS.items():
+        module = import_module(path)
+        found[heading] = [f"{path}.{name}" for name in names or module.__all__]
+    return found
+
+
+def undocumented() -> list[str]:
+    """Return the public names of the reference, and their public members, without a docstring."""
+    paths = [p for names in (*api_names().values(), *author_names().values()) for p in names]
+    return [name for path in paths for name in _undocumented(path)]
+
+
+def _undocumented(path: str) -> Iterator[str]:
+    module, _, name = path.rpartition(".")
+    value = getattr(import_module(module), name)
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        return
+    if not (value.__doc__ or "").strip():
+        yield path
+    members = vars(value).items() if inspect.isclass(value) else ()
+    for member, part in members:
+        bare = getattr(part, "fget", getattr(part, "__func__", getattr(part, "func", part)))
+        if member[0] != "_" and inspect.isfunction(bare) and not inspect.getdoc(bare):
+            yield f"{path}.{member}"
+
+
+PAGES = {
+    "reference/settings.md": ("Settings", settings_page),
+    "reference/methods.md": ("Methods", methods_page),
+    "reference/commands.md": ("Commands", commands_page),
+    "reference/errors.md": ("Errors", errors_page),
+    "reference/python.md": ("Python", python_page),
+    "reference/authors.md": ("Names for authors", authors_page),
+}

@@ -1,0 +1,167 @@
+"""What MkDocs does beside its own: navigation, pages made from the code, notebooks, links."""
+
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+INDEX = "README.md"
+# Pages beside docs/, and where the site has them
+OUTSIDE = {
+    "README.md": "overview.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+_ITEM = re.compile(r"^- \[([^]]+)\]\(([^)#]+)\)", re.MULTILINE)
+_LINK = re.compile(r"(\]\(|(?:src|href|srcset)=\")([^)\"\s#:]+)(?=[)\"#])")
+_MERMAID = re.compile(r"^```mermaid\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+_ROOM = re.compile(r"<b>(\w+)</b>: (.*?)\"\]", re.DOTALL)
+_ARROW = re.compile(r"^ +(\w+) --(?: (\w+) --)?> (\w+)$", re.MULTILINE)
+_BADGES = re.compile(r"^\[?!\[[^]]*\]\(https://[^)]*\).*$", re.MULTILINE)
+_log = logging.getLogger("mkdocs.hooks")
+
+
+def _generated() -> Any:
+    """Import what makes pages from the code; only a build needs it."""
+    sys.path[:0] = [str(HERE), str(ROOT)]
+    import generated
+
+    return generated
+
+
+@event_priority(100)
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Make the package as installed, for mkdocstrings, and the navigation from the index."""
+    package = ROOT / "build" / "package" / "fedsilo"
+    package.mkdir(parents=True, exist_ok=True)
+    for name in ("__init__.py", "models", "datasets", "strategies", "client_app", "server_app"):
+        target = ROOT / ("fedsilo/__init__.py" if name == "__init__.py" else name)
+        if not (package / name).exists():
+            (package / name).symlink_to(target)
+    if not os.environ.get("MIKE_DOCS_VERSION"):
+        config.extra.pop("version", None)  # there is no list of versions beside the site
+    config.nav = navigation((ROOT / "docs" / INDEX).read_text(encoding="utf-8"))
+    return config
+
+
+def navigation(index: str) -> list[dict[str, Any]]:
+    """Return the navigation of an index: headings of two levels, and the first link of each item.
+
+    Pages made from the code follow those of "Reference".
+    """
+    nav: list[dict[str, Any]] = [{"Home": INDEX}]
+    for part in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
+        title, _, body = part.partition("\n")
+        first, *groups = re.split(r"^### ", body, flags=re.MULTILINE)
+        items: list[dict[str, Any]] = _items(first)
+        items += [{g.partition("\n")[0]: _items(g)} for g in groups]
+        if title == "Reference":
+            items += [{name: path} for path, (name, _) in _generated().PAGES.items()]
+        nav.append({title: items})
+    return nav
+
+
+def _items(text: str) -> list[dict[str, Any]]:
+    return [
+        {title: OUTSIDE.get(target.removeprefix("../"), target).replace(".ipynb", ".md")}
+        for title, target in _ITEM.findall(text)
+    ]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages made from the code, those beside docs/, and the notebooks."""
+    generated = _generated()
+    for name in generated.undocumented():
+        _log.warning("public name without a docstring: %s", name)
+    for path, (_, make) in generated.PAGES.items():
+        files.append(File.generated(config, path, content=make()))
+    for source, path in OUTSIDE.items():
+        files.append(File.generated(config, path, content=(ROOT / source).read_text("utf-8")))
+    for name in ("site.css", "iframe-worker.js"):
+        files.append(File.generated(config, name, content=(HERE / name).read_text("utf-8")))
+    for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        for path, content in _converted(notebook).items():
+            files.append(File.generated(config, f"notebooks/{path}", content=content))
+    return files
+
+
+def _converted(notebook: Path) -> dict[str, str | bytes]:
+    """Return a notebook's page and its pictures by name, executed unless DOCS_EXECUTE=no."""
+    import nbformat
+    from nbconvert import MarkdownExporter
+
+    cells = nbformat.read(notebook, as_version=4)
+    if os.environ.get("DOCS_EXECUTE") != "no":
+        _execute(cells)
+    text, resources = MarkdownExporter().from_notebook_node(cells)
+    download = f"\n\n[Download this notebook]({notebook.name})\n"
+    pictures = {f"{notebook.stem}-{name}": data for name, data in resources["outputs"].items()}
+    for name in resources["outputs"]:
+        text = text.replace(f"]({name})", f"]({notebook.stem}-{name})")
+    return {f"{notebook.stem}.md": text + download, **pictures}
+
+
+def _execute(cells: Any) -> None:
+    from tempfile import TemporaryDirectory
+
+    from nbclient import NotebookClient
+
+    with TemporaryDirectory(prefix="fedsilo-docs-") as folder:
+        paths = os.environ.get("PYTHONPATH", "")
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), paths])
+        NotebookClient(cells, timeout=600, resources={"metadata": {"path": folder}}).execute()
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Point links to where the site has their target, and list the pages made from the code."""
+    place = page.file.src_uri
+    source = {new: old for old, new in OUTSIDE.items()}.get(place, f"docs/{place}")
+    if place == INDEX:
+        made = _generated().PAGES.items()
+        listed = "\n".join(f"- [{name}]({path})" for path, (name, _) in made)
+        markdown = markdown.replace("## Project\n", f"{listed}\n\n## Project\n")
+    markdown = _MERMAID.sub(lambda found: _rooms(found[1]), _BADGES.sub("", markdown))
+
+    def pointed(found: re.Match[str]) -> str:
+        target = os.path.normpath(ROOT / source / ".." / found[2])
+        return found[1] + (_in_site(Path(target), place, config, files) or found[2])
+
+    return _LINK.sub(pointed, markdown)
+
+
+def _in_site(target: Path, place: str, config: MkDocsConfig, files: Files) -> str | None:
+    """Return how the page ``place`` links a file of this repository, or None if it is none."""
+    if not target.is_file() or ROOT not in target.parents:
+        return None
+    path = target.relative_to(ROOT).as_posix()
+    if path in OUTSIDE:
+        path = OUTSIDE[path]
+    elif path.startswith("docs/"):
+        path = path.removeprefix("docs/")
+        page = re.sub(r"\.ipynb$", ".md", path)
+        path = page if page != path and not place.startswith("notebooks/") else path
+    elif files.get_file_from_path(path) is None:
+        files.append(File(path, str(ROOT), config.site_dir, use_directory_urls=False))
+    return os.path.relpath(path, Path(place).parent)
+
+
+def _rooms(drawing: str) -> str:
+    """Return the drawing of the rooms as boxes: Mermaid would be loaded from the web."""
+    below: dict[str, list[str]] = {}
+    for room, only, other in _ARROW.findall(drawing):
+        below.setdefault(room, []).append(other + (f" ({only})" if only else ""))
+    boxes = "".join(
+        f"<div><b>{name}</b>: {what}"
+        + (f"<br>imports {', '.join(below[name])}</div>" if name in below else "</div>")
+        for name, what in _ROOM.findall(drawing)
+    )
+    return f'<div class="rooms">{boxes}</div>\n' if boxes else f"```text\n{drawing}```\n"

@@ -1,0 +1,128 @@
+"""The site: a strict build, pages made from the code, and nothing that is loaded from the web."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedsilo.server_app.config.settings import known_defaults
+
+ROOT = Path(__file__).resolve().parents[2]
+MADE = ROOT / "docs" / "site"
+# What a browser fetches when it shows a page
+_LOADED = re.compile(r"<(?:script|img|link)[^>]+(?:src|href)=\"(https?:[^\"]*)")
+
+
+def _module(name: str) -> ModuleType:
+    pytest.importorskip("mkdocs", reason="no MkDocs: install the extra 'docs'")
+    spec = importlib.util.spec_from_file_location(f"site_{name}", MADE / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def generated() -> ModuleType:
+    return _module("generated")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a site as ``make docs`` builds it, notebooks without outputs."""
+    for module in ("material", "mkdocstrings", "nbconvert"):
+        pytest.importorskip(module, reason=f"no {module}: install the extra 'docs'")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"DOCS_EXECUTE": "no", "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr[-3000:]
+    return folder
+
+
+def test_every_page_of_the_documentation_is_in_the_site(site: Path) -> None:
+    pages = [p for p in (ROOT / "docs").rglob("*") if p.suffix in (".md", ".ipynb")]
+    names = {str(p.relative_to(ROOT / "docs").with_suffix(".html")) for p in pages}
+    names = (names - {"README.html"}) | {"index.html", "overview.html", "reference/errors.html"}
+    assert sorted(name for name in names if not (site / name).is_file()) == []
+
+
+def test_no_page_of_the_site_loads_anything_from_the_web(site: Path) -> None:
+    loaded = {
+        url
+        for page in site.rglob("*.html")
+        for url in _LOADED.findall(page.read_text())
+        if 'rel="canonical"' not in url
+    }
+    assert loaded == set()
+
+
+def test_search_works_without_a_server(site: Path) -> None:
+    index = (site / "search" / "search_index.js").read_text()
+    assert index.startswith("var __index = ")
+    assert "local-epochs" in index
+    assert 'src="iframe-worker.js"' in (site / "index.html").read_text()
+
+
+def test_each_error_code_has_an_anchor_with_meaning_and_fix(
+    site: Path, generated: ModuleType
+) -> None:
+    page = (site / "reference" / "errors.html").read_text()
+    for error in generated.coded_errors():
+        assert f'id="{error.code}"' in page
+        assert "Fix: " in str(error.__doc__), error.code
+
+
+def test_settings_page_has_every_setting_that_a_run_knows(generated: ModuleType) -> None:
+    listed = re.findall(r"^\| `([^`]+)`\{id=", generated.settings_page(), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert set(listed) == set(known_defaults())
+
+
+def test_settings_page_states_default_range_and_meaning(generated: ModuleType) -> None:
+    (line,) = [
+        row for row in generated.settings_page().splitlines() if row.startswith("| `rounds`")
+    ]
+    assert line == '| `rounds`{id="rounds"} | `30` | at least 1 | communication rounds |'
+
+
+def test_commands_page_has_the_options_of_a_command_in_a_group(generated: ModuleType) -> None:
+    page = generated.commands_page()
+    assert "## deploy up\n" in page
+    assert "--sites" in page.partition("## deploy up\n")[2].partition("\n## ")[0]
+
+
+def test_messages_of_an_error_are_found_by_its_code(generated: ModuleType) -> None:
+    texts = generated.messages()
+    assert "--site needs --deployment: without one it is a key of --node-config" in texts["setting"]
+    assert all(texts[error.code] for error in generated.coded_errors())
+
+
+def test_every_public_name_has_a_docstring(generated: ModuleType) -> None:
+    assert generated.undocumented() == []
+
+
+def test_a_public_name_without_a_docstring_is_found(
+    generated: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generated.api.simulate, "__doc__", None)
+    assert generated.undocumented() == ["fedsilo.server_app.api.running.simulate"]
+
+
+def test_navigation_is_the_headings_and_first_links_of_the_index() -> None:
+    index = "# All\n\n## Guides\n\n- [A](a.md): x, [B](b.md)\n\n### More\n\n- [N](n/c.ipynb)\n"
+    assert _module("hooks").navigation(index) == [
+        {"Home": "README.md"},
+        {"Guides": [{"A": "a.md"}, {"More": [{"N": "n/c.md"}]}]},
+    ]
