@@ -121,7 +121,7 @@ class UEFL(Method):
             found = self._found(state, ask, ask.sites)
             state = replace(self._refreshed(state, found), refreshed=())
         send = self._books(state, ask.sites)
-        expect = {site: {**arrays, **self._use(arrays)} for site, arrays in send.items()}
+        expect: dict[str, dict[str, Any]] = {s: {**a, **self._use(a)} for s, a in send.items()}
         trained = ask(TRAIN, send, expect=expect, reference=send)  # eq. 2, 4 to 7, at the sites
         state = replace(state, arrays=self._averaged(state, trained), uncertain=())  # eq. 3
         own = self.settings
