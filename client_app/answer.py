@@ -38,7 +38,7 @@ def answer(lab: Lab) -> RecordDict:
 
 
 def evaluate(lab: Lab) -> RecordDict:
-    """Measure the model that came on validation and test data, and reply."""
+    """Measure the model received on validation and test data, and reply."""
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)
     with noted_operations() as lab.unrepeatable:

@@ -13,7 +13,7 @@ def site_facts(session: SiteSession) -> SiteFacts:
     """Return what the site says of itself.
 
     Where a run is made for sites that do not trust the server with single answers, digests and
-    numbers of broken samples are not told: whoever guesses the data could check the guess. Where
+    numbers of broken samples are not sent: anyone who guesses the data could check the guess. Where
     they trust it with sums alone, nor are label counts: of samples it learns sums in each round.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One message at one site, the same for every method: what came, training, measuring, the reply.
+"""One message at one site, the same for every method: its arrays, training, measuring, the reply.
 
 A method (``client_app/methods``) says in what order these happen. Whatever leaves a site leaves by
 ``Lab.reply``; ``Lab.fit`` and ``Lab.privacy`` hide each patient in what is trained and averaged.
@@ -65,8 +65,8 @@ class Measured:
         network: placed on the compute device.
         names: metric -> the name in the reply, other metrics are left out; None keeps them all.
         probe: returns what sees the tokens of a split and adds metrics of its own.
-        of_samples: returns, for tokens (batch, l, c), what a prediction says of each sample beside
-            its class probabilities: (batch,) on the CPU, by name.
+        of_samples: returns, for tokens (batch, l, c), what a prediction says of each sample apart
+            from its class probabilities: (batch,) on the CPU, by name.
     """
 
     network: SiteNetwork
@@ -76,7 +76,7 @@ class Measured:
 
 
 class Lab:
-    """What a method has at hand while it answers one message.
+    """What a method can use while it answers one message.
 
     Attributes:
         session: what is the same for all messages of a run.
@@ -86,7 +86,7 @@ class Lab:
         silo: its data, a table's features standardised.
         common: the run's settings, with the site's own folders and limits over them.
         sampling: the same with the seed by which this site orders, chooses and leaves out samples;
-            what all sites must have alike, such as initial weights, is drawn by ``common``.
+            what all sites must share, such as initial weights, is drawn by ``common``.
         compute: device and precision.
         metrics: what the reply will say, by MetricRecord key.
         state_files: where the site's own state is.
@@ -129,7 +129,7 @@ class Lab:
             self.compute.begin()
 
     def arrays(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the arrays that came whose names begin with ``prefix``, without it."""
+        """Return the arrays received whose names begin with ``prefix``, without it."""
         if self._arrays is None:
             packed = self.content.array_records.get(ARRAYS, ArrayRecord())
             self._arrays = {name: torch.from_numpy(unpack(array)) for name, array in packed.items()}
@@ -171,7 +171,7 @@ class Lab:
         return cast(SiteNetwork, self.session.method.open(self))
 
     def measure(self, network: SiteNetwork) -> None:
-        """Measure the model that came, if the server wants that."""
+        """Measure the model received, if the server wants that."""
         if self.instruction.evaluate:
             self.metrics |= self.measured(network, INCOMING, ("val", "test"))
 
@@ -198,7 +198,7 @@ class Lab:
             objective: the loss of a batch's inputs and labels, or None for the network's own.
             penalty: a term that is added to each batch's loss.
             after_step: called with each batch's inputs and the optimiser after its step.
-            beside: an optimiser of what is trained beside the network, by the same gradients.
+            beside: an optimiser of what is trained with the network, by the same gradients.
             order: returns the order (n,) of an epoch's samples where epochs span rounds, or None.
             settings: how long and by which optimiser, or None for the run's.
             split: the samples, or None for the site's training samples.

@@ -59,7 +59,7 @@ class Outbound:
 
         Args:
             leaving: what leaves, by name.
-            came: what came; a sum is of updates of it, each clipped to 'clip-norm'.
+            came: what was received; a sum is of updates of it, each clipped to 'clip-norm'.
             metrics: what was measured; what of it the server asks to sum goes with them.
         """
         sent: Mapping[str, NDArray]
@@ -89,7 +89,7 @@ class Outbound:
         for name in names:
             ends = bounds(name, self.session.silo.task.classes)
             if ends is None or name not in metrics or self.session.settings.trust != SUMS:
-                raise RefusedError(f"'{name[:80]}' is no measurement that is summed here")
+                raise RefusedError(f"'{name[:80]}' is not a measurement that is summed here")
             portions[name] = portion(metrics[name], *ends)
         return portions
 

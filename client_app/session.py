@@ -120,7 +120,7 @@ class SiteSession:
         """Return how many samples of each class this site says it has, by split.
 
         Raises:
-            EpsilonSpentError: they are told for the first time, and the hospital's cap is reached.
+            EpsilonSpentError: this is their first report, and the hospital's cap is reached.
         """
         if self.cap is None:
             return self.silo.label_counts()
@@ -216,7 +216,7 @@ _sessions: OrderedDict[Hashable, SiteSession] = OrderedDict()
 def session_of(context: Context, again: bool = False) -> SiteSession:
     """Return the admitted session of a run at this node, opened at its first message.
 
-    Only a simulated site's is kept: what lies on a hospital's disk (site file, ledgers, data) is
+    Only a simulated site's is kept: what is on a hospital's disk (site file, ledgers, data) is
     read again for each of its messages.
 
     Args:
@@ -274,7 +274,7 @@ def open_session(context: Context) -> SiteSession:
     node = context.node_config
     session = SiteSession(settings, silo, simulated, limits_of(context), node, run, cap)
     if settings.dataset == "folder":  # whatever a hospital's folders are called would be a class
-        session.require_consent("allow-folder-names", "folders' names are told as those of classes")
+        session.require_consent("allow-folder-names", "folders' names are sent as those of classes")
     return session
 
 
@@ -292,7 +292,7 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
     if chosen := [key for key in _CUTS if values[key] != usual[key]]:
         raise RefusedError(
             f"the run's {', '.join(chosen)} choose which of this site's samples are used, and "
-            "what is sent of different samples tells of single patients: set 'allow-folds=true' in "
+            "what is sent of different samples reveals single patients: set 'allow-folds=true' in "
             "the node config if that is wanted"
         )
 

@@ -94,7 +94,7 @@ class ImageExplanation:
         return [self.title, *lines, f"vacuity {self.vacuity:.3f} (1: no evidence at all)"]
 
     def figure(self) -> Figure:
-        """Draw the image beside the image with its map."""
+        """Draw the image, and next to it the image with its map."""
         from matplotlib.figure import Figure
 
         lines = self._answer_lines()

@@ -58,11 +58,12 @@ class Aligner:
         discriminator_optimiser: of the discriminator.
         others: site -> noisy embeddings (m, c), on the device.
         weight: factor of the alignment loss.
-        micro_batch: samples computed at once; 0: all.
+        micro_batch: samples computed at once, or 0 for all.
         compute: device and precision.
         rng: draws the others' embeddings that a step sees.
-        rivals: the others' discriminators, on the device; none: the complement of the site's own.
-        noised: adds to embeddings (n, c) what they would leave with; None: nothing.
+        rivals: the others' discriminators, on the device, or none for the complement of
+                the site's own.
+        noised: adds to embeddings (n, c) what they would leave with, or None if nothing.
     """
 
     network: TokenClassifier

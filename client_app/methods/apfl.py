@@ -19,7 +19,7 @@ class APFLSite(SiteMethod):
     settings: APFLSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Open the mixture; v begins as the first w that came."""
+        """Open the mixture; v begins as the first w received."""
         w = {name: array for name, array in lab.arrays().items() if "/" not in name}
         return lab.classifier(mixture(lab.state() or w, w, self.settings.mixing_alpha))
 

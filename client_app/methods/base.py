@@ -2,7 +2,7 @@
 
 A method is a class with a function per phase, named as the phase with dashes as underscores. Its
 author meets eight names: of the class ``open`` and ``train``; of the ``Lab``, which each phase is
-given, ``arrays`` (what came), ``state`` (what this site has kept), ``classifier`` (the run's
+given, ``arrays`` (as received), ``state`` (what this site has kept), ``classifier`` (the run's
 network), ``measure``, ``fit`` and ``reply``. Two more have defaults: ``measured`` (which networks
 are measured, and what else of them) and ``admit`` (whether this site can take part). A class whose
 model stays at the site says so for private runs: ``measures_what_stays``. ``__all__`` are the names
@@ -56,7 +56,7 @@ class SiteMethod(ABC):
         """Refuse to take part at all, by a ``SiteError``, before anything leaves the site."""
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Return the network that is trained and measured: here with all the arrays that came."""
+        """Return the network that is trained and measured: here with all the arrays received."""
         return lab.classifier(lab.arrays())
 
     @abstractmethod

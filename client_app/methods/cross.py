@@ -17,17 +17,17 @@ from fedsilo.strategies.wire.records import unpack
 class CrossSite(EnsembleSite):
     """Trains alone as ``local`` does; at the end measures all sites' models on its own samples."""
 
-    open = LocalSite.open  # each model that came is measured apart
+    open = LocalSite.open  # each model received is measured apart
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-        """Yield the model that the site keeps, then, at the end, every model that came.
+        """Yield the model that the site keeps, then, at the end, every model received.
 
-        The same samples and dropout draws measure all of them, so that what came of this site has
+        The same samples and dropout draws measure all of them, so that this site's own model has
         its own metrics again, unless it was clipped and noised. An evidential model is measured
         with this site's prior, as a shared model would be.
 
         Raises:
-            SettingError: a model that came does not fit the network.
+            SettingError: a model received does not fit the network.
         """
         yield from super().measured(lab, network)
         if lab.instruction.phase != EVALUATE:
@@ -38,7 +38,7 @@ class CrossSite(EnsembleSite):
 
 
 def _models(lab: Lab) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield the models that came, sorted by site; only one is unpacked at a time."""
+    """Yield the models received, sorted by site; only one is unpacked at a time."""
     packed = lab.content.array_records.get(ARRAYS, ArrayRecord())
     names: dict[str, dict[str, str]] = {}
     for key in packed:

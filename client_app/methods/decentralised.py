@@ -1,7 +1,7 @@
-"""A silo with a model of its own: mix with the neighbours' that came, train, send it, keep it.
+"""A silo with its own model, which it mixes with its neighbours', trains, sends and keeps.
 
 Ring and MATCHA are this and no more: who its neighbours are is the server's knowledge. The silo
-keeps its model (``own/<array>``). It is measured by the consensus model Theta that came; its own
+keeps its model (``own/<array>``). It is measured by the consensus model Theta received; its own
 one is measured once, at the end, as ``own-<metric>``.
 """
 
@@ -80,7 +80,7 @@ def _mixing_row(lab: Lab) -> dict[str, float]:
     row = {str(site): float(weight) for site, weight in mixing.items()}
     if lab.site not in row:
         raise SiteError(
-            f"the mixing weights that came to site {lab.site} are of {sorted(row)}: "
+            f"the mixing weights received to site {lab.site} are of {sorted(row)}: "
             "server and site run different versions of fedsilo"
         )
     return row

@@ -52,7 +52,7 @@ class DisTransSite(SiteMethod):
         return self.settings.offset_aggregation == "none"
 
     def _weights(self, lab: Lab, network: DoubleChannelClassifier) -> dict[str, Tensor]:
-        """Return what came, with the site's own offset among it."""
+        """Return what was received, with the site's own offset among it."""
         arrays = lab.arrays()
         if self._stays():
             return arrays | {OFFSET: network.offset.weight.detach()} | lab.state()

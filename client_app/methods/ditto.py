@@ -12,11 +12,11 @@ class DittoSite(SiteMethod):
     measures_what_stays = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Open the site's own model, which begins as the first global one that came."""
+        """Open the site's own model, which begins as the first global one received."""
         return lab.classifier(lab.state() or lab.arrays())
 
     def train(self, lab: Lab) -> Answer:
-        """Train the global model, then the site's own near what came, as long."""
+        """Train the global model, then the site's own near the received one, as long."""
         own, shared = lab.open(), lab.classifier(lab.arrays())
         lab.measure(own)
         near = proximal(own, self.settings.personal_lambda, lab.arrays())

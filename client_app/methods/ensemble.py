@@ -11,7 +11,7 @@ class EnsembleSite(LocalSite):
     measures_what_stays = False  # what it keeps is what it sends
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Return the mean of the experts that came, else this site's own model."""
+        """Return the mean of the experts received, else this site's own model."""
         if arrays := from_others(lab):
             experts = open_experts(lab.common, lab.silo.task, arrays)
             return lab.compute.place(Mixture(experts))

@@ -14,7 +14,7 @@ class FedAvgFTSite(SiteMethod):
     measures_what_stays = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Load the weights that came, else the site's own.
+        """Load the weights received, else the site's own.
 
         Raises:
             SiteError: there are neither.
@@ -47,6 +47,6 @@ class FedAvgFTSite(SiteMethod):
         return lab.reply(network, keep=exchanged_arrays(network))
 
     def shared(self, lab: Lab, network: SiteNetwork) -> Answer:
-        """Train the model that came, and send it."""
+        """Train the model received, and send it."""
         lab.fit(network)
         return lab.reply(network)

@@ -42,7 +42,7 @@ class FedEFMSite(DecentralisedSite):
         return lab.reply(send=returned)
 
     def distil(self, lab: Lab) -> Answer:
-        """Distil from the experts that came back; without any, train plainly."""
+        """Distil from the returned experts; without any, train plainly."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         load_exchanged(network, self._start(lab))
@@ -52,7 +52,7 @@ class FedEFMSite(DecentralisedSite):
     train = distil  # in round 1 no model has been overseas
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the student: the silo's own model, or the mean of what came back."""
+        """Return the student: the silo's own model, or the mean of what was returned."""
         returned = by_site(lab.arrays(EXPERT))
         if returned and self.settings.student == "experts":
             return mixed(returned, dict.fromkeys(returned, 1.0))

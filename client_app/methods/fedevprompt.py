@@ -54,9 +54,9 @@ class FedEvPromptSite(SiteMethod):
             )
 
     def open(self, lab: Lab) -> PromptedViT:
-        """Build the network from what the run starts from, the site's own state and what came."""
+        """Build the network from the run's start, the site's own state and the arrays received."""
         network = cast(PromptedViT, initial_classifier(lab.common, lab.silo))
-        # Maps are no part of it, nor the buffer, with which a finished run's model is read
+        # Maps are not part of it, nor the buffer, with which a finished run's model is read
         shared = {n: a for n, a in lab.arrays().items() if "/" not in n}
         arrays = exchanged_arrays(network) | lab.arrays(START) | lab.state(_NETWORK) | shared
         load_exchanged(network, arrays)
@@ -81,7 +81,7 @@ class FedEvPromptSite(SiteMethod):
         """Return the loss on evidence and on the others' maps (eq. 2), None before there are any.
 
         Raises:
-            SiteError: a map that came cannot be one.
+            SiteError: a map received cannot be one.
         """
         moments = self._moments(lab, vit)
         if moments is None:

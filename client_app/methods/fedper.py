@@ -9,7 +9,7 @@ class FedPerSite(SiteMethod):
     """Trains all, sends what is shared, keeps the settings' ``personal``."""
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Join what came with the site's own part, which the seed makes if nothing else has."""
+        """Join the arrays received with the site's own part, by default the seed's."""
         network = lab.classifier(None)
         arrays = exchanged_arrays(network)
         own = {n: (lab.arrays(START) | lab.state()).get(n, arrays[n]) for n in self._own(network)}

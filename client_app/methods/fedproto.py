@@ -18,7 +18,7 @@ from fedsilo.models.networks.exchanged import exchanged_arrays
 class FedProtoSite(LocalSite):
     """Keeps its network, as ``local`` does; only prototypes leave it.
 
-    With ``inference`` 'prototype' a model is measured by the global prototypes that came, those of
+    With ``inference`` 'prototype' a model is measured by the global prototypes received, those of
     the round before; where none came, as in round 1, by its head.
     """
 
@@ -47,7 +47,7 @@ class FedProtoSite(LocalSite):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Yield the nearest prototype's answers where they are wanted and there is one.
 
-        Distances are no evidence, whatever the head is.
+        Distances are not evidence, whatever the head is.
         """
         if self.settings.inference == "prototype":
             classifier = cast(TokenClassifier, network)
@@ -70,7 +70,7 @@ class FedProtoSite(LocalSite):
 
 
 def _prototypes(lab: Lab, network: TokenClassifier) -> ClassTargets | None:
-    """Return the global prototypes that came, or None."""
+    """Return the global prototypes received, or None."""
     size, classes = network.tokens * network.channels, lab.silo.task.classes
     prototypes = class_targets(from_others(lab), PROTOTYPE, classes, size)
     return prototypes and prototypes.to(lab.compute.device)

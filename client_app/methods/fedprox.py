@@ -10,7 +10,7 @@ from fedsilo.models.methods.fedprox import FedProxSettings, proximal_term
 
 
 class FedProxSite(SiteMethod):
-    """Trains near the weights that came."""
+    """Trains near the weights received."""
 
     settings: FedProxSettings
 

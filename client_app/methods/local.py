@@ -24,5 +24,5 @@ class LocalSite(SiteMethod):
 
 
 def from_others(lab: Lab) -> dict[str, Tensor]:
-    """Return the arrays that came, but for what the site starts from."""
+    """Return the arrays received, but for what the site starts from."""
     return {name: array for name, array in lab.arrays().items() if not name.startswith(START)}

@@ -38,7 +38,7 @@ def pooled_training_data(lab: Lab) -> Split:
     """Return the training data of all sites that take part.
 
     Raises:
-        SiteError: this is no simulation.
+        SiteError: this is not a simulation.
     """
     if not lab.session.simulated:
         raise SiteError(

@@ -1,4 +1,4 @@
-"""The ledger, told counts, and secure sums.
+"""The ledger, reported counts, and secure sums.
 
 Stands on site; knows no method.
 """

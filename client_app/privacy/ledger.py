@@ -1,8 +1,8 @@
 """What a site has spent of its patients' privacy: ledgers that are written before anything leaves.
 
-A run's ledger is beside the site's states of the run. It counts every private step, also one that a
-server lost and asks for again. A hospital with a cap of its own has another one, of all its runs: a
-server chooses a run's name.
+A run's ledger is in the folder of the site's states of the run. It counts every private step, also
+one that a server lost and asks for again. A hospital with a cap of its own has another one, of all
+its runs: a server chooses a run's name.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Ledger:
 
     Attributes:
         path: of its file.
-        cap: on epsilon, whatever servers ask; 0: none.
+        cap: on epsilon, whatever servers ask, or 0 for none.
         delta: at which it holds.
         hospital: of a run's ledger the hospital's own, which counts the same, if it has one.
         of_all_runs: whether it is the hospital's own.

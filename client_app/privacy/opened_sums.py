@@ -1,7 +1,7 @@
 """Which sums a site has helped to open: of a round begun again it opens the same sum or none.
 
 The difference of two sums would be that of a site's own updates. So the record holds of each of the
-newest rounds whose sum it was, and a digest of what this site weighed and masked.
+newest rounds whose sum it was, and a digest of what this site weighted and masked.
 """
 
 from collections.abc import Sequence
@@ -54,8 +54,8 @@ class OpenedSums:
             raise self._other(sites)
         if sites and before != weighed:
             raise RefusedError(
-                "a sum of this round was opened before, and what this site weighed in it was "
-                "another: both beside one another would tell its own part; set 'deterministic' to "
+                "a sum of this round was opened before, and what this site weighted in it was "
+                "another: both together would reveal its own part; set 'deterministic' to "
                 "'true', and choose another 'run-name'"
             )
 
@@ -78,6 +78,6 @@ class OpenedSums:
     def _other(sites: Sequence[str]) -> RefusedError:
         return RefusedError(
             f"the sum of {', '.join(sites)} was opened in this round before: that of others "
-            "beside it would tell single sites' weights; let the same sites answer, or go on "
+            "next to it would reveal single sites' weights; let the same sites answer, or continue "
             "without this one"
         )

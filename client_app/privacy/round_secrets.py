@@ -1,6 +1,7 @@
 """What a site knows of one round of secure aggregation: keys, shares and what it has signed.
 
-They lie beside the site's state, their owner's alone, and are erased once the round's sum is open.
+They are in the folder of the site's state, readable by their owner alone, and are erased once the
+round's sum is open.
 """
 
 from dataclasses import dataclass, field
@@ -29,10 +30,10 @@ class RoundSecrets:
         publics: the keys by which they sign.
         own_shares: what the site keeps of its own secrets.
         splits: those that all sites measure, of which measurements are summed.
-        threshold: shares that give a secret back. context: what all sites have alike.
-        partners: the sites with which it is masked; empty: nothing has left yet.
+        threshold: shares that give a secret back. context: what all sites share.
+        partners: the sites with which it is masked, or empty if nothing has left yet.
         weighed: digest of what it masked.
-        answered: the sites whose weights came, as this site has signed; empty: it has not yet.
+        answered: the sites whose weights came, as this site has signed, or empty if it has not yet.
     """
 
     __pydantic_config__: ClassVar = {

@@ -8,7 +8,7 @@ of one secret (``secure-unmask``): of those whose weights came that of the site'
 that dropped out that of its masks with others. It never gives both, nor masks twice by one key.
 
 What the masks are drawn from is bound to run, round, the names and keys of all sites, and the model
-that came: where a server tells two sites different things their masks do not cancel. The secrets of
+received: where a server tells two sites different things their masks do not cancel. The secrets of
 a round are gone once its sum is open (``fedsilo.client_app.privacy.opened_sums`` remembers whose).
 """
 
@@ -72,11 +72,11 @@ class SecureSite:
         run: the run's name.
         round: the round.
         common: the run's settings.
-        folder: where its secrets lie.
-        asked: the record that came, of the server.
+        folder: where its secrets are.
+        asked: the record received, of the server.
         signer: its own key, and whose keys the others' are.
         summand: what it has to add.
-        terms: digest of the run's settings, which all sites must have alike.
+        terms: digest of the run's settings, which all sites must share.
         colluding: sites that may work with the server, of which its part stays hidden.
     """
 
@@ -110,17 +110,17 @@ class SecureSite:
         came: Mapping[str, Any],
         portions: Mapping[str, float],
     ) -> dict[str, Words]:
-        """Return what leaves: updates, samples and measurements, weighed, whole and masked.
+        """Return what leaves, weighted and masked: updates, samples and measurements.
 
         Args:
-            updates: of what came, clipped, by name.
-            came: all arrays that came, NumPy's, by record and name.
+            updates: of what was received, clipped, by name.
+            came: all arrays received, NumPy's, by record and name.
             portions: measurements, each from 0 to 1, by name.
 
         Raises:
             SiteError: it knows no keys of this round.
             RefusedError: masked weights have left by these keys already, too few sites mask, or a
-                sum of this round is open in which this site weighed something else.
+                sum of this round is open in which this site weighted something else.
         """
         secrets, partners = self.ready()
         way, splits = quantisation(self.common, len(secrets.keys)), secrets.splits
@@ -286,7 +286,7 @@ class SecureSite:
             raise RefusedError(
                 f"{len(agreeing)} sites have signed the list of whose weights came that this site "
                 f"has signed, and {secrets.threshold} are needed ('secure-threshold'): sites that "
-                "are told different lists give away single sites' weights"
+                "get different lists give away single sites' weights"
             )
 
     def _opened(self, secrets: RoundSecrets) -> dict[str, Shares]:

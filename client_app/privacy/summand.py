@@ -1,4 +1,4 @@
-"""What a site adds to a secure sum, before it is masked: whole numbers, weighed by its samples."""
+"""What a site adds to a secure sum, before it is masked: whole numbers, weighted by its samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,11 +34,11 @@ class Summand:
         splits: Sequence[str],
         portions: Mapping[str, float],
     ) -> dict[str, Words]:
-        """Return what is summed: weighed updates, samples of ``train`` and each split, portions.
+        """Return what is summed: weighted updates, samples of ``train`` and each split, portions.
 
         Args:
             way: how numbers become whole.
-            updates: of what came, clipped, by name.
+            updates: of what was received, clipped, by name.
             splits: those that all sites measure.
             portions: measurements, each from 0 to 1, by name; of splits among ``splits``.
 

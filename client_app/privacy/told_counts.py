@@ -20,17 +20,17 @@ Counts = dict[str, list[int]]
 def told_counts(
     exact: Mapping[str, Sequence[int]], data: Mapping[str, str], noise: float, hospital: Ledger
 ) -> Counts:
-    """Return counts by split and class as they are told.
+    """Return counts by split and class as they are reported.
 
     Args:
         exact: samples of each class, by split.
         data: what says that the data are the same, such as their fingerprints.
-        noise: the noise multiplier of counts that are told for the first time.
+        noise: the noise multiplier of counts that are reported for the first time.
         hospital: its ledger of all runs, which pays for them.
 
     Raises:
         EpsilonSpentError: they would bring epsilon above a cap.
-        CheckpointError: what was told is damaged, or cannot be kept.
+        CheckpointError: what was reported is damaged, or cannot be kept.
     """
     file: OwnFile[dict[str, Counts]] = OwnFile(
         hospital.path.with_name(FILE),

@@ -63,7 +63,7 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
 
 
 def without_paths(text: str, context: Context) -> str:
-    """Return an error's text as a server may read it: where a hospital's files lie stays there.
+    """Return an error's text as a server may read it: where a hospital's files are stays there.
 
     A path below a folder of the node config becomes the folder's key and the rest.
     """

@@ -56,8 +56,8 @@ def site_settings(context: Context) -> CommonSettings:
 def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettings:
     """Return the settings without a path that a run has named.
 
-    A server that could name paths would learn by digests and errors what lies at a hospital, and
-    choose where rows are written.
+    A server that could name paths would learn by digests and errors what is on a hospital's disk,
+    and choose where rows are written.
 
     Raises:
         RefusedError: 'silo-set' is a file.
@@ -126,7 +126,7 @@ def _weights_by_name(settings: CommonSettings) -> str:
         return name
     if name != Path(name).name or not name.endswith(".safetensors"):
         raise SettingError(
-            "the run's 'backbone-weights' is no plain name of a .safetensors file: a hospital "
+            "the run's 'backbone-weights' is not a plain name of a .safetensors file: a hospital "
             "names its weights itself, in the node config's 'backbone-weights'"
         )
     cache = find_places(settings.data_dir, settings.cache_dir).cache
@@ -144,7 +144,7 @@ def site_name(context: Context, settings: CommonSettings) -> str:
     names = silo_names(settings)
     if not is_simulated(context) and data_set(settings.dataset).silos_by_files:
         raise SiteError(
-            "the node config names no 'site', and what files are called here is not told: start "
+            "the node config names no 'site', and what files are called here is not sent: start "
             "the SuperNode with --node-config 'site=\"NAME\"'"
         )
     if "partition-id" not in context.node_config:

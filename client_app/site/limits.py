@@ -1,4 +1,4 @@
-"""What a hospital gives away at most, whoever asks: floors and quotas, with safe defaults.
+"""What a hospital gives away at most, to any server: floors and quotas, with safe defaults.
 
 They hold at every real site, also without a site file. Only the hospital's own words, its node
 config and its site file, change them: no run and no message can. A simulated site has none.
@@ -41,7 +41,7 @@ class Limits:
     max_seconds: float = quota(86400.0, "of work for one run", above=0.0)
     max_memory: int = setting(
         0,
-        "megabytes of a message's process; 0: nine tenths of the machine's",
+        "megabytes of a message's process, or 0 for nine tenths of the machine's",
         roles=("quota", "cap"),
         minimum=0,
     )
@@ -59,7 +59,7 @@ class Limits:
             if size and size < self.minimum_batch:
                 raise RefusedError(
                     f"the run's '{key}' is {size}, and {self.minimum_batch} samples at least must "
-                    "stand behind a step ('minimum-batch'): raise it, or leave the site out"
+                    "be in a step ('minimum-batch'): raise it, or leave the site out"
                 )
         phases = 1 if settings.secure_aggregation == "none" else 5  # at least
         if settings.rounds * phases >= self.max_messages:

@@ -1,4 +1,4 @@
-"""What a node's own config says of it: whether it is simulated, and where its own files lie."""
+"""What a node's own config says of it: whether it is simulated, and where its own files are."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -23,9 +23,9 @@ def is_simulated(context: Context) -> bool:
 
 
 def own_folder(context: Context, site: str) -> Path | None:
-    """Return the folder of what a hospital keeps over all runs; None: it named no 'state-dir'.
+    """Return the folder of what a hospital keeps over all runs, or None if it named no 'state-dir'.
 
-    The ledger, the secret seed, the run book and the audit log lie there: no run's name reaches it.
+    The ledger, the secret seed, the run book and the audit log are there: no run's name reaches it.
     """
     if "state-dir" not in context.node_config:
         return None

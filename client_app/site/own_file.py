@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OwnFile(Generic[T]):
-    """A file that is whole or absent, and readable by its owner alone.
+    """A file that is complete or absent, and readable by its owner alone.
 
     Attributes:
         path: where it is.

@@ -39,7 +39,7 @@ SITE_FILE = "site-file"
 
 
 def _lower_cap(one: float, other: float) -> float:
-    return min(one, other) if one and other else one or other  # 0 is no cap
+    return min(one, other) if one and other else one or other  # 0 is not a cap
 
 
 def _less_trust(one: str, other: str) -> str:
@@ -48,7 +48,7 @@ def _less_trust(one: str, other: str) -> str:
 
 @dataclass(frozen=True)
 class SiteFile(Limits):
-    """What a hospital allows, beside floors and quotas; docs/site-file.md says each key in words.
+    """What a hospital allows, apart from floors and quotas; docs/site-file.md explains each key.
 
     Texts of the lists may hold ``*``, which means any characters. ``given`` holds the file's
     single values as they are in it: those that it does not name leave the node config's alone.
@@ -65,10 +65,10 @@ class SiteFile(Limits):
     datasets: tuple[str, ...] = ()
     records: tuple[str, ...] = ()
     refused_records: tuple[str, ...] = ()
-    max_rounds: int = setting(0, "rounds of a run, at most; 0: any", minimum=0)
+    max_rounds: int = setting(0, "rounds of a run, at most, or 0 for any", minimum=0)
     minimum_train_samples: int = floor(0, "training samples, at least", minimum=0)
     minimum_per_label: int = floor(0, "training samples of each label that is there", minimum=0)
-    max_epsilon: float = cap(0.0, "cap over all runs; 0: none", minimum=0.0)
+    max_epsilon: float = cap(0.0, "cap over all runs, or 0 for none", minimum=0.0)
     delta: float = setting(1e-5, "at which the cap holds", roles="least", above=0.0, below=1.0)
     allow_folds: bool = setting(False, "whether a run may choose among samples", roles="least")
     allow_embeddings: bool = setting(
@@ -85,7 +85,7 @@ class SiteFile(Limits):
         *("any", "required"),
         help="whether weights may leave that a server could read; required: masked ones alone",
     )
-    audit_log: str = setting("", "file of the audit log; empty: in 'state-dir'")
+    audit_log: str = setting("", "file of the audit log, by default one in 'state-dir'")
     given: Mapping[str, Value] = field(default_factory=dict)
 
     def refuse_request(self, settings: CommonSettings, round_: int) -> None:
@@ -247,7 +247,7 @@ def _round_of(message: Message) -> int:
 def log_path(context: Context) -> Path:
     """Return where the audit log is: what the site file names, else in the ``state-dir``.
 
-    Of a site file that cannot be used the refusals are logged in the ``state-dir``.
+    If a site file cannot be used, its refusals are logged in the ``state-dir``.
 
     Raises:
         RefusedError: neither is named.
@@ -271,7 +271,7 @@ def log_path(context: Context) -> Path:
 def refuse_few(site: str, counts: Sequence[int], node_config: Mapping[str, Value]) -> None:
     """Refuse fewer training samples, or of a label, than the hospital's own limits.
 
-    ``counts`` are as the site tells them: under a cap on epsilon exact ones would be told by it.
+    ``counts`` are as the site tells them: under a cap on epsilon exact ones would be sent with it.
 
     Raises:
         RefusedError: names the limit, not the count: that would tell what is withheld.

@@ -1,7 +1,7 @@
 """A site's private state on its own disk: personal weights, codebooks, whatever a method keeps.
 
 One file per (round, step), whole or absent. Those of the newest two rounds are kept, so that a
-server that lost its last round can go on from the one that it knows.
+server that lost its last round can continue from the one that it knows.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ class SiteState:
             arrays, facts = load_state(self._path(*older[-1]))
         except CheckpointError as error:
             raise CheckpointError(
-                f"{self._name}: {error}; remove the file to go on from the state before it"
+                f"{self._name}: {error}; remove the file to continue from the state before it"
             ) from None
         if facts.get(_DIGEST, "") != self.settings_digest:
             raise CheckpointError(

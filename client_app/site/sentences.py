@@ -92,7 +92,7 @@ SENTENCES: Mapping[str, str | Mapping[Any, str]] = {
         _ELSE: "a run may not ask for embeddings or attention maps of single images",
     },
     "allow-folder-names": {
-        True: "a run may take the names of folders of images for classes, and is told them",
+        True: "a run may take the names of folders of images for classes, and gets them",
         _ELSE: "a run may not take the names of folders of images for classes",
     },
     "secure-aggregation": {
@@ -125,7 +125,7 @@ SENTENCES: Mapping[str, str | Mapping[Any, str]] = {
         _ELSE: "of what a method sends leaves only {}",
     },
     "refused-records": {
-        "": "of that nothing is held back by its name",
+        "": "nothing of that is withheld by its name",
         _ELSE: "never leaves {}",
     },
     "max-messages": "a run may not send more than {} messages",

@@ -29,7 +29,7 @@ def read_rules(text: str, kind: type) -> Any:
     except YamlError as error:
         raise SettingError(str(error)) from None
     if not isinstance(content, dict):
-        raise SettingError("it is empty" if content is None else "it is no list of 'key: value'")
+        raise SettingError("it is empty" if content is None else "it is not a list of 'key: value'")
     rules: Any = build_from_file(kind, content, more=_LISTS)
     lists = {key: _texts(key, content[key]) for key in _LISTS if key in content}
     _refuse_unknown("method", lists.get("methods", ()), METHODS)

@@ -13,7 +13,7 @@ from fedsilo.models.contract.settings_schema import Value
 MEANINGS: Mapping[str, str] = {
     SERVER: "the server's operator may see what this site alone answers",
     SUMS: "the server may learn sums over several sites, never what this site alone answers",
-    NOBODY: "all that leaves is differentially private per patient, whoever reads it",
+    NOBODY: "all that leaves is differentially private per patient, for any reader",
 }
 
 

@@ -1,4 +1,4 @@
-"""The first answer to a survey, kept for good: whoever asks again, however, gets it again.
+"""The first answer to a survey, kept for good: every later question gets it again.
 
 Two answers would reveal their difference too: of a set of bins moved a little, or of data that
 have one patient more, it is that patient. So a data set's first answer stays until the hospital

@@ -12,7 +12,7 @@ all other counts: put that number v in its place, all the rest of the suppressed
 in one other suppressed place and nothing in the others. Then v and the nothings are suppressed for
 being small, their sum is below 2 f, and if the secret's order names that other place first, the
 very same counts leave. It would not hold if the smallest count were taken: then its size would
-bound the others. Every order is possible; of cells that lie in a row the outer ones, where few
+bound the others. Every order is possible; of cells in a row the outer ones, where few
 samples are, come first more often.
 """
 
@@ -63,5 +63,5 @@ def _gives_away(counts: Sequence[int], floor: int) -> bool:
 
 
 def at_least(count: int, floor: int) -> int | None:
-    """Return a count that stands alone, None if it is below the floor."""
+    """Return a count that is released alone, None if it is below the floor."""
     return count if count >= floor or floor <= 1 else None

@@ -59,7 +59,7 @@ def _transform(text: str) -> Transform:
     """Return the transforms of a setting's text as one.
 
     Raises:
-        SettingError: the text is no list, a transform is unknown, or it refuses its arguments.
+        SettingError: the text is not a list, a transform is unknown, or it refuses its arguments.
     """
     from torchvision.transforms import v2
 

@@ -22,7 +22,8 @@ class PrivateMeans:
     Attributes:
         clip_norm: the L2 norm that a row is clipped to.
         noise: the noise multiplier.
-        counts: training samples of each class as the site has told them, which sums are divided by.
+        counts: training samples of each class as the site has reported them; sums are divided
+            by these.
         source: of the noise, or None for the operating system.
     """
 
@@ -53,7 +54,7 @@ def class_means(
 
     The network is put in eval mode: in training mode batch norm and dropout would make a sample's
     values depend on its batch and on chance. Batch by batch, so that no split's embeddings are ever
-    held at once; sums are float64 in the order of the samples.
+    in memory at once; sums are float64 in the order of the samples.
 
     Args:
         network: placed on the compute device.

@@ -73,7 +73,7 @@ class Compute:
     def hold(self, tensor: Tensor) -> Callable[[Tensor], Tensor]:
         """Return a function from row numbers (n,) to those rows of ``tensor``, on the device.
 
-        A tensor that is small beside a GPU's memory is there as a whole, a larger one is streamed.
+        A tensor that is small for a GPU's memory is copied there at once, a larger one is streamed.
         """
         if self.device.type != "cuda" or tensor.nbytes <= _HELD:
             return self.bring(tensor).__getitem__
@@ -85,7 +85,7 @@ class Compute:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak_memory(self) -> int:
-        """Return the most bytes held: on the GPU since ``begin``, else by this process ever."""
+        """Return the most bytes in use: on the GPU since ``begin``, else by this process ever."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
         unit = 1 if sys.platform == "darwin" else 1024
@@ -124,7 +124,7 @@ def choose_compute(
             f"setting 'device' is '{device}', and this machine has "
             f"{torch.cuda.device_count() if have_gpu else 'no'} usable GPU; use auto or cpu"
         )
-    # A GPU that "auto" did not find is no fault; one that "cuda" asked for was refused above
+    # A GPU that "auto" did not find is not a fault; one that "cuda" asked for was refused above
     use_gpu = kind == "cuda" or (kind == "auto" and have_gpu)
     if use_gpu:
         _be_repeatable(precision, deterministic)

@@ -27,7 +27,7 @@ _LARGE, _IN_CACHE = 2**16, 2**22  # numbers of a large image; of those that a CP
 
 
 class Probe(Protocol):
-    """What a method measures of the tokens beside accuracy, loss and entropy."""
+    """What a method measures of the tokens in addition to accuracy, loss and entropy."""
 
     def see(self, tokens: Tensor) -> None:
         """Take note of a batch of tokens (batch, l, c)."""

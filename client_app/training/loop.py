@@ -36,8 +36,8 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> list[Tensor]:
     """Return a shuffled epoch as index tensors; a last batch of one joins the one before it.
 
-    Batch norm has no variance over a single 1x1 map, hence the joining. So does a last batch of
-    fewer than ``smallest``, behind which too few patients would stand.
+    Batch norm has no variance over a single 1x1 map, hence the joining. A last batch of fewer than
+    ``smallest`` is joined too, since it would have too few patients.
     """
     parts = list(torch.split(torch.randperm(count, generator=rng), size))
     if len(parts) > 1 and len(parts[-1]) < max(smallest, 2):
@@ -93,7 +93,7 @@ def add_gradients(
 ) -> Tensor:
     """Add the gradients of a batch's mean loss and ``penalty``, and return it, detached.
 
-    With ``micro-batch`` they are added up part by part, each weighed by its samples; batch norm
+    With ``micro-batch`` they are added up part by part, each weighted by its samples; batch norm
     then sees each part alone. With ``scaler`` the gradients are of the scaled loss.
     """
     total = torch.zeros((), device=inputs.device)
@@ -152,11 +152,11 @@ def train_locally(
         plan: the passes, each a list of batches of sample numbers, or None for ``schedule``.
         before_pass: called with the number of each pass, from 0.
         after_step: called with each batch's inputs and the optimiser after its step.
-        beside: an optimiser of what is trained beside the network, by the same gradients; it steps
+        beside: an optimiser of what is trained with the network, by the same gradients; it steps
             after the network's.
         steps_before: steps that the site has taken before, for 'rate-decay' and 'schedule'.
-        total_steps: steps of all rounds, for 'schedule'; 0: the learning rate has none.
-        minimum_steps: steps that must be taken; 0: whatever comes of them is kept.
+        total_steps: steps of all rounds, for 'schedule', or 0 if the learning rate has none.
+        minimum_steps: steps that must be taken, or 0 to keep the result of any number.
         minimum_batch: different samples that must be behind each step.
         private: draws the batches and bounds each patient's gradient; None for plain training.
         work: counts the steps and the samples that they saw.
@@ -240,7 +240,7 @@ def _refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) 
     steps = len(rates) - bisect_left(rates, _NO_STEP * rates[-1]) if rates else 0
     if steps < minimum:
         raise RefusedError(
-            f"{steps} optimiser step(s) would stand behind what leaves, and at least {minimum} "
+            f"{steps} optimiser step(s) would be behind what leaves, and at least {minimum} "
             "must ('minimum-steps-per-reply'): raise 'local-epochs' or 'local-steps', or leave the "
             "site out"
         )
@@ -266,7 +266,7 @@ def counted_steps(
         count: training samples.
         smallest: different samples that are behind each step.
         private: the training, where it is private.
-        aside: whether it is beside the site's own, whose epochs may span rounds.
+        aside: whether it is in addition to the site's own, whose epochs may span rounds.
     """
     if private:
         steps = private.steps()

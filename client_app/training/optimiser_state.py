@@ -1,4 +1,4 @@
-"""An optimiser's moments as named arrays, so that it can go on in another round and process."""
+"""An optimiser's moments as named arrays, so that it can continue in another round and process."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
-    """Put back what ``moments_of`` gave; a parameter without any of its shape begins afresh."""
+    """Put back what ``moments_of`` gave; a parameter without any of its shape starts again."""
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():
         name, _, moment = key.rpartition("/")

@@ -20,7 +20,8 @@ class PrivateTraining:
 
     Attributes:
         settings: clip norm C, noise multiplier z and how long.
-        told: training samples, as the site has told them; the real number would say who is there.
+        told: training samples, as the site has reported them; the real number would reveal who is
+            there.
         noise: source of the noise, or None for the operating system.
         sampling: source of the batches, or None for the operating system.
     """
@@ -79,6 +80,6 @@ class PrivateTraining:
 
 
 def private_steps(settings: CommonSettings, told: int) -> int:
-    """Return the optimiser steps of a private training over as many samples as a site has told."""
+    """Return the optimiser steps of a private training over ``told`` samples."""
     per_epoch = max(1, math.ceil(told / settings.batch_size))
     return settings.local_steps or settings.local_epochs * per_epoch

@@ -1,8 +1,8 @@
 """The learning rate of each step, by PyTorch's own schedulers over the steps of all rounds.
 
-Where a step is among them follows from its round: a site that joins late, or goes on after a death,
-has the rates of the others, and nothing of a scheduler is kept or sent. Sites of more samples take
-more steps a round; they have the same rates at the beginning of each.
+Where a step is among them follows from its round: a site that joins late, or continues after a
+crash, has the rates of the others, and nothing of a scheduler is kept or sent. Sites of more
+samples take more steps a round; they have the same rates at the beginning of each.
 """
 
 import math
@@ -46,7 +46,7 @@ def rate_setter(
     Each group's rate is changed by the same factor.
 
     Args:
-        optimisers: the network's, and one of what is trained beside it.
+        optimisers: the network's, and one of what is trained with it.
         settings: of the rates.
         before: steps that the site has taken in earlier rounds.
         total: steps of all rounds, or 0 where the rates follow no schedule.

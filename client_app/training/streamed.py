@@ -10,7 +10,7 @@ class Streamed:
     """A tensor that is too large for the device: batches travel from two pinned buffers.
 
     Pinning costs as much as a copy, so it is done once for each buffer and not for each batch; a
-    buffer is filled again only when what it held has arrived.
+    buffer is filled again only when its earlier content has arrived.
     """
 
     def __init__(self, tensor: Tensor, device: torch.device) -> None:

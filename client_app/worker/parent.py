@@ -208,7 +208,7 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 
 
 def _run_theirs(address: str, token: str, hospital: int) -> None:
-    """Become Flower's own process, which executes the app that came with the run."""
+    """Become Flower's own process, which executes the app received with the run."""
     beside = Path(sys.executable).parent / TaskType.CLIENT_APP.value
     command = str(beside) if beside.is_file() else shutil.which(TaskType.CLIENT_APP.value)
     if command:

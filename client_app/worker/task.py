@@ -1,6 +1,6 @@
 """One message, answered in a process of its own by the installed app.
 
-It does what Flower's ``flwr-clientapp`` does with a task, with one difference: the app that came
+It does what Flower's ``flwr-clientapp`` does with a task, with one difference: the app received
 with the run is compared, not executed.
 """
 

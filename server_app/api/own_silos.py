@@ -93,7 +93,7 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any], label: str, missing:
     for site, pictures in silos.items():
         for number, (picture, name) in enumerate(pictures):
             if "/" in name or name.startswith("."):
-                raise DataError(f"class '{name}' is no folder's name: rename it")
+                raise DataError(f"class '{name}' is not a folder's name: rename it")
             own = folder / ("" if site == ALONE else site) / name
             own.mkdir(parents=True, exist_ok=True)
             plain = picture if picture.mode in ("L", "RGB", "RGBA", "P") else picture.convert("RGB")

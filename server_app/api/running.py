@@ -1,4 +1,4 @@
-"""One run: start it, go on with it, watch it; and pretraining, which comes before."""
+"""One run: start it, continue with it, watch it; and pretraining, which comes before."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def _network_name(network: object) -> str:
     if "<" not in f"{module}{name}":
         return f"{module}:{name}"
     raise SettingError(
-        "network is no name and no function or class of a module: each site builds its own, so "
-        "give what builds it"
+        "network is neither a name nor a function or class of a module: each site builds its own, "
+        "so give what builds it"
     )
 
 

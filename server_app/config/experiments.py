@@ -1,4 +1,4 @@
-"""The experiments of simulation.yaml, and the sections beside them, such as the tuning's budget."""
+"""The experiments of simulation.yaml, and its other sections, such as the tuning's budget."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ SIMULATION_FILE = "simulation.yaml"
 class Experiment:
     """A named experiment of simulation.yaml: settings, resources, and the grid to tune over.
 
-    ``trials`` is the number of points that its settings were chosen from; 0: it was not tuned.
+    ``trials`` is the number of points that its settings were chosen from, or 0 if it was not tuned.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """The files by which the server's operator binds names to keys and fixes what sites weigh.
 
 The registry, that $FEDSILO_SITE_REGISTRY names, holds of each site the node that its key was
-registered as: ``{"north": {"node-id": "123", "key": "SHA256:..."}}``. It is no setting, as who
+registered as: ``{"north": {"node-id": "123", "key": "SHA256:..."}}``. It is not a setting, as who
 starts a run chooses those. ``site-weights`` names a file of training samples agreed beforehand:
 ``{"north": 200}``. Both are JSON or YAML, and checked before any site is asked.
 """
@@ -76,7 +76,7 @@ def read_weights(path: Path) -> AgreedWeights:
     """Return the training samples agreed for each site.
 
     Raises:
-        SettingError: it cannot be read, or a value is no whole number above 0.
+        SettingError: it cannot be read, or a value is not a whole number above 0.
     """
     return AgreedWeights(str(path), _by_site(path, Annotated[int, whole(1, _MOST)]))
 

@@ -231,7 +231,7 @@ def _parse_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # no TOML or UTF-8, or numbers of 5000 digits
-        raise SettingError(f"{path} is no valid TOML: {one_line(error, 200)}") from None
+        raise SettingError(f"{path} is not valid TOML: {one_line(error, 200)}") from None
 
 
 def read_run_config(config: Path) -> RunConfig:
@@ -258,7 +258,7 @@ def parse_assignment(text: str) -> tuple[str, Value]:
     """
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
-        raise SettingError(f"{shown(text)} is no setting: write key=value, for example rounds=5")
+        raise SettingError(f"{shown(text)} is not a setting: write key=value, for example rounds=5")
     try:
         parsed = tomllib.loads(f"value = {raw.strip()}")
     except (ValueError, RecursionError):

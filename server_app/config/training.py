@@ -41,8 +41,8 @@ def _check_early_stopping(common: CommonSettings) -> None:
     elif common.trust == NOBODY or (common.trust == SUMS and metric not in MEASURED):
         raise SettingError(
             f"setting 'early-stopping-metric' is '{metric}' and 'trust' is '{common.trust}': it is "
-            "told with noise, or not at all; remove 'early-stopping-metric', or with sums take one "
-            f"of {', '.join(MEASURED)}"
+            "reported with noise, or not at all; remove 'early-stopping-metric', or with sums take "
+            f"one of {', '.join(MEASURED)}"
         )
     elif not common.evaluate_every:
         raise SettingError(

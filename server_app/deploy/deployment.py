@@ -211,7 +211,7 @@ def key_fingerprint(public_key: Path) -> str:
         return fingerprint(public_key.read_bytes())
     except (OSError, SiteError):
         raise DeploymentError(
-            f"{public_key} is no public key of OpenSSH form, or cannot be read: restore it from "
+            f"{public_key} is not a public key of OpenSSH form, or cannot be read: restore it from "
             "where the keys were made"
         ) from None
 
@@ -222,7 +222,7 @@ def plan(
     """Return a new deployment of ``sites`` in ``folder``, an absolute path.
 
     ``ports`` are two for the server and one for each site; ``shared`` is what the node config of
-    every site says beside its name and the folder of its state.
+    every site says in addition to its name and the folder of its state.
 
     Raises:
         SettingError: there is no site, two have one name, a name is not possible, or ``shared``

@@ -22,12 +22,12 @@ class DeploymentRequest:
     """What a deployment is made of; an existing one must match it."""
 
     experiment: str = "uefl-digits"  # whose silos are the sites, unless ``sites`` names them
-    site_count: int | None = None  # how many silos; None: as many as the experiment has
+    site_count: int | None = None  # how many silos, or None for as many as the experiment has
     sites: Sequence[str] = ()  # by name
     data_dir: Path | None = None  # where the sites' data are
-    device: str | None = None  # of all sites; None: cpu
+    device: str | None = None  # of all sites, or None for cpu
     node_config: Sequence[str] = ()  # more of every site's node config, as key=value
-    file: Path | None = None  # the simulation file; None: the usual one
+    file: Path | None = None  # the simulation file, or None for the usual one
 
     def own_config(self) -> dict[str, Value]:
         """Return what the request says about every site's node config."""

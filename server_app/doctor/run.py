@@ -38,8 +38,8 @@ class RunSetup:
     experiment: str
     sources: RunSources  # where its settings come from
     seed: int | None = None  # None: the experiment's
-    supernodes: int | None = None  # how many sites are simulated; None: all silos
-    deployment: Deployment | None = None  # whose sites are met; None: simulated ones
+    supernodes: int | None = None  # how many sites are simulated, or None for all silos
+    deployment: Deployment | None = None  # whose sites are met, or None for simulated ones
 
     @cached_property
     def planned(self) -> tuple[RunSettings, Mapping[str, Value]]:
@@ -121,7 +121,7 @@ def _method(setup: RunSetup) -> Passed:
         raise Refused(meeting.fault, "change the experiment's settings, or leave those sites out")
     details = [f"leaves each site: {sentence}" for sentence in meeting.leaves]
     if meeting.noise:
-        details.append(f"noise that is no differential privacy: {meeting.noise}")
+        details.append(f"noise that is not differential privacy: {meeting.noise}")
     return Passed("can start with these sites", tuple(details))
 
 

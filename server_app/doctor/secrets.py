@@ -80,7 +80,7 @@ def matching_key(path: Path, certificate_path: Path) -> Path:
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except (TypeError, ValueError) as error:
-        raise Refused(f"secret {path} is no unencrypted PEM key", "mount such a key") from error
+        raise Refused(f"secret {path} is not an unencrypted PEM key", "mount such a key") from error
     if key.public_key() != read_certificate(certificate_path).public_key():
         raise Refused(f"secret {path} is not the key of {certificate_path}", "mount the pair")
     return path
@@ -124,13 +124,13 @@ def data_folder(path: Path) -> Path:
 def site_file(path: Path) -> bool:
     """Return whether there is a site file; compose mounts /dev/null if the hospital has none.
 
-    Anything else in its place is refused: to go on would ignore the hospital's own rules.
+    Anything else in its place is refused: to continue would ignore the hospital's own rules.
     """
     if not path.exists() or path.is_char_device():
         return False
     if not path.is_file():  # Docker makes a folder of a path that is not on the host
         raise Refused(
-            f"site file {path} is no file", "what SITE_FILE_n names must be a file on the host"
+            f"site file {path} is not a file", "what SITE_FILE_n names must be a file on the host"
         )
     if not os.access(path, os.R_OK):
         fault = f"site file {path} is not readable by user {os.getuid()}"

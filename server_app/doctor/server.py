@@ -41,14 +41,14 @@ _SQLITE = b"SQLite format 3\0"
 class ServerSetup:
     """What a SuperLink is started with, and the hospitals that it must know."""
 
-    authority: Path | None = None  # its TLS files; None: not named
+    authority: Path | None = None  # its TLS files, or None if not named
     certificate: Path | None = None
     key: Path | None = None
     database: Path | None = None  # None: it keeps everything in memory
     fleet: str = "0.0.0.0:9092"  # address of the Fleet API, for hospitals
     control: str = "127.0.0.1:8000"  # address of the Control and Runtime API, on the loopback
-    runs: Path | None = None  # the folder of run directories; None: not named
-    registry: Path | None = None  # the file that binds names to keys; None: there is none
+    runs: Path | None = None  # the folder of run directories, or None if not named
+    registry: Path | None = None  # the file that binds names to keys, or None if there is none
     # Those that are to take part, with the files of their public keys if these are here
     hospitals: tuple[tuple[str, Path | None], ...] = ()
     deployment: Deployment | None = None  # whose server it is, if it is one's
@@ -103,8 +103,8 @@ def _fleet(setup: ServerSetup) -> str:
 def _control(setup: ServerSetup) -> str:
     host, port = parts(setup.control)
     if host not in ("127.0.0.1", "::1", "localhost"):
-        fault = f"the Control API would listen on {host}, and whoever reaches it starts runs and "
-        raise Refused(f"{fault}admits hospitals", "--host 127.0.0.1")
+        fault = f"the Control API would listen on {host}, and anyone there could start runs and "
+        raise Refused(f"{fault}admit hospitals", "--host 127.0.0.1")
     return machine.own_port(host, port, "the Control API", setup.mark)
 
 
@@ -125,10 +125,10 @@ def _database(setup: ServerSetup) -> str:
     median, slowest = statistics.median(seconds), 1000 * max(seconds)
     if median > _SLOW:
         raise Refused(
-            f"a commit beside {database} takes {slowest:.0f} ms, and Flower's database locks",
+            f"a commit next to {database} takes {slowest:.0f} ms, and Flower's database locks",
             "give the server a disk of its own, not a network's",
         )
-    said = f"commits beside {database} take {1000 * median:.1f} ms"
+    said = f"commits next to {database} take {1000 * median:.1f} ms"
     return f"{said}, the slowest of {len(seconds)} {slowest:.1f} ms"
 
 

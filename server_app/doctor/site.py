@@ -69,7 +69,7 @@ class SiteSetup:
     key: Path | None = None  # the hospital's private key
     host: str = "127.0.0.1"  # of the SuperNode's own Runtime API
     port: int = 9094
-    settings: RunSettings | None = None  # the experiment's; None: none is named
+    settings: RunSettings | None = None  # the experiment's, or None if none is named
     now: Callable[[], datetime] = machine.utc_now
 
     @classmethod

@@ -75,7 +75,7 @@ class BestRound(Hook):
         self._judge()
 
     def why_finished(self, state: State) -> str | None:
-        """Say that 'patience' rounds were no better than the best one, if so it is."""
+        """Say that 'patience' rounds were not better than the best one, if so it is."""
         if self.waited < self.common.patience:
             return None
         return (
@@ -118,7 +118,7 @@ class BestRound(Hook):
         return gain > self.common.minimum_delta
 
     def _mean(self, values: Mapping[str, Mapping[str, float]]) -> float:
-        """Return the metric's mean over the sites that have told it, by their samples."""
+        """Return the metric's mean over the sites that have reported it, by their samples."""
         metric, facts = self.common.early_stopping_metric, self.method.participants.facts
         told = {site: row[metric] for site, row in values.items() if metric in row}
         if ALL in told:  # a sum over all samples already

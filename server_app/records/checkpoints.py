@@ -20,7 +20,7 @@ class CheckpointHook(Hook):
 
     Args:
         folder: where the checkpoints are.
-        settings: what a resumed run must have alike.
+        settings: what a resumed run must share.
         hooks: those whose state is stored, if they have a name.
         state_class: of the method's states.
     """

@@ -21,7 +21,7 @@ _OF = (
 )
 _UNBOUNDED = (
     "; this run is made for sites that trust the server, so that what 'leaves each site' lists "
-    "beside weights, class means and prototypes has no noise and is not bounded"
+    "in addition to weights, class means and prototypes has no noise and is not bounded"
 )
 _SIMULATED = (
     "; this is a simulation: noise is drawn from the seed and measurements have none, so that it "
@@ -53,7 +53,7 @@ class PrivacyHook(Hook):
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
         """Refuse arrays that come without a word on what they cost, and a cost above the cap.
 
-        A site that counts refuses to go above the run's cap, so whoever says that it has does not.
+        A site that counts refuses to go above the run's cap, so one that says so does not.
         """
         if reply.arrays and DP_EPSILON not in reply.metrics:
             return _NO_NOISE

@@ -144,7 +144,7 @@ class Recorder(Hook):
         sites: by site its bytes down, bytes up and seconds so far.
         peak_memory: by site, in bytes.
         unrepeatable: names of operations that ran and are not deterministic.
-        failures: which sites the run went on without, when and why.
+        failures: which sites the run continued without, when and why.
     """
 
     name = "records"

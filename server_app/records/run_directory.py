@@ -63,8 +63,8 @@ class RunDirectory:
         path = self.path / name
         if not path.is_file():
             raise RunDirectoryError(
-                f"{path} is not there: the run has not ended, or this is no run directory; resume "
-                "it or name another"
+                f"{path} is not there: the run has not ended, or this is not a run directory; "
+                "resume it or name another"
             )
         try:
             return read_content(path.read_text(encoding="utf-8"), path)

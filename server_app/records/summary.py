@@ -44,7 +44,7 @@ BY_TRUST: Mapping[str, Sequence[str]] = {
     ),
     NOBODY: (
         "at the start: its label counts per class and split, with noise",
-        "with each reply: accuracy, loss and entropy of the model that came, with noise",
+        "with each reply: accuracy, loss and entropy of the model received, with noise",
     ),
 }
 COUNTED = "with each reply: the epsilon that the site has spent in this run"
@@ -53,7 +53,7 @@ COUNTED = "with each reply: the epsilon that the site has spent in this run"
 def means(values: Values) -> dict[str, float]:
     """Return the unweighted mean of every metric over the sites that have it.
 
-    A site whose labels leave a metric undefined (AUC of one class) is no part of its mean.
+    A site whose labels leave a metric undefined (AUC of one class) is not part of its mean.
     """
     values_of: dict[str, list[float]] = {}
     for site in values.values():
@@ -110,9 +110,9 @@ def result_table(
     published: Values | None,
     shown: Sequence[str],
 ) -> Table:
-    """Return the final table: a row per site, per distribution and for all, beside the paper's.
+    """Return the final table: a row per site, per distribution and for all, with the paper's.
 
-    A site that is a distribution of its own has one row. Of more than twenty sites quantiles and
+    A site that is a distribution of its own has one row. For more than twenty sites quantiles and
     the worst five are shown.
     """
     published = published or {}

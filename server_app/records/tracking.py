@@ -69,7 +69,7 @@ def _tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 
 
 def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
-    """Write a run at ``MLFLOW_TRACKING_URI``, else in ``mlflow.db`` beside the run directory.
+    """Write a run at ``MLFLOW_TRACKING_URI``, else in ``mlflow.db`` in the run directory's folder.
 
     A resumed run continues the MLflow run that has its directory as a tag.
     """

@@ -149,7 +149,7 @@ def show_end(
     elif unlike := summary["published-unlike"]:
         say(f"no published numbers: the paper measured another setting; {unlike}")
     if summary.get("best") == {}:
-        say(f"no site has told validation {method.common.early_stopping_metric}: no best round")
+        say(f"no site has reported validation {method.common.early_stopping_metric}: no best round")
     elif best := summary.get("best"):
         what = f"validation {best['metric']} {best['value']:.4f}"
         say(f"best round: {best['round']}, {what}{f', kept in {BEST}' if best['model'] else ''}")

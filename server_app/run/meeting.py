@@ -36,7 +36,7 @@ class Meeting:
         refused: a line for each node that cannot take part, and why.
         notices: what a run would say of missing silos and odd data.
         leaves: what the method makes leave each site, in words.
-        noise: the method's own noise that is no differential privacy, or an empty string.
+        noise: the method's own noise that is not differential privacy, or an empty string.
         fault: why the method cannot begin with these sites, or an empty string if it can.
     """
 

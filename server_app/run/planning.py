@@ -120,7 +120,7 @@ def replanned(
     path = run_dir.resolve()
     if not (path / CONFIG).is_file():
         raise RunDirectoryError(
-            f"{path} has no {CONFIG}: it is no run directory, or its run never began; start it "
+            f"{path} has no {CONFIG}: it is not a run directory, or its run never began; start it "
             "again"
         )
     before = read_run_config(path / CONFIG)
@@ -165,8 +165,8 @@ def start(
     """
     if settings.common.purpose != "train":
         raise SettingError(
-            f"setting 'purpose' is '{settings.common.purpose}', which is no run: remove it, or run "
-            "'fedsilo survey'"
+            f"setting 'purpose' is '{settings.common.purpose}', which is not a run: remove it, or "
+            "run 'fedsilo survey'"
         )
     # Refused here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)

@@ -34,7 +34,7 @@ class ProcessError(FedsiloError):
 
 
 def tool(name: str) -> str:
-    """Return the path of a command that is installed beside this Python, else on the PATH.
+    """Return the path of a command that is installed with this Python, else on the PATH.
 
     Raises:
         ProcessError: it is not installed.
@@ -43,7 +43,7 @@ def tool(name: str) -> str:
     path = str(beside) if beside.is_file() else shutil.which(name)
     if not path:
         raise ProcessError(
-            f"'{name}' is not installed beside {sys.executable}: install fedsilo's "
+            f"'{name}' is not installed with {sys.executable}: install fedsilo's "
             "dependencies, or use --engine inline"
         )
     return path

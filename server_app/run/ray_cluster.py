@@ -118,7 +118,7 @@ def _refuse_silent(address: str) -> None:
 
 @contextmanager
 def _shared(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield a folder beside the runs, and a secret in it that only those who see it can know."""
+    """Yield a folder next to the runs, and a secret in it that only those who see it can know."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shared = tempfile.TemporaryDirectory(prefix=".fedsilo-cluster-", dir=folder)

@@ -1,7 +1,7 @@
 """What is shown on a terminal: tables, and bars of a run's rounds and of its current phase.
 
-The bars follow what ``progress.json`` says, so that a run is drawn alike whether it goes on in this
-process or behind ``flwr run``, whose output is a stream of lines.
+The bars follow what ``progress.json`` says, so that a run is drawn the same way in this process and
+behind ``flwr run``, whose output is a stream of lines.
 """
 
 from collections.abc import Callable, Iterator

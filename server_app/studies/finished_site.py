@@ -1,4 +1,4 @@
-"""A finished run, opened again where a site's data lie: its settings, its sites, their networks.
+"""A finished run, opened again where a site's data are: its settings, its sites, their networks.
 
 Nothing is sent, and nothing is written.
 """
@@ -36,13 +36,13 @@ from fedsilo.strategies.wire.records import NDArray, to_record
 def finished_site(
     run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None, best: bool = False
 ) -> Lab:
-    """Return what a site's method has at hand after a finished run, ready to open its network.
+    """Return what a site's method can use after a finished run, ready to open its network.
 
     Args:
         run_dir: the run directory.
         site: the site; its data must be here.
-        data_dir: the data directory; None: the run's own.
-        state_dir: the folder of the site's private state; None: the run directory's.
+        data_dir: the data directory, or None for the run's own.
+        state_dir: the folder of the site's private state, or None for the run directory's.
         best: of the best round, where the run has kept its model, not of the last one.
 
     Raises:
@@ -60,7 +60,7 @@ def finished_site(
 
 
 def finished_settings(run_dir: Path, data_dir: Path | None) -> RunSettings:
-    """Return the settings of a finished run, with the data where they lie now.
+    """Return the settings of a finished run, with the data where they are now.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -189,7 +189,7 @@ def sites_of(run_dir: Path, wanted: Sequence[str] = ()) -> list[str]:
 def opened(
     run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None
 ) -> tuple[Lab, SiteNetwork]:
-    """Return what a site's method has at hand at the end of a run, and its network.
+    """Return what a site's method can use at the end of a run, and its network.
 
     Raises:
         FedsiloError: the run has not ended, or nothing of its model or the data is here.
@@ -213,5 +213,5 @@ def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int
     if state_dir and (len(runs) > 1 or sites > 1):
         raise SettingError(
             f"--state-dir {state_dir} is the state of one site in one run: name one of each, or "
-            "leave it out where the states lie in the run directories"
+            "leave it out where the states are in the run directories"
         )

@@ -94,7 +94,7 @@ def weighted_mean(
 
     Operation by operation it is Flower's ``aggregate_arrayrecords``: the same replies give the same
     bits in whatever order they came. An array is summed over the sites before the next is read, so
-    that beside the mean there is never more than one array of one site in memory.
+    that memory never has more than the mean and one array of one site.
     """
     ordered = [reply for _, reply in sorted(replies.items())]
     weights = [1 if equal else reply.examples for reply in ordered]
@@ -117,10 +117,10 @@ class Question:
         send: the arrays by site; who is not in it is not asked.
         expect: the arrays of each site's reply.
         reference: by site, the arrays of which its reply is an update.
-        notes: what else a site is told, by site.
-        metrics: metrics without which a reply is of no use.
+        notes: what else is sent to a site, by site.
+        metrics: metrics that a reply must have.
         fault: says why a reply of the right form cannot be used, if it cannot.
-        records: for secure aggregation, what goes beside the instruction, by site.
+        records: for secure aggregation, what is sent with the instruction, by site.
     """
 
     phase: str
@@ -164,8 +164,8 @@ class Ask(ABC):
                 ``reference``.
             reference: what each site's reply is an update of, by which it is measured; None for
                 what it was sent, or for nothing where ``expect`` says what comes.
-            notes: what else all sites, or each, are told.
-            metrics: metrics without which a reply is of no use.
+            notes: what else is sent to all sites, or to each.
+            metrics: metrics that a reply must have.
             fault: says why a reply of the right form cannot be used, if it cannot.
 
         Raises:

@@ -73,10 +73,10 @@ class Session:
         grid: Flower's, or the in-process one.
         common: the run's settings.
         participants: the sites; another one where a site joins late.
-        hooks: what happens beside.
+        hooks: what else happens in a round.
         run_dir: where simulated sites keep their state.
         timeout: seconds to wait for the replies of a phase.
-        kept: by site that keeps private state of this run, the newest that it has told of
+        kept: by site that keeps private state of this run, the newest that it has reported
             (``state_key``).
         figures: a table's pooled statistics, serialised once for all sites and rounds, if any.
     """
@@ -312,7 +312,7 @@ class _Exchange:
         return None
 
     def _needed(self, held: Collection[str]) -> Iterable[str]:
-        """Return the measurements of the splits ``held`` without which a reply is of no use."""
+        """Return the measurements of the splits ``held`` that a reply must have."""
         phase = self.question.phase
         if phase in TRAINING and "train" in held:
             yield measurement(TRAINED, "train", "loss")
@@ -322,7 +322,7 @@ class _Exchange:
                     yield measurement(INCOMING, split, metric)
 
     def _refuse_too_few(self, answered: int, min_sites: int) -> None:
-        """Refuse to go on with fewer usable answers than ``min_sites``; 0 stands for all asked.
+        """Refuse to continue with fewer usable answers than ``min_sites``; 0 stands for all asked.
 
         A phase that asks few sites cannot need more answers than it asked for, and the evaluation
         that ends a run needs none of a hospital whose epsilon is spent.

@@ -17,7 +17,7 @@ class Capabilities:
         late_join: a site may join a run that has begun.
         paced_epochs: an epoch may span rounds.
         initial_weights: the server sends what sites start from.
-        some_sites: a round may ask some of the sites, as the others can go on from an earlier one.
+        some_sites: a round may ask some of the sites, as the others can use an earlier one.
         aggregations: how the weights of sites may become one; "mean" alone where there is no such
             step, or where it would guard a part of what sites send.
         secure: what sites send is weights of which it needs the mean by samples alone, so that they
@@ -76,7 +76,7 @@ class Capabilities:
             ),
             (
                 common.loss == "evidential" and not self.evidence,
-                f"{method} mixes probabilities, which are no evidence: leave 'loss' at 'auto'",
+                f"{method} mixes probabilities, which are not evidence: leave 'loss' at 'auto'",
             ),
         )
         for missing, reason in asked_and_missing:

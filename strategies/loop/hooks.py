@@ -1,4 +1,4 @@
-"""What happens beside the mathematics of a run, as hooks of the one round loop.
+"""What a run does besides the mathematics, as hooks of the one round loop.
 
 Metrics, traffic, checkpoints, progress and the account of differential privacy are hooks; a run is
 given those that it needs. A hook with something to remember returns it by ``state``, which the

@@ -49,7 +49,7 @@ class State:
     Attributes:
         arrays: the global arrays by name; empty where nothing is shared.
         round: rounds finished; 0 before the first.
-        kept: by site that keeps private state of this run, the newest that it has told of
+        kept: by site that keeps private state of this run, the newest that it has reported
             (``state_key``), as the loop has seen.
     """
 
@@ -78,8 +78,8 @@ class State:
         own = {f.name for f in fields(cls)} - _SHARED
         if extras.keys() != own:
             raise CheckpointError(
-                f"the stored state has {sorted(extras)} beside its arrays, not {sorted(own)}: it "
-                "was made by another version of fedsilo; start a new run"
+                f"the stored state has {sorted(extras)} in addition to its arrays, not "
+                f"{sorted(own)}: it was made by another version of fedsilo; start a new run"
             )
         keepers = facts["keepers"]  # an earlier version's name no round
         kept = keepers if isinstance(keepers, Mapping) else dict.fromkeys(keepers, 1)
@@ -94,7 +94,7 @@ class Disclosures:
 
     Attributes:
         leaves: a sentence for each kind of record.
-        noise: what noise of the method's own is that is no differential privacy, if there is some.
+        noise: what noise of the method's own is that is not differential privacy, if there is some.
     """
 
     def __init__(self, *leaves: str, noise: str = "") -> None:
@@ -112,7 +112,7 @@ class Method(ABC):
     Attributes:
         capabilities: which of the common settings it takes.
         state_class: the class of its states.
-        beside: the kinds of arrays of its states that are no part of the model.
+        beside: the kinds of arrays of its states that are not part of the model.
         common: the run's common settings.
         settings: the method's own.
         participants: the sites that take part; another one where a site joins late.

@@ -4,7 +4,7 @@ The ranges stop what no honest site can send and what every other site would pay
 1e308 in a mean, a weight of 1e30 that leaves all sites with models that are not finite, a variance
 below 0. A number within them may still be untrue.
 
-Of updates, weights and batch norm's running statistics are measured apart: these are as large as
+For updates, weights and batch norm's running statistics are measured apart: these are as large as
 pixels are. Sums are numpy's own over float64, whose bits do not depend on threads.
 """
 
@@ -90,7 +90,7 @@ _TAIL = 10  # standard deviations of noise
 def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
     """Return how many samples of each split a site may count.
 
-    Those that it has told of; in a private run these may have noise, which hides some.
+    Those that it has reported; in a private run these may have noise, which hides some.
     """
     noise = statistics_noise(common) if common.is_private() else 0.0
     hidden = math.ceil(_TAIL * noise * math.sqrt(facts.classes))
@@ -100,7 +100,7 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
     """Return what metric ``key`` of a site with so many classes can be.
 
-    ``most`` has how many samples of each split it may count; None: any number.
+    ``most`` has how many samples of each split it may count, or None for any number.
     """
     model, _, rest = key.partition(".")
     if model not in (INCOMING, TRAINED):

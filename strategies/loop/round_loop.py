@@ -29,7 +29,7 @@ class RoundLoop:
 
     Attributes:
         method: what a round does.
-        hooks: what happens beside.
+        hooks: what else happens in a round.
         state: the newest round's; None before the start of a run that has no state yet.
         stopped: why a hook ended the run early; empty while none has.
     """

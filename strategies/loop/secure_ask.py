@@ -61,7 +61,7 @@ class SecureAsk(Ask):
             return ask.put(question)
         # Masks cancel only where all sites are sent the same
         everything = {name: array for arrays in send.values() for name, array in arrays.items()}
-        specs = next(iter(question.expect.values()), {})  # fewer, where some of it is no model
+        specs = next(iter(question.expect.values()), {})  # fewer, where some of it is not a model
         classes = ask.session.participants.task().classes
         sum_ = SecureSum(ask.asked_round(phase), self.common, specs, len(send), classes)
         sum_.take_keys(self._put(sum_, SECURE_KEYS, send))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def secure_fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
-    """Say why what came for secure aggregation cannot be used, if it cannot."""
+    """Say why what was received for secure aggregation cannot be used, if it cannot."""
     record = reply.secure
     try:
         if whole(record, "round") != sum_.round:

@@ -68,7 +68,7 @@ class SecureSum:
         threshold: sites that must stay to the end; 0 before all keys have come.
         bound: to what masks are bound: the context, and what all sites are sent and asked.
         keys: by site, its public keys of the round.
-        context: what all sites of the round have alike, to which masks are bound.
+        context: what all sites of the round share, to which masks are bound.
         sealed: by sender, then by receiver, the sealed shares.
         replies: those of the phase that trained, without arrays, by site.
         signers: by site, the public key by which it signs, and the signature of its keys.
@@ -108,7 +108,7 @@ class SecureSum:
         return specs
 
     def record(self, phase: str, site: str) -> ConfigRecord:
-        """Return what ``site`` is told in a phase."""
+        """Return what is sent to ``site`` in a phase."""
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:
             values |= {

@@ -68,11 +68,11 @@ class AgreedWeights:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a node must fulfil beside being readable.
+    """What a node must fulfil in addition to being readable.
 
     Attributes:
-        registry: names bound to keys; None: any node may say any name.
-        weights: agreed counts of training samples; None: sites weigh what they say.
+        registry: names bound to keys, or None if any node may say any name.
+        weights: agreed counts of training samples, or None if sites weigh what they say.
         unfit: says why the run's method cannot use a site, if it cannot.
     """
 

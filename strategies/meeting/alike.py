@@ -1,9 +1,9 @@
 """Which of the sites that were heard can take part together: names, data, tasks and sums agree.
 
-Of two that claim one thing nobody can tell which is right, so both are left out. Where sites must
-be alike the most frequent answer stands and the others are left out; of equally frequent ones that
-of the first site by name. With three or more sums of a feature a site is odd whose mean or standard
-deviation is more than ``FAR`` times that of the median site: another unit, or a lie.
+If two claim one thing, the server cannot know which is right, so both are left out. Where sites
+must agree the most frequent answer is taken and the others are left out; of equally frequent ones
+that of the first site by name. With three or more sums of a feature a site is odd whose mean or
+standard deviation is more than ``FAR`` times that of the median site: another unit, or untrue.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ def task_of(facts: SiteFacts) -> Task:
 
 
 def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | None:
-    """Say in what two sites differ that all of a run must have alike, if they do."""
+    """Say in what two sites differ that all of a run must share, if they do."""
     if (task := task_of(facts)) != (first := task_of(others)):
         return (
             f"site {site} holds {task}, site {other} {first}: all sites of a run need the same "

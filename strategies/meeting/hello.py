@@ -1,7 +1,7 @@
 """A hello as the server takes it: facts within bounds, or one line that says why not.
 
 A hello is read before anybody knows who sent it, so nothing in it may stop a run: whatever it
-holds, its own node alone is left out. A table's sums are held against the training rows that the
+holds, its own node alone is left out. A table's sums are compared with the training rows that the
 same hello counts: counts are whole and no more than those rows, and the squares are what numbers of
 such a sum can have (Cauchy and Schwarz, but for rounding).
 """
@@ -37,7 +37,7 @@ def read_hello(content: RecordDict, counted: bool = True) -> SiteFacts:
 
     Args:
         content: the hello.
-        counted: whether it must have label counts; a run for sums alone is told none.
+        counted: whether it must have label counts; a run for sums alone gets none.
 
     Raises:
         SiteError: it cannot be read, or says what cannot be; one line.
@@ -84,7 +84,7 @@ def _name_faults(facts: SiteFacts) -> Iterator[str]:
         yield f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
     for key, values in texts.items():
         if not all(_is_plain(value) for value in values):
-            yield f"its '{key}' are what is no printable text of at most {_TEXT} characters"
+            yield f"its '{key}' are what is not printable text of at most {_TEXT} characters"
     # They are drawn and printed, where these begin a formula or a style
     for key, values in (("distribution", [facts.distribution]), ("class-names", facts.class_names)):
         if any(mark in value for value in values for mark in "$\\"):
@@ -130,7 +130,7 @@ def sums_fault(facts: SiteFacts, sums: Sums) -> str | None:
     """Say why a table's sums cannot be those of its training rows, if they cannot."""
     rows = facts.sizes().get("train", 0)
     if (sums.count != np.floor(sums.count)).any() or (sums.count > rows).any():
-        return f"'sums-count' are no whole numbers of at most its {rows} training rows"
+        return f"'sums-count' are not whole numbers of at most its {rows} training rows"
     if (abs(sums.total) > _SUM).any() or (sums.squares > _SUM**2).any():
         return f"'sums-total' are beyond {_SUM:g}"
     known = sums.count * sums.squares

@@ -1,7 +1,7 @@
 """The participants: which site is behind which node. Node ids are random, site names are not.
 
 Whatever a node says of itself, it costs the run that node alone: it is named and left out, and the
-run goes on if 'min-sites' allows. What a hello may hold is in ``hello``, what sites must have alike
+run continues if 'min-sites' allows. What a hello may hold is in ``hello``, what sites must share
 in ``alike``, whom the operator lets in in ``admission``.
 """
 
@@ -160,7 +160,7 @@ def hear_sites(
 ) -> Participants:
     """Ask every connected node who it is; there cannot be more of them than ``silos``.
 
-    Who cannot take part, alone or beside the others, is left out and named in ``refused``; maybe
+    Who cannot take part, alone or with the others, is left out and named in ``refused``; maybe
     nobody is left.
 
     Raises:
@@ -243,7 +243,7 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     """Ask nodes that connected since; return all participants, and why others are refused.
 
     A site whose SuperNode was restarted, and so has another node, is the same site. While its
-    old node still counts as connected the new one is refused, told of once, and asked again later.
+    old node still counts as connected the new one is refused, reported once, and asked again later.
     """
     connected = set(grid.get_node_ids())
     new_nodes = sorted(connected - participants.asked - set(participants.nodes.values()))

@@ -1,4 +1,4 @@
 """One method, one file: what is sent, to whom, and how replies are combined.
 
-Stands on all folders beside it.
+It imports all other folders of this room.
 """

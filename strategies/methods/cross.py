@@ -2,8 +2,8 @@
 
 Messages as the ensemble's: nothing but instructions until the last round, whose reply holds the
 site's weights by state-dict name; the final evaluation carries all of them,
-``expert/<site>/<array>``, to all. Its reply holds, beside the figures of the site's own model,
-``<metric>-from-<site>`` of every model that came (``models.methods.cross``). The diagonal of the
+``expert/<site>/<array>``, to all. Its reply has the metrics of the site's own model and
+``<metric>-from-<site>`` of every model received (``models.methods.cross``). The diagonal of the
 matrix is method ``local``, the paper's "Single".
 """
 
@@ -35,7 +35,7 @@ class Cross(Ensemble):
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return cross.json: of each metric that is defined somewhere the matrix of test figures.
 
-        A row is a training site, a column a testing one. None stands where a site's test labels
+        A row is a training site, a column a testing one. None is where a site's test labels
         leave the metric undefined, or where a site failed: in the last round its model is missing,
         in the final evaluation its figures.
         """

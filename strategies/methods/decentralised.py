@@ -1,4 +1,4 @@
-"""Silos that go on from models of their own; the server relays between neighbours, no more.
+"""Silos that continue from models of their own; the server relays between neighbours, no more.
 
 Flower is a star: what one silo sends to another passes the server, which keeps of it nothing but
 the newest model of each silo, for the next round and the checkpoint. Messages down:

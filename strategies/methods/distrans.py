@@ -73,7 +73,7 @@ class DisTrans(FedAvg):
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return the network and the offset that ``site`` goes on from."""
+        """Return the network and the offset that ``site`` continues from."""
         network = _network(state.arrays)
         own = state.arrays.get(f"{OFFSETS}{site}")
         return network if own is None else network | {OFFSET: own}

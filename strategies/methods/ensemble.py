@@ -16,7 +16,7 @@ from fedsilo.strategies.loop.method import Ask, Capabilities, Disclosures, Metho
 class Ensemble(Method):
     """Collects the sites' own models once."""
 
-    # Mixed probabilities are no alpha
+    # Mixed probabilities are not alpha
     capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
 
     def round(self, state: State, ask: Ask) -> State:

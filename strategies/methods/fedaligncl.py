@@ -120,7 +120,7 @@ class FedAlignCL(FedAvg):
     def _forgotten(
         self, state: FedAlignCLState, replies: Replies
     ) -> Mapping[str, Mapping[str, float]]:
-        """Return the shares of forgotten samples, with those that came in this round."""
+        """Return the shares of forgotten samples, with those received in this round."""
         shares = {s: r.metrics[_FORGOTTEN] for s, r in replies.items() if _FORGOTTEN in r.metrics}
         epoch = str(epoch_of(state.round + 1, self.common))
         known = state.forgotten
@@ -142,7 +142,7 @@ class FedAlignCL(FedAvg):
         return min(self.settings.shared_embeddings, self.participants.facts[site].sizes()["train"])
 
     def _embedding_specs(self, count: int) -> dict[str, ArraySpec]:
-        """Return what comes beside weights where ``count`` embeddings are asked for."""
+        """Return what is sent with the weights where ``count`` embeddings are asked for."""
         if not count:
             return {}
         channels = self.blueprint.channels

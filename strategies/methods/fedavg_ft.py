@@ -1,4 +1,4 @@
-"""FedAvg with personal fine-tuning: FedAvg, then each site goes on alone.
+"""FedAvg with personal fine-tuning: FedAvg, then each site continues alone.
 
 Messages as FedAvg's until the last ``finetune-rounds``; in the first of those the global weights go
 out once more, and from then on no array crosses the wire: the personal models stay at the sites.

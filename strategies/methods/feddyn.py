@@ -14,7 +14,7 @@ _H = "h/"  # h/<array>: kept in the state, so in the checkpoint
 
 
 class FedDyn(FedAvg):
-    """Averages, and goes beyond the mean by what sites were held back."""
+    """Averages, and goes beyond the mean by how far sites were pulled back."""
 
     settings: FedDynSettings
     beside = (_H,)

@@ -1,7 +1,7 @@
 """FedEFM: silos' models are trained at their neighbours', come back and are distilled from.
 
 A round after the first has two phases. Messages of ``overseas``, down and up:
-``visitor/<owner>/<array>`` of each silo that has this one as neighbour. Of ``distil``, down:
+``visitor/<owner>/<array>`` of each silo that has this one as neighbour. In ``distil``, down:
 ``model/<array>`` (Theta) and ``expert/<host>/<array>``, the silo's own model as each neighbour has
 trained it; up: the silo's own arrays by state-dict name, and metrics ``closeness-from-<host>``. The
 first round is a decentralised ``train`` without neighbours.
@@ -86,7 +86,7 @@ class FedEFM(Decentralised):
         return self._after(state, ask(DISTIL, send, expect=expected))
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta where it is needed: in every round if silos go on from it."""
+        """Return Theta where it is needed: in every round if silos continue from it."""
         if self.settings.continue_from == "mean":
             return with_prefix(MODEL, self.model(state))
         return super().theta_for(site, state, ask)

@@ -6,7 +6,7 @@ training samples of. A map is a rollout on the grid of patches, not negative, su
 averaged in the variants of table 2 (``shared-prompts``: ``prompts.b``, or all prompts and the head)
 goes both ways by its name. ``evaluate`` brings only that. Float32 throughout.
 
-The buffer holds what came in the last round: a site that did not answer has no map in it.
+The buffer holds what was received in the last round: a site that did not answer has no map in it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ none in round 1; the reply holds ``prototype/<class>`` (d,) of each class that t
 training samples of (``held``). ``evaluate`` brings them only where they classify (``inference``). A
 site that sends none is sent none. Float32, d the tokens times the channels of the network.
 
-A global prototype is the mean of those that came in the last round, by the sites' counts of the
+A global prototype is the mean of those received in the last round, by the sites' counts of the
 class (eq. 6, without its further division by the number of sites, by which prototypes would shrink
 as sites join). A class that nobody sent keeps the prototype that it had.
 """

@@ -30,8 +30,8 @@ class Mix(FedAvg):
         """
         if real := [site for site, facts in self.participants.facts.items() if not facts.simulated]:
             raise SettingError(
-                f"method 'mix' pools the data of all sites, and {', '.join(real)} are no simulated "
-                "sites: choose a federated method"
+                f"method 'mix' pools the data of all sites, and {', '.join(real)} are not "
+                "simulated sites: choose a federated method"
             )
         return State(self.starting_weights())
 
@@ -47,7 +47,7 @@ class Mix(FedAvg):
         return replace(state, arrays=self.average(replies.of([trainer]), state.arrays))
 
     def disclosures(self) -> Disclosures:
-        """Say that this is no federated method."""
+        """Say that this is not a federated method."""
         return Disclosures(
             "everything: the oracle reads the training data of all sites (simulation only)"
         )

@@ -1,6 +1,6 @@
 """Which sites keep a model of their own, for methods that send the shared one until they do.
 
-A site says only that it keeps state. Where its optimiser goes on over the run that is true after
+A site says only that it keeps state. Where its optimiser continues over the run that is true after
 its first round, so the server counts the sites that answered while personal models were trained.
 """
 

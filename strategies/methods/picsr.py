@@ -56,7 +56,7 @@ class PICSR(Method):
     """Collects experts and prototypes, then averages the router."""
 
     settings: PICSRSettings
-    # Mixed probabilities are no alpha
+    # Mixed probabilities are not alpha
     capabilities = Capabilities(
         vit=False, evidence=False, initial_weights=True, aggregations=AGGREGATIONS
     )

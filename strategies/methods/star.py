@@ -1,7 +1,7 @@
 """Star: client and server, as FedEFM compares it: after a round every silo has the mean of all.
 
 Messages down: ``model/<array>``, Theta, in every round; up: the silo's trained arrays. It is FedAvg
-with the same weight for each silo, put beside the topologies: its mixing matrix is J, all 1 / n,
+with the same weight for each silo, compared with the topologies: its mixing matrix is J, all 1 / n,
 and its cycle takes the two hops that it makes. A hub that is a silo itself, among which models are
 mixed by Metropolis weights, is the topology ``hub``.
 """

@@ -230,5 +230,5 @@ def _alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Top
                 else build_topology(kind, topology.sites, silo_set, topology.seed, topology.budget)
             )
         except SettingError:
-            continue  # a budget too small for matcha is no reason to have no document
+            continue  # a budget too small for matcha is not a reason to have no document
     return alternatives

@@ -179,7 +179,7 @@ def _ring(plan: _Plan) -> _Built:
 
 
 def _star(plan: _Plan) -> _Built:
-    """Put the server beside the site that would be the hub; all get the mean of all."""
+    """Put the server where the hub's site is; all get the mean of all."""
     arcs, _, _ = _hub(plan)
     size = len(plan.base)
     return arcs, np.full((size, size), 1 / size), None

@@ -68,7 +68,7 @@ class Matcha:
     def cases(self) -> Iterator[tuple[float, tuple[bool, ...]]]:
         """Yield what a round may use, each with its probability.
 
-        Of more than 12 matchings, 1000 rounds as they are drawn.
+        With more than 12 matchings, the next 1000 sampled rounds are used.
         """
         if len(self.matchings) > _ENUMERATED:
             yield from ((1 / _DRAWN, self.active(round_)) for round_ in range(1, _DRAWN + 1))
@@ -271,7 +271,9 @@ def _solve(problem: Any) -> None:
         try:
             problem.solve(solver="SCS", eps_abs=accuracy, eps_rel=accuracy, max_iters=200_000)
             ended = problem.status
-        except _cvxpy().error.SolverError:  # a budget of next to nothing: 1 / budget is no number
+        except (
+            _cvxpy().error.SolverError
+        ):  # a budget of next to nothing: 1 / budget is not a number
             ended = "failed"
         if ended == "optimal":
             return

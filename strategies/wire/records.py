@@ -1,8 +1,8 @@
 """Arrays as Flower's records: packed once for all sites, sorted by name, and opened with care.
 
 What came over the wire is opened in one place. Its header is read first, and it says type and
-shape; only if the bytes are as many as those need is there an array, so that nothing that came can
-make more memory be taken than it has itself. Pickles, archives and text are no arrays.
+shape; only if the bytes are as many as those need is there an array, so that nothing received can
+make more memory be taken than it has itself. Pickles, archives and text are not arrays.
 
 What goes to a real site and back travels as a bundle, one safetensors file a record: Flower's
 SuperLink stores each array of a message as an object of its own, some 10 ms an array for each
@@ -37,7 +37,7 @@ _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 class ArrayError(SiteError):
-    """Bytes that came are no array of numbers."""
+    """Bytes received are not an array of numbers."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
     Args:
         arrays: what to send.
         packed: what was packed before; the same array object is not serialised again for each
-            site. Holding the array beside its packed form keeps the object's id its own.
+            site. Keeping the array with its packed form keeps the object's id its own.
     """
     packed = {} if packed is None else packed
     for array in arrays.values():
@@ -92,7 +92,7 @@ def read_header(packed: Array) -> Header:
     """Return what the bytes of a packed array say of it; they are as many as that needs.
 
     Raises:
-        ArrayError: they are no array of numbers, or more or fewer.
+        ArrayError: they are not an array of numbers, or more or fewer.
     """
     if packed.stype != _SERIALISED:
         raise ArrayError(f"it is of kind '{one_line(packed.stype, 40)}', not '{_SERIALISED}'")
@@ -112,7 +112,7 @@ def unpack(packed: Array) -> NDArray:
     """Return a packed array, a copy of its own.
 
     Raises:
-        ArrayError: its bytes are no array of numbers.
+        ArrayError: its bytes are not an array of numbers.
     """
     header = read_header(packed)
     try:
@@ -161,7 +161,7 @@ def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
     Args:
         content: of a message.
         cache: bundles made before: data that goes to several sites is serialised once. The arrays
-            are kept beside their bundle, so that the ids of their data stay their own.
+            are kept with their bundle, so that the ids of their data stay their own.
     """
     cache = {} if cache is None else cache
     bundled = RecordDict(dict(content.items()))
@@ -240,7 +240,7 @@ def _arrays_in(data: bytes) -> dict[str, NDArray]:
     try:
         arrays: dict[str, NDArray] = load(data)
     except (SafetensorError, KeyError, ValueError, TypeError, OverflowError) as error:
-        raise ArrayError(f"it is no safetensors file ({one_line(error, 120)})") from None
+        raise ArrayError(f"it is not a safetensors file ({one_line(error, 120)})") from None
     for name, array in arrays.items():
         if len(name) > _LONGEST_NAME or array.ndim > _DIMENSIONS or array.dtype.kind not in KINDS:
             raise ArrayError("it holds an array of no usable name, shape or type")

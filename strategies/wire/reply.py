@@ -1,4 +1,4 @@
-"""A site's reply: decoded once from Flower's records, checked for its form while it is at hand.
+"""A site's reply: decoded once from Flower's records, with its form checked then.
 
 What a reply's numbers may be is in ``strategies.loop.plausible``; whether they fit what was asked
 for is checked where it was asked, in ``strategies.loop.asking``.
@@ -64,7 +64,7 @@ class Reply:
         metrics: by MetricRecord key.
         examples: training samples that it counts for in a mean.
         bytes_down, bytes_up: of the message and of the reply.
-        secure: what came for secure aggregation, as it came.
+        secure: what was received for secure aggregation, as it came.
     """
 
     site: str
@@ -119,7 +119,7 @@ def _metrics(content: RecordDict) -> dict[str, float]:
                 "part of it begins with '-'"
             )
         if isinstance(value, bool | list) or not isinstance(value, int | float):
-            raise SiteError(f"metric '{key}' is no finite number")
+            raise SiteError(f"metric '{key}' is not a finite number")
         try:
             metrics[key] = float(value)
         except OverflowError:

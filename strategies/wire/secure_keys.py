@@ -74,19 +74,19 @@ def public_half(private: bytes) -> bytes:
     """Return the public half of a key pair.
 
     Raises:
-        SiteError: it is no private key.
+        SiteError: it is not a private key.
     """
     try:
         return public_key_to_bytes(bytes_to_private_key(private).public_key())
     except _NO_KEY:
-        raise SiteError("a key that came is none") from None
+        raise SiteError("a received key is not a key") from None
 
 
 def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
     """Return the 32 bytes from which two sites draw the mask between them.
 
     Raises:
-        SiteError: one is no key.
+        SiteError: one is not a key.
     """
     return _derived(private, public, words("mask", context))
 
@@ -95,7 +95,7 @@ def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
     """Return the key, text of 32 bytes, under which one site's shares travel to another.
 
     Raises:
-        SiteError: one is no key.
+        SiteError: one is not a key.
     """
     return base64.urlsafe_b64encode(_derived(private, public, words("seal", context)))
 
@@ -105,7 +105,7 @@ def _derived(private: bytes, public: bytes, use: bytes) -> bytes:
     try:
         agreed = generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))
     except _NO_KEY:
-        raise SiteError("a key that came is none") from None
+        raise SiteError("a received key is not a key") from None
     return hmac.digest(agreed, use, "sha256")
 
 
@@ -115,7 +115,7 @@ def mask_check(own_mask: bytes) -> bytes:
 
 
 def refuse_no_key(public: bytes) -> None:
-    """Refuse what is no public key of the curve that all sites use.
+    """Refuse what is not a public key of the curve that all sites use.
 
     Raises:
         SiteError: it is none.
@@ -137,9 +137,9 @@ def opened(token: bytes, key: bytes, way: tuple[int, int]) -> Shares:
     try:
         source, target, own_mask, mask = share_keys_plaintext_separate(decrypt(key, token))
     except (InvalidToken, ValueError, TypeError):
-        raise SiteError("shares that came are sealed by another key: of another round?") from None
+        raise SiteError("received shares are sealed by another key: of another round?") from None
     if (source, target) != way:
-        raise SiteError("shares that came are of another site or for another one")
+        raise SiteError("received shares are of another site or for another one")
     return Shares(own_mask, mask)
 
 
@@ -157,11 +157,11 @@ def joined(shares: Sequence[bytes]) -> bytes:
     lengths = {len(share) for share in shares}
     places = {share[:4] for share in shares}
     if len(lengths) != 1 or len(places) != len(shares) or min(lengths) % 16 != 4:
-        raise SiteError("shares that came are not of one secret")
+        raise SiteError("received shares are not of one secret")
     try:
         return combine_shares(list(shares))
     except ValueError:
-        raise SiteError("shares that came do not give a secret: of another round?") from None
+        raise SiteError("received shares do not give a secret: of another round?") from None
 
 
 def texts(record: Mapping[str, Any], key: str) -> list[str]:

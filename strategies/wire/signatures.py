@@ -59,7 +59,7 @@ def common_splits(said: Iterable[str]) -> list[str]:
 def context_of(
     run: str, round_: int, keys: Mapping[str, tuple[bytes, bytes]], threshold: int
 ) -> bytes:
-    """Return what all sites of a round must have alike, 32 bytes: all names and keys among it."""
+    """Return what all sites of a round must share, 32 bytes: all names and keys among it."""
     listed = [[site, *keys[site]] for site in sorted(keys)]
     return digest("round", run, round_, threshold, listed)
 
@@ -101,7 +101,7 @@ def fingerprint(public: bytes) -> str:
     try:
         found = ssh_key_fingerprint(load_ssh_public_key(public), SHA256())
     except (ValueError, UnsupportedAlgorithm):
-        raise SiteError("a public key that came is none of OpenSSH's form") from None
+        raise SiteError("a received public key is not one of OpenSSH's form") from None
     return f"SHA256:{base64.b64encode(found).decode().rstrip('=')}"
 
 

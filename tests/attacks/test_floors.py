@@ -128,7 +128,7 @@ def test_a_step_at_no_learning_rate_is_none(hospital: Make, gamma: float) -> Non
     arrays = {"head.1.weight": np.zeros((2, FEATURES)), "head.1.bias": np.zeros(2)}
     site = hospital(unchecked=schedule, optimiser="sgd", local_steps=2)
     assert site.train(arrays) is None
-    assert "1 optimiser step(s) would stand behind what leaves" in site.refusals[0]
+    assert "1 optimiser step(s) would be behind what leaves" in site.refusals[0]
     site.unchecked["schedule-arguments"] = "{step_size: 0.5, gamma: 0.1}"
     assert site.train(arrays, run_name="another") is not None
 

@@ -121,7 +121,7 @@ def test_a_real_site_has_no_folds_unless_it_allows_them_itself(
     message: Callable[..., Message], folds: dict[str, int], tmp_path: Path
 ) -> None:
     real = {"site": "va", "state-dir": str(tmp_path), "trust": "server"}
-    said = r"of different samples tells of single patients: set 'allow-folds=true'"
+    said = r"of different samples reveals single patients: set 'allow-folds=true'"
     for node in (real, real | {"partition-id": 3}, real | {"allow-folds": False}):
         with pytest.raises(SiteError, match=said):
             open_session(heart_node(node, **folds))

@@ -95,7 +95,7 @@ def test_a_site_file_that_is_not_there_is_never_taken_for_none(
     hospital: Runner, place: Path
 ) -> None:
     (place / "site.yaml").mkdir()  # what an engine makes of a mistyped path
-    refused(hospital(), f"site file {place / 'site.yaml'} is no file")
+    refused(hospital(), f"site file {place / 'site.yaml'} is not a file")
 
 
 def test_a_server_starts_a_superlink_with_tls_and_authentication(

@@ -29,7 +29,8 @@ WORDS = {
     r"\b(lies?|lain)\b(?! (between|within|outside|above|below)\b)": "is",
     # A folder is laid out in a certain way
     r"\blaid\b(?! out\b)": "put, re-initialised",
-    r"\btold\b": "reported, sent",
+    # Some arguments of functions have such names: "told: training samples"
+    r"\btold\b(?!:)": "reported, sent",
     r"\btells? of\b": "reports, reveals",
     # Data are held out
     r"\bheld\b(?![ -]out\b)": "kept, compared",
@@ -39,7 +40,7 @@ WORDS = {
     r"\bby Ray\b": "with Ray",
     r"\bbegan at\b": "before training",
     r"\bwent whole\b|\b(a|is|was|newest) whole( one)?\b(?=[,;.]| or\b)": "complete",
-    r"\bbeside\b": "next to, with, in addition to, compared with",
+    r"\bbeside\b(?!:)": "next to, with, in addition to, compared with",
     r"\b(that|what) came\b": "received, what was received",
     r"\b(goes|going|went|go) on (?!to\b)": "continues",
     r"\bof no use\b": "unusable",
@@ -48,10 +49,10 @@ WORDS = {
     r"\b[Ww]hoever\b": "anyone who, a person who",
     r"\bmade-up\b": "synthetic",
     r"\bha(s|ve) alike\b": "share, have in common",
-    r"\bweighed\b": "weighted",
+    r"\bweighed\b(?!:)": "weighted",
     r"\brunning figures\b": "running statistics",
     # "There is no file" is ordinary English, and so is "is no longer", "is no more than"
-    r"(?<![Tt]here )\b(is|are|was|were) no (?!(longer|more|less|fewer|such)\b)[a-z]": "is not a",
+    r"(?<![Tt]here )\b(is|are|was|were) no (?!(longer|more|fewer|such|\w+er than)\b)[a-z]": "not a",
     r"; (empty|none|None|0): ": "', or 0 for ...', 'An empty value means ...'",
 }
 

@@ -77,26 +77,26 @@ def command(
     ("other", "instead"),
     [("goes-on", ("optimiser-state=round",)), ("paced", ("epoch-steps=0", "pace=40"))],
 )
-def test_methods_of_two_rules_are_compared_once_one_holds_for_all(
+def test_compare_with_one_optimiser_rule_for_all_runs(
     other: str, instead: tuple[str, ...], command: Command
 ) -> None:
     compare = ("compare", "once", other, "--seeds", "1", "--supernodes", "1", "--unequal")
     told = command(*compare)
-    assert f"the optimiser of experiment '{other}' goes on over rounds and that of 'once'" in told
+    assert f"the optimiser of experiment '{other}' continues over rounds and that of 'once'" in told
     assert f"set 'optimiser-state' to 'run' ('epoch-steps' of '{other}' is " in told
     assert "or to 'round' where 'epoch-steps' is 0" in told
     assert not command(*compare, changes=("optimiser-state=run",))
     assert not command(*compare, changes=instead)
 
 
-def test_a_public_part_of_a_few_images_is_raised(command: Command) -> None:
+def test_pretrain_with_larger_public_share_runs(command: Command) -> None:
     pretrain = ("pretrain", "skin", "--save-as", "w.safetensors")
     told = command(*pretrain, changes=("public-share=0.05",))
     assert "images and at least 20 are needed: raise 'public-share'" in told
     assert not command(*pretrain, changes=("public-share=0.3",))
 
 
-def test_a_pre_training_that_diverges_ends_at_a_lower_rate(command: Command) -> None:
+def test_pretrain_at_lower_rate_does_not_diverge(command: Command) -> None:
     file, weights = Path("simulation.yaml"), Path("w.safetensors")
     section = "pretraining: {learning-rate: 1.0e+38, "
     file.write_text(EXPERIMENTS.replace("pretraining: {", section))
@@ -113,7 +113,7 @@ def _finetuned(command: Command, *words: str, changes: Sequence[str] = ()) -> st
     return command("finetune", *words, *small, changes=changes)
 
 
-def test_fine_tuning_that_diverges_ends_at_a_lower_rate(command: Command) -> None:
+def test_finetune_at_lower_rate_does_not_diverge(command: Command) -> None:
     one_step = ("silos=3", "silo-train-size=40", "silo-test-size=10", "width=4", "batch-size=128")
     told = _finetuned(command, *DIGITS, changes=(*one_step, "learning-rate=1e30"))
     assert "validation loss is not finite: lower 'learning-rate'" in told
@@ -125,9 +125,7 @@ def test_fine_tuning_that_diverges_ends_at_a_lower_rate(command: Command) -> Non
     [({}, "width=8"), ({**VIT, "train-backbone": True}, "backbone-width=32")],
     ids=["conv", "vit"],
 )
-def test_a_run_of_another_size_fits_once_the_size_is_left_at_its(
-    run: Values, change: str, command: Command
-) -> None:
+def test_finetune_without_size_takes_the_runs(run: Values, change: str, command: Command) -> None:
     values = {**tiny("fedavg", rounds=1), **run, "run-name": "run", "out": str(Path.cwd())}
     run_inline(resolve(values), 3)
     finetune = ("--task", "classification", "--weights", "run")
@@ -144,7 +142,7 @@ class _Uneven(phantoms.AngiogramPhantom):
         return super().load_masked(name, dataclasses.replace(settings, image_size=size), places)
 
 
-def test_images_of_different_sizes_are_pooled_once_a_size_is_set(
+def test_finetune_with_size_pools_images_of_different_sizes(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(phantoms, "ANGIOGRAM_PHANTOM", _Uneven())
@@ -156,7 +154,7 @@ def test_images_of_different_sizes_are_pooled_once_a_size_is_set(
     assert not _finetuned(command, *words, changes=(*small, "image-size=32"))
 
 
-def test_a_gpu_that_ray_does_not_give_is_named_as_it_is_or_asked_for_or_done_without(
+def test_ray_without_gpu_runs_with_each_fix(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def starts(*_: Any) -> None:

@@ -53,7 +53,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_data_that_are_refused_load_once_fixed(case: Case, tmp_path: Path) -> None:
+def test_refused_data_with_fix_load(case: Case, tmp_path: Path) -> None:
     write_images(tmp_path, "images.yaml")
     (tmp_path / "north" / "3.png").write_bytes(b"no image")
     write_images(tmp_path / "split", "endovascular.yaml")
@@ -78,7 +78,7 @@ def test_data_that_are_refused_load_once_fixed(case: Case, tmp_path: Path) -> No
     check(case, attempt)
 
 
-def test_a_table_with_too_few_rows_is_read_once_missing_values_are_imputed(tmp_path: Path) -> None:
+def test_table_with_few_complete_rows_and_imputation_loads(tmp_path: Path) -> None:
     write_tables(tmp_path)
     schema = tmp_path / "schema.yaml"
     schema.write_text(schema.read_text().replace("policy: impute", "policy: drop"))
@@ -92,7 +92,7 @@ def test_a_table_with_too_few_rows_is_read_once_missing_values_are_imputed(tmp_p
     assert not refused(lambda: load_silo("north", settings))
 
 
-def test_a_table_without_declared_figures_runs_by_those_that_are_pooled(tmp_path: Path) -> None:
+def test_table_without_declared_statistics_and_pooled_standardisation_runs(tmp_path: Path) -> None:
     write_tables(tmp_path)
     values: Values = {"method": "fedavg", "dataset": "table", "network": "logistic", "rounds": 1}
     values = {**values, "mc-passes": 0, "data-dir": str(tmp_path), "out": str(tmp_path / "runs")}
@@ -111,7 +111,7 @@ def test_a_table_without_declared_figures_runs_by_those_that_are_pooled(tmp_path
 
 
 @pytest.mark.parametrize("lacking", ["val", "test", "none"])
-def test_a_manifest_that_gives_a_split_can_be_fine_tuned_whatever_part_it_lacks(
+def test_finetune_with_manifest_that_lacks_a_split_runs(
     lacking: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_images(tmp_path, "images.yaml")

@@ -56,17 +56,13 @@ def _node(folder: Path, **own: str) -> list[str]:
     return ["site", "--node-config", told]
 
 
-def test_a_name_that_cannot_be_passes_once_another_is_chosen(
-    doctor: Doctor, tmp_path: Path
-) -> None:
+def test_doctor_with_valid_name_passes(doctor: Doctor, tmp_path: Path) -> None:
     told = doctor(*_node(tmp_path, site="a/b"))["node config"]
     assert (told["status"], told["fix"]) == ("FAILED", "choose another 'site' in the node config")
     assert doctor(*_node(tmp_path, site="north"))["node config"]["status"] == "PASSED"
 
 
-def test_a_site_file_that_is_missing_is_brought_or_taken_away(
-    doctor: Doctor, tmp_path: Path
-) -> None:
+def test_doctor_with_site_file_restored_or_unset_passes(doctor: Doctor, tmp_path: Path) -> None:
     file = tmp_path / "site.yaml"
     told = doctor(*_node(tmp_path, site_file=str(file)))["site file"]
     assert told["status"] == "FAILED"
@@ -118,7 +114,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch, driver: Callable[..., Any], built:
         ),
     ],
 )
-def test_a_gpu_that_fails_passes_with_what_it_lacks_and_the_cpu_does_without_it(
+def test_doctor_with_repaired_gpu_or_cpu_passes(
     driver: Callable[..., Any],
     built: str,
     told: str,
@@ -156,7 +152,7 @@ def _run_of(experiment: Path, *changes: str) -> str:
     return refused(lambda: run_inline(settings, 2))
 
 
-def test_a_run_does_without_a_site_that_refuses(doctor: Doctor, experiment: Path) -> None:
+def test_run_without_refusing_site_ends(doctor: Doctor, experiment: Path) -> None:
     run = ["run", "own", "--file", str(experiment)]
     found = doctor(*run)
     assert _statuses(found, "sites", "enough") == ["FAILED", "FAILED"]
@@ -167,7 +163,7 @@ def test_a_run_does_without_a_site_that_refuses(doctor: Doctor, experiment: Path
     assert _run_of(experiment, "min-sites=1") == ""
 
 
-def test_what_a_run_refuses_is_seen_to_at_the_site(doctor: Doctor, experiment: Path) -> None:
+def test_doctor_with_site_corrected_passes(doctor: Doctor, experiment: Path) -> None:
     run, folder = ["run", "own", "--file", str(experiment)], experiment.parent
     told = doctor(*run)["sites"]["fix"]
     assert told.startswith("fix it at that site, where 'fedsilo doctor site' says more")

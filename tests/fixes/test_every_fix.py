@@ -21,7 +21,7 @@ ELSEWHERE = {
     "a sum has room for numbers of a known size": "tests/test_secure_end_to_end.py",
     "training samples decide a step": "tests/attacks/test_floors.py",
     "bits moves the mean by": "tests/test_secure_end_to_end.py",
-    "both beside one another would tell": "tests/client_app/privacy/test_secure_aggregation.py",
+    "both together would reveal": "tests/client_app/privacy/test_secure_aggregation.py",
     "sites weigh themselves by their own samples": "tests/test_secure_end_to_end.py",
     "of the others, and {x} are to be borne": "tests/attacks/test_secure_sums.py",
     "needs at least three sites": "tests/test_secure_end_to_end.py",
@@ -81,7 +81,7 @@ def _tried() -> list[str]:
     return told
 
 
-def test_every_text_that_names_a_mend_is_tried() -> None:
+def test_every_text_that_names_a_fix_is_tried() -> None:
     told = [_bare(part) for part in [*_tried(), *ELSEWHERE, *EXEMPT]]
     assert [part for part in told if len(part) < _SHORTEST] == [], "of any text at all"
     untried = [
@@ -93,7 +93,7 @@ def test_every_text_that_names_a_mend_is_tried() -> None:
 
 
 @pytest.mark.parametrize("part", [*ELSEWHERE, *EXEMPT])
-def test_what_is_tried_elsewhere_or_not_at_all_is_a_text_that_there_is(part: str) -> None:
+def test_exempt_or_elsewhere_text_exists(part: str) -> None:
     assert any(_bare(part) in _bare(text) for text in sentences())
     assert (_ROOT / ELSEWHERE.get(part, "tests")).exists()
 
@@ -107,5 +107,5 @@ def test_what_is_tried_elsewhere_or_not_at_all_is_a_text_that_there_is(part: str
         ("2 of 3 sites can take part and 3 are needed ('min-sites')", False),
     ],
 )
-def test_a_text_that_names_a_mend_is_known(text: str, names: bool) -> None:
+def test_text_that_names_a_fix_is_recognised(text: str, names: bool) -> None:
     assert bool(_NAMES_A_SETTING.search(text)) == names

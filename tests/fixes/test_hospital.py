@@ -53,7 +53,7 @@ CASES = [
         {**LEAVE_OUT, "set 'sample-clip-norm' and 'noise-multiplier'": PRIVATE},
     ),
     Case(
-        "optimiser step(s) would stand behind what leaves",
+        "optimiser step(s) would be behind what leaves",
         {"local-steps": 0, "local-epochs": 1, "batch-size": 256},
         {
             **LEAVE_OUT,
@@ -98,7 +98,7 @@ def with_site_file(federation: Federation, **rules: Any) -> None:
     ("case", "node"),
     [pytest.param(*both, id=str(both[0])) for both in zip(CASES, NODES, strict=True)],
 )
-def test_a_run_that_a_hospital_refuses_ends_once_fixed(
+def test_run_that_hospital_refuses_with_fix_ends(
     case: Case, node: dict[str, Value], federation: Federation
 ) -> None:
     federation.nodes["cleveland"] |= node
@@ -111,7 +111,7 @@ def test_a_run_that_a_hospital_refuses_ends_once_fixed(
     check(case, attempt)
 
 
-def test_hospitals_that_trust_sums_take_part_in_a_run_that_is_made_for_them(
+def test_hospital_with_trust_sums_and_run_for_sums_takes_part(
     federation: Federation,
 ) -> None:
     for site in SITES:
@@ -120,7 +120,7 @@ def test_hospitals_that_trust_sums_take_part_in_a_run_that_is_made_for_them(
     assert not refused(lambda: federation.run({**SECURE, "trust": "sums"}))
 
 
-def test_a_hospital_that_demands_secure_aggregation_takes_part_in_it(
+def test_hospital_that_demands_secure_aggregation_takes_part_in_it(
     federation: Federation,
 ) -> None:
     with_site_file(federation, **{"secure-aggregation": "required"})
@@ -147,7 +147,7 @@ def test_a_hospital_that_demands_secure_aggregation_takes_part_in_it(
     ],
     ids=["records", "refused-records"],
 )
-def test_records_that_may_not_leave_do_once_the_hospital_lets_them(
+def test_refused_records_with_hospital_consent_leave(
     rules: dict[str, Any], fixed: dict[str, Any], federation: Federation
 ) -> None:
     with_site_file(federation, **rules)
@@ -157,7 +157,7 @@ def test_records_that_may_not_leave_do_once_the_hospital_lets_them(
     assert not refused(lambda: federation.run({}, FEW))
 
 
-def test_small_private_batches_are_answered_once_they_are_larger_or_a_cap_bounds_them(
+def test_small_private_batches_with_larger_size_or_cap_are_answered(
     hospital: Callable[..., Hospital],
 ) -> None:
     model = {"head.1.weight": np.zeros((2, 13)), "head.1.bias": np.zeros(2)}
@@ -172,7 +172,7 @@ def test_small_private_batches_are_answered_once_they_are_larger_or_a_cap_bounds
     assert site.send(TRAIN, model, run_name="another") is not None, site.refusals
 
 
-def test_a_site_under_a_cap_sends_arrays_once_training_is_private(
+def test_site_under_cap_with_private_training_sends_arrays(
     hospital: Callable[..., Hospital],
 ) -> None:
     """By a cap of the run's; no server of this version asks so: the hospital looks for itself."""
@@ -184,7 +184,7 @@ def test_a_site_under_a_cap_sends_arrays_once_training_is_private(
     assert site.send(TRAIN, model) is not None, site.refusals
 
 
-def test_a_hospital_that_keeps_state_of_other_settings_answers_a_run_of_another_name(
+def test_hospital_with_state_of_other_settings_answers_another_run_name(
     hospital: Callable[..., Hospital],
 ) -> None:
     site = hospital({"method": "local", "seed": 1})
@@ -197,7 +197,7 @@ def test_a_hospital_that_keeps_state_of_other_settings_answers_a_run_of_another_
     assert site.send(TRAIN, round=2, run_name="another") is not None
 
 
-def test_a_run_that_goes_back_goes_on_from_its_newest_checkpoint_or_under_another_name(
+def test_run_behind_site_state_continues_from_newest_checkpoint_or_new_name(
     federation: Federation,
 ) -> None:
     values: Values = {"rounds": 4, "run-name": "run"}
@@ -215,7 +215,7 @@ def test_a_run_that_goes_back_goes_on_from_its_newest_checkpoint_or_under_anothe
     assert not attempt("second", run_name="another")
 
 
-def test_a_run_that_repeats_itself_is_answered_once_it_goes_on_or_has_another_name(
+def test_repeated_run_with_resume_or_new_name_is_answered(
     hospital: Callable[..., Hospital],
 ) -> None:
     site = hospital({"method": "local"})
@@ -226,7 +226,7 @@ def test_a_run_that_repeats_itself_is_answered_once_it_goes_on_or_has_another_na
     assert site.send(TRAIN, round=1, run_name="another") is not None
 
 
-def test_a_model_of_a_sites_own_that_diverged_is_kept_at_a_lower_rate(tmp_path: Path) -> None:
+def test_own_model_at_lower_rate_does_not_diverge(tmp_path: Path) -> None:
     values = tiny("local", rounds=1, optimiser="sgd", local_steps=2, out=str(tmp_path))
 
     def attempt(rate: float) -> str:
@@ -238,7 +238,7 @@ def test_a_model_of_a_sites_own_that_diverged_is_kept_at_a_lower_rate(tmp_path: 
     assert not attempt(0.01)
 
 
-def test_training_data_that_changed_are_brought_back_or_begun_anew(
+def test_changed_training_data_restored_or_in_new_run_are_accepted(
     hospital: Callable[..., Hospital], tmp_path: Path
 ) -> None:
     write_tables(tmp_path)
@@ -277,7 +277,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_an_operation_that_is_refused_is_named_in_the_summary_instead(
+def test_refused_nondeterministic_operation_with_fix_is_in_summary(
     federation: Federation,
 ) -> None:
     said = refused(lambda: federation.run({"deterministic": "true"}, FEW))

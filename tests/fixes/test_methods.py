@@ -115,12 +115,12 @@ CASES = [*PLANNED, *RUN]
 
 
 @pytest.mark.parametrize("case", PLANNED, ids=str)
-def test_settings_that_a_method_refuses_pass_once_fixed(case: Case) -> None:
+def test_settings_that_method_refuses_with_fix_pass(case: Case) -> None:
     check(case, resolve)
 
 
 @pytest.mark.parametrize("case", RUN, ids=str)
-def test_a_topology_that_cannot_be_is_once_fixed(case: Case, tmp_path: Path) -> None:
+def test_refused_topology_with_fix_is_built(case: Case, tmp_path: Path) -> None:
     names = iter(range(10))
 
     def attempt(values: Values) -> None:
@@ -130,7 +130,7 @@ def test_a_topology_that_cannot_be_is_once_fixed(case: Case, tmp_path: Path) -> 
     check(case, attempt)
 
 
-def test_a_method_of_ones_own_that_takes_no_weights_runs_without(
+def test_plugin_method_without_initial_weights_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every method of ours takes them."""
@@ -143,7 +143,7 @@ def test_a_method_of_ones_own_that_takes_no_weights_runs_without(
 
 
 @pytest.mark.parametrize("fix", ["resume", "start again", "set 'min-sites' to fewer"])
-def test_a_run_that_a_site_fails_goes_on_with_it_or_without(
+def test_run_with_failed_site_repaired_or_left_out_continues(
     fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer, cut = InlineGrid._answer, True
@@ -172,7 +172,7 @@ def test_a_run_that_a_site_fails_goes_on_with_it_or_without(
     assert not attempt(**({"resume": True} if fix == "resume" else {"run-name": "again"}))
 
 
-def test_a_node_of_another_program_takes_part_once_its_name_is_plain(
+def test_foreign_node_with_plain_name_takes_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our own opens no silo of such a name, and what is said of it at home is the doctor's."""
@@ -194,7 +194,7 @@ def test_a_node_of_another_program_takes_part_once_its_name_is_plain(
     assert not refused(lambda: federation.run({}, ("our-clinic", "va")))
 
 
-def test_a_site_that_withholds_what_uefl_judges_by_is_left_out_or_not_judged(
+def test_uefl_with_withheld_entropy_leaves_site_out_or_skips_check(
     tmp_path: Path,
 ) -> None:
     folds: dict[str, Any] = {"allow-folds": True}

@@ -116,7 +116,7 @@ def write_inputs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_run_whose_network_does_not_fit_ends_once_fixed(case: Case, tmp_path: Path) -> None:
+def test_run_with_fitting_network_ends(case: Case, tmp_path: Path) -> None:
     names = iter(range(10))
     write_inputs(tmp_path)
 
@@ -128,7 +128,7 @@ def test_a_run_whose_network_does_not_fit_ends_once_fixed(case: Case, tmp_path: 
     check(case, attempt)
 
 
-def test_images_of_two_channels_are_of_another_network_than_a_vit() -> None:
+def test_two_channel_images_with_other_network_than_vit_run() -> None:
     def build(**more: Any) -> None:
         build_classifier(CommonSettings(**{**VIT_FIELDS, **more}), Task((2, 16, 16), 3))
 
@@ -136,14 +136,14 @@ def test_images_of_two_channels_are_of_another_network_than_a_vit() -> None:
     assert not refused(lambda: build(network="conv", width=4))
 
 
-def test_images_of_a_few_pixels_are_segmented_once_they_are_larger() -> None:
+def test_segmentation_of_larger_images_runs() -> None:
     settings = CommonSettings(width=4)
     said = refused(lambda: build_segmentation("unet", settings, Task((1, 7, 7), 2)))
     assert "leaves nothing of 7x7 pixels: set 'image-size'" in said
     assert not refused(lambda: build_segmentation("unet", settings, Task((1, 16, 16), 2)))
 
 
-def test_a_vit_below_convolutions_is_segmented_by_once_its_patches_can_be_halved_to() -> None:
+def test_segmentation_with_patches_that_can_be_halved_to_runs() -> None:
     def build(patch: int, kind: str = "transunet") -> None:
         settings = CommonSettings(**{**VIT_FIELDS, "backbone_patch": patch, "width": 4})
         build_segmentation(kind, settings, Task((1, 48, 48), 2))
@@ -154,7 +154,7 @@ def test_a_vit_below_convolutions_is_segmented_by_once_its_patches_can_be_halved
     assert not refused(lambda: build(6, "vit"))
 
 
-def test_a_swin_is_fine_tuned_once_the_images_fit_or_the_network_is_another(
+def test_swin_with_fitting_images_or_other_network_is_finetuned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["finetune", "--task", "segmentation", "--weights", "scratch", "--site", "human"]
@@ -172,7 +172,7 @@ def test_a_swin_is_fine_tuned_once_the_images_fit_or_the_network_is_another(
     assert not said("unet", 20)
 
 
-def test_an_expert_that_diverged_is_distilled_from_at_a_lower_learning_rate() -> None:
+def test_distillation_at_lower_rate_does_not_diverge() -> None:
     draw = torch.Generator().manual_seed(3)
     images, labels = torch.randn(8, 1, 16, 16, generator=draw), torch.arange(8)
 
@@ -190,7 +190,7 @@ def test_an_expert_that_diverged_is_distilled_from_at_a_lower_learning_rate() ->
     assert not refused(lambda: distil(0.001))
 
 
-def test_maps_of_moderate_values_are_compared_and_those_of_a_diverged_network_are_not() -> None:
+def test_emd_of_moderate_maps_is_computed_and_of_diverged_maps_refused() -> None:
     maps = torch.randn(2, 2, 2, 16, generator=torch.Generator().manual_seed(0))
     said = refused(lambda: batch_closeness(1e25 * maps, 1e25 * maps, FedEFMSettings()))
     assert "costs or masses hold values that are not finite: what is compared has" in said
@@ -198,7 +198,7 @@ def test_maps_of_moderate_values_are_compared_and_those_of_a_diverged_network_ar
     assert not refused(lambda: batch_closeness(maps, 10 * maps, FedEFMSettings()))
 
 
-def test_what_sinkhorn_does_not_solve_the_exact_solver_does() -> None:
+def test_emd_that_sinkhorn_cannot_solve_with_exact_solver_is_computed() -> None:
     own = torch.randn(2, 2, 2, 16, generator=torch.Generator().manual_seed(0))
     near = own + 0.01 * torch.randn(own.shape, generator=torch.Generator().manual_seed(1))
     with pytest.warns(RuntimeWarning, match="not to be relied on; choose 'fedefm.emd-solver' 'po"):

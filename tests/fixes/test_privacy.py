@@ -70,11 +70,11 @@ FEW = SITES[2:]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_run_that_breaks_its_promise_keeps_it_once_fixed(case: Case) -> None:
+def test_run_that_breaks_privacy_promise_with_fix_keeps_it(case: Case) -> None:
     check(case, resolve)
 
 
-def test_what_diverged_is_not_hidden_and_leaves_at_a_lower_rate(tmp_path: Path) -> None:
+def test_private_run_at_lower_rate_does_not_diverge(tmp_path: Path) -> None:
     values = tiny("fedavg", rounds=1, optimiser="sgd", local_steps=2, out=str(tmp_path))
 
     def attempt(rate: float) -> str:
@@ -95,7 +95,7 @@ def test_what_diverged_is_not_hidden_and_leaves_at_a_lower_rate(tmp_path: Path) 
     ],
     ids=["ledger", "sums"],
 )
-def test_what_a_hospital_has_counted_is_brought_back_or_left_to_another_run(
+def test_lost_ledger_restored_or_in_new_run_is_accepted(
     way: Values, sites: tuple[str, ...], name: str, known: str, again: Values, tmp_path: Path
 ) -> None:
     federation = Federation(tmp_path)

@@ -37,7 +37,7 @@ def _cut_short(folder: Path) -> None:
     (folder / "run" / "summary.json").unlink()
 
 
-def test_a_checkpoint_of_another_config_is_gone_on_with_by_its_own(
+def test_checkpoint_with_its_own_config_is_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not _attempt(tmp_path)
@@ -56,7 +56,7 @@ def test_a_checkpoint_of_another_config_is_gone_on_with_by_its_own(
     assert (tmp_path / "run" / "summary.json").is_file()
 
 
-def test_other_agreed_weights_are_brought_back_or_are_another_runs(tmp_path: Path) -> None:
+def test_changed_site_weights_restored_or_in_new_run_are_accepted(tmp_path: Path) -> None:
     agreed = tmp_path / "agreed.yaml"
 
     def attempt(cleveland: int, **more: Value) -> str:
@@ -73,7 +73,7 @@ def test_other_agreed_weights_are_brought_back_or_are_another_runs(tmp_path: Pat
 
 
 @pytest.mark.parametrize("other", ["sites", "data"])
-def test_other_sites_or_data_are_brought_back_or_are_another_runs(
+def test_changed_sites_or_data_restored_or_in_new_run_are_accepted(
     other: str, tmp_path: Path
 ) -> None:
     write_tables(tmp_path)

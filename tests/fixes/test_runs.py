@@ -84,7 +84,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_run_that_is_refused_ends_once_fixed(case: Case, tmp_path: Path) -> None:
+def test_refused_run_with_fix_ends(case: Case, tmp_path: Path) -> None:
     names = iter(range(100))
 
     def attempt(values: Values) -> None:
@@ -102,7 +102,7 @@ def test_a_run_that_is_refused_ends_once_fixed(case: Case, tmp_path: Path) -> No
         (4, {"silos": 3}, "start fewer SuperNodes, or raise 'silos'", {"silos": 4}),
     ],
 )
-def test_too_few_or_too_many_nodes_run_once_the_setting_is_fixed(
+def test_run_with_setting_for_its_nodes_ends(
     nodes: int, wrong: Values, told: str, fix: Values, tmp_path: Path
 ) -> None:
     values = {**tiny("fedavg", rounds=1, join_timeout=0.1), "out": str(tmp_path)}
@@ -114,7 +114,7 @@ def test_too_few_or_too_many_nodes_run_once_the_setting_is_fixed(
     assert not refused(lambda: attempt({**wrong, **fix}))
 
 
-def test_a_run_directory_that_is_there_can_be_gone_on_with_or_left_alone(tmp_path: Path) -> None:
+def test_existing_run_directory_is_resumed_or_another_is_made(tmp_path: Path) -> None:
     values = {**tiny("fedavg", rounds=1), "out": str(tmp_path), "run-name": "run"}
 
     def attempt(**more: Value) -> str:

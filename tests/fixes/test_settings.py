@@ -139,7 +139,7 @@ CASES = [
         {"set it to 0": {"epoch-steps": 0, "pace": GONE}},
     ),
     Case(
-        "mixes probabilities, which are no evidence",
+        "mixes probabilities, which are not evidence",
         tiny("picsr", rounds=14, loss="evidential"),
         {"leave 'loss' at 'auto'": {"loss": "auto"}},
     ),
@@ -237,5 +237,5 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_settings_that_are_refused_pass_once_fixed(case: Case) -> None:
+def test_refused_settings_with_fix_pass(case: Case) -> None:
     check(case, resolve)

@@ -96,7 +96,7 @@ def load(values: Values) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_silos_that_cannot_be_cut_load_once_fixed(case: Case) -> None:
+def test_refused_silos_with_fix_load(case: Case) -> None:
     check(case, load)
 
 
@@ -111,7 +111,7 @@ def test_silos_that_cannot_be_cut_load_once_fixed(case: Case) -> None:
         ("mini-mias", "needs a folder mini_mias"),
     ],
 )
-def test_data_without_a_folder_load_once_one_is_named(
+def test_data_with_named_folder_load(
     dataset: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FEDSILO_DATA", raising=False)
@@ -126,9 +126,7 @@ def test_data_without_a_folder_load_once_one_is_named(
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
-def test_a_manifest_that_gives_a_part_loads_without_folds_or_with_its_images_in_train(
-    part: str, tmp_path: Path
-) -> None:
+def test_manifest_with_split_loads_without_folds_or_in_train(part: str, tmp_path: Path) -> None:
     write_images(tmp_path, "images.yaml")
 
     def write(given: str) -> None:
@@ -146,7 +144,7 @@ def test_a_manifest_that_gives_a_part_loads_without_folds_or_with_its_images_in_
     assert not refused(lambda: load(values))
 
 
-def test_silos_larger_than_all_data_load_once_the_data_are_more_or_the_silos_fewer(
+def test_silos_with_more_data_or_fewer_silos_load(
     tmp_path: Path,
 ) -> None:
     values: Values = {"dataset": "cifar10", "silos": 12, "silo-test-size": 1}
@@ -162,7 +160,7 @@ def test_silos_larger_than_all_data_load_once_the_data_are_more_or_the_silos_few
     assert not refused(lambda: load(values))
 
 
-def test_a_silo_of_one_track_loads_once_it_is_larger(tmp_path: Path) -> None:
+def test_silo_of_more_than_one_track_loads(tmp_path: Path) -> None:
     root = write_gtsrb(tmp_path, classes=1, tracks=1, frames=40)
     other = root / "Final_Training" / "Images" / "00001"
     write_signs(other, other / "GT-00001.csv", ["00000_00000.ppm"], [1])
@@ -174,7 +172,7 @@ def test_a_silo_of_one_track_loads_once_it_is_larger(tmp_path: Path) -> None:
     assert not refused(lambda: load({**values, "silo-train-size": 41}))
 
 
-def test_a_table_of_two_rows_loads_with_more_rows_or_without_a_test_part(tmp_path: Path) -> None:
+def test_table_of_two_rows_with_more_rows_or_no_test_part_loads(tmp_path: Path) -> None:
     values: Values = {"dataset": "table", "data-dir": str(tmp_path)}
     write_tables(tmp_path, rows=2)
     said = refused(lambda: load(values))
@@ -199,7 +197,7 @@ def test_a_table_of_two_rows_loads_with_more_rows_or_without_a_test_part(tmp_pat
         ("set the schema's 'header' to false", "schema.yaml", "header: false\n", ""),
     ],
 )
-def test_a_table_whose_first_line_is_not_the_schema_s_loads_once_fixed(
+def test_table_with_schemas_header_loads(
     fix: str, file: str, good: str, bad: str, tmp_path: Path
 ) -> None:
     write_tables(tmp_path)

@@ -144,7 +144,7 @@ CASES = [
         {"set 'early-stopping-metric'": STOPPED},
     ),
     Case(
-        "it is told with noise, or not at all; remove",
+        "it is reported with noise, or not at all; remove",
         fedavg(secure_aggregation="secagg", clip_norm=1.0, trust="sums", **STOPPED),
         {
             "remove 'early-stopping-metric'": {"early-stopping-metric": GONE},
@@ -194,18 +194,16 @@ def attempt(tmp_path: Path) -> Callable[[Values], None]:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in RUN], ids=str)
-def test_settings_of_training_that_are_refused_pass_once_fixed(case: Case) -> None:
+def test_refused_training_settings_with_fix_pass(case: Case) -> None:
     check(case, resolve)
 
 
 @pytest.mark.parametrize("case", RUN, ids=str)
-def test_runs_that_a_site_refuses_end_once_fixed(
-    case: Case, attempt: Callable[[Values], None]
-) -> None:
+def test_run_that_site_refuses_with_fix_ends(case: Case, attempt: Callable[[Values], None]) -> None:
     check(case, attempt)
 
 
-def test_a_training_that_overflows_in_fp16_goes_on_in_fp32() -> None:
+def test_training_that_overflows_in_fp16_continues_in_fp32() -> None:
     settings = CommonSettings(optimiser="sgd", learning_rate=1e-37, local_epochs=1)
     network = build_classifier(CommonSettings(network="logistic"), Task((2,), 2))
     split = Split(torch.full((4, 2), 30.0), torch.zeros(4, dtype=torch.long))
@@ -219,7 +217,7 @@ def test_a_training_that_overflows_in_fp16_goes_on_in_fp32() -> None:
     assert not attempt(half=False)
 
 
-def test_a_run_without_a_best_model_is_opened_without_best(
+def test_run_without_best_model_opens_without_best(
     attempt: Callable[[Values], None], tmp_path: Path
 ) -> None:
     attempt(fedavg(rounds=1))

@@ -161,7 +161,7 @@ FILES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_run_whose_weights_are_refused_ends_once_fixed(case: Case, tmp_path: Path) -> None:
+def test_run_with_refused_weights_and_fix_ends(case: Case, tmp_path: Path) -> None:
     names = iter(range(10))
 
     def attempt(values: Values) -> None:

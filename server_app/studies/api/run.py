@@ -79,9 +79,9 @@ class Run:
         probabilities.
 
         Args:
-            site: the site's name; None: the first whose data are here, if all have one model.
-            data_dir: the data directory; None: the run's own.
-            state_dir: the site's private state; None: the run directory's.
+            site: the site's name, or None for the first whose data are here, if all have one model.
+            data_dir: the data directory, or None for the run's own.
+            state_dir: the site's private state, or None for the run directory's.
             best: the model of the best round, not the last ('early-stopping-metric').
 
         Raises:

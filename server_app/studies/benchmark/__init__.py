@@ -1,4 +1,4 @@
-"""``fedsilo benchmark``: every method on several settings, and the page of what came out.
+"""``fedsilo benchmark``: every method on several settings, and the page of its results.
 
 Stands on ``compare``; nothing but ``studies.api`` imports it.
 """

@@ -85,7 +85,7 @@ class Benchmarked:
         yield from missing_lines(self)
 
     def write(self, page: Path | None, readme: Path | None) -> None:
-        """Write the page with tables and pictures beside it, and the README's last column."""
+        """Write the page with tables and pictures in its folder, and the README's last column."""
         from fedsilo.server_app.studies.benchmark.pictures import draw_costs, draw_ranks
         from fedsilo.server_app.studies.figures.learning_curves import write_picture
 

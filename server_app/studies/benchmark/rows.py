@@ -69,14 +69,14 @@ class Rows:
         """Read what is there; a last line that is cut short is left out, and run again.
 
         Raises:
-            SettingError: the file is no table of a benchmark, or a line in it is damaged.
+            SettingError: the file is not a table of a benchmark, or a line in it is damaged.
         """
         if not path.is_file():
             return cls(path)
         whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
         first, *lines = csv.reader(io.StringIO(whole)) if whole else [[]]
         if first != _COLUMNS:
-            raise SettingError(f"{path} is no table of 'fedsilo benchmark': name another --csv")
+            raise SettingError(f"{path} is not a table of 'fedsilo benchmark': name another --csv")
         rows = cls(path)
         for number, cells in enumerate(lines, 2):
             try:

@@ -1,4 +1,4 @@
-"""``fedsilo benchmark``: run what is missing of a benchmark, and say what came out."""
+"""``fedsilo benchmark``: run what is missing of a benchmark, and report the results."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

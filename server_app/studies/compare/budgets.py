@@ -50,9 +50,9 @@ class Budget:
     Attributes:
         dataset: rows on other data are not compared.
         given: the settings of training and start, those that mean nothing left out.
-        trials: points that its settings were chosen from; 0: it was not tuned.
+        trials: points that its settings were chosen from, or 0 if it was not tuned.
         rounds: those finished, by seed.
-        steps, samples: at all sites; 0: not told.
+        steps, samples: at all sites, or 0 if unknown.
         down, up: bytes to all sites, and from them.
         seconds: from the first message to the last.
     """
@@ -107,7 +107,7 @@ class Budget:
 
     def cells(self) -> list[str]:
         """Return the texts of a row, but for the experiment and the differences."""
-        work = [f"{number:,.0f}" if number else "not told" for number in (self.steps, self.samples)]
+        work = [f"{number:,.0f}" if number else "unknown" for number in (self.steps, self.samples)]
         sent = [bytes_text(self.down), bytes_text(self.up)]
         tuned = f"{self.trials} points" if self.trials else "-"
         return [self.rounds_text(), *work, *sent, seconds_text(self.seconds), tuned]

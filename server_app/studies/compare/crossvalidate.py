@@ -145,7 +145,7 @@ def figure_intervals(
     """Return each experiment's figures, per site and in the mean over sites.
 
     A metric that a site's test rows leave undefined in some run (AUC of one class) is given over
-    the other runs, and the site is no part of its mean over sites.
+    the other runs, and the site is not part of its mean over sites.
     """
     records = []
     for name, runs in summaries.items():

@@ -23,8 +23,8 @@ def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
         if one.method != two.method and _goes_on(one) != _goes_on(two):
             on, afresh = (first, other) if _goes_on(one) else (other, first)
             raise SettingError(
-                f"the optimiser of experiment '{on}' goes on over rounds and that of '{afresh}' "
-                "begins afresh in each: methods are compared with one rule for all; set "
+                f"the optimiser of experiment '{on}' continues over rounds and that of '{afresh}' "
+                "starts again in each: methods are compared with one rule for all; set "
                 f"'optimiser-state' to 'run' ('epoch-steps' of '{on}' is "
                 f"{experiments[on].epoch_steps}), or to 'round' where 'epoch-steps' is 0"
             )

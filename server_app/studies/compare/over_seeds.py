@@ -1,4 +1,4 @@
-"""``fedsilo compare``: experiments over seeds, mean and standard deviation, beside the papers'.
+"""``fedsilo compare``: experiments over seeds, mean and standard deviation, with the papers'.
 
 A run is in ``<out>/<experiment>-seed<n>``. A finished run with the same settings is read and not
 run again; one that was cut short is resumed.
@@ -92,7 +92,7 @@ class Comparison:
         return text + markdown_tests(self.tested, self.split, self.notes)
 
     def write(self, csv: Path | None, markdown: Path | None, median: bool = False) -> None:
-        """Write CSV, with NAME-budgets.csv and NAME-tests.csv beside it, and Markdown of all."""
+        """Write CSV, with NAME-budgets.csv and NAME-tests.csv next to it, and Markdown of all."""
         if csv:
             texts = {"": comparison_csv(self.results), "-budgets": csv_text(self.budgets.frame())}
             texts |= {"-tests": significance_csv(self.tested)} if self.tested else {}

@@ -189,5 +189,5 @@ def refuse_other_settings(first: SweptRun, run: SweptRun, *free_settings: str) -
     )
     if other := differences(before, now):
         raise RunDirectoryError(
-            f"{run.path} is no run of the same experiment as {first.path}: {other}"
+            f"{run.path} is not a run of the same experiment as {first.path}: {other}"
         )

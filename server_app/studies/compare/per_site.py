@@ -155,7 +155,7 @@ def _cells(
 
 
 def draw_bars(bars: SiteBars) -> Figure:
-    """Return the picture: a panel per metric, sites beside one another, a colour an experiment."""
+    """Return the picture: a panel per metric, sites next to one another, a colour an experiment."""
     table = bars.table
     metrics, names = list(table["metric"].unique()), list(table["experiment"].unique())
     groups = dict(sorted(zip(table["site"], table["distribution"], strict=True)))

@@ -2,7 +2,7 @@
 
 ``grid`` draws points of the grid, each at most once. ``tpe`` (Bergstra et al. 2011) takes the
 smallest and the largest number of a setting for a range and proposes points in it by what the ones
-before reached; what are no numbers stay as they are. A sampler's seed is fixed and no study is
+before reached; what is not a number stays as they are. A sampler's seed is fixed and no study is
 stored: a search that is given again asks for the same points, whose runs are there.
 """
 

@@ -94,7 +94,7 @@ def spread_cell(figure: Any, median: bool = False) -> str:
 
 
 def _beside_published(figure: Any, median: bool) -> str:
-    """Return a figure's cell; beside a paper's deviation, of a population, with ours of that kind.
+    """Return a figure's cell; next to a paper's deviation, of a population, with ours of that kind.
 
     All deviations that papers print here are of the population (PICSR's can be nothing else).
     """

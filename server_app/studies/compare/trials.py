@@ -62,7 +62,7 @@ _Work = tuple[Trial, Path]  # what a worker process gets: a trial and the file o
 
 
 def runs_at_once(jobs: int, threads: int = 1) -> int:
-    """Return how many runs go on at once: ``jobs``, or if it is 0 one per ``threads`` cores."""
+    """Return how many runs there are at once: ``jobs``, or if 0 one per ``threads`` cores."""
     return jobs or max(1, (os.cpu_count() or 1) // threads)
 
 
@@ -75,7 +75,7 @@ def run_missing(
     """Run all that is missing in a pool.
 
     Args:
-        pool: with as many workers as runs may go on at once.
+        pool: with as many workers as there may be runs at once.
         work: makes one run.
         missing: the runs.
         ended: is called with each run and its outcome; an exception of it ends all.

@@ -87,7 +87,7 @@ class Tuned:
         yield ranking_table(self)
         yield str(self.document["why"])
         yield from (f"warning: {warning}" for warning in self.document["warnings"])
-        yield f"for simulation.yaml: {{{chosen}}}, and beside 'config' trials: {len(self.ranked)}"
+        yield f"for simulation.yaml: {{{chosen}}}, and next to 'config' trials: {len(self.ranked)}"
         yield f"written to {self.folder}"
 
 

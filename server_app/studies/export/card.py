@@ -34,8 +34,8 @@ def card(run_dir: Path, site: str | None = None, out: Path | None = None) -> str
 
     Args:
         run_dir: the run directory.
-        site: whose own model it describes; None: that of all sites, or every site's.
-        out: the file to write, which must not exist; None: none is written.
+        site: whose own model it describes, or None for that of all sites, or every site's.
+        out: the file to write, which must not exist, or None to write none.
 
     Raises:
         FedsiloError: the run has not ended, there is no such site, or the file exists already.

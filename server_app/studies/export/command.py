@@ -1,6 +1,6 @@
 """``fedsilo export``: a finished run's model as one program, with test vectors and a model card.
 
-The folder is written as a whole, and only if the program answers as fedsilo does.
+The folder is written at once, and only if the program answers as fedsilo does.
 """
 
 import json
@@ -71,10 +71,10 @@ def export(
     Args:
         run_dir: the run directory.
         form: one of ``FORMATS``.
-        site: whose model; None: that of all sites.
-        out: the folder to write, which must not exist; None: one in the run directory.
-        data_dir: the data directory; None: the run's own.
-        state_dir: the site's private state; None: the run directory's.
+        site: whose model, or None for that of all sites.
+        out: the folder to write, which must not exist, or None for one in the run directory.
+        data_dir: the data directory, or None for the run's own.
+        state_dir: the site's private state, or None for the run directory's.
 
     Raises:
         FedsiloError: the model cannot be opened or written in this form, the program answers

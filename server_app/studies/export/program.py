@@ -81,7 +81,7 @@ def open_program(model: SiteModel) -> Program:
 
 
 def made_up_inputs(model: SiteModel) -> Tensor:
-    """Return eight made-up inputs: noise, or numbers around a table's means with one missing."""
+    """Return eight synthetic inputs: noise, or numbers around a table's means with one missing."""
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.task.input_shape)
     if figures := model.silo.figures:

@@ -88,7 +88,7 @@ def violin(weight: Mapping[str, float]) -> dict[str, Any]:
     """Return a violin of a distribution's quantiles, as matplotlib's ``Axes.violin`` takes it.
 
     Between two quantiles its width is the share of patients there over their distance. More than
-    the five quantiles does not leave a hospital, so a violin is no smoother than they are.
+    the five quantiles does not leave a hospital, so a violin is not smoother than they are.
     """
     heights: list[float] = []
     widths: list[float] = []

@@ -222,7 +222,7 @@ def on_plane(values: Array, seed: int) -> Array:
 def separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
     """Return how well embeddings predict site and class, by five-fold cross-validation.
 
-    A logistic regression on standardised embeddings: ``site accuracy`` beside ``largest site``, the
+    A logistic regression on standardised embeddings: ``site accuracy``, ``largest site``, the
     share of the site with most samples, and ``label AUC`` (of several classes the mean of each
     against the rest). Sites and classes of fewer than five samples are left out; where fewer than
     two are left the numbers are None.

@@ -68,7 +68,7 @@ class Scenarios:
 
     The scenarios are Fed-Align-CL's (section V-d and figure 5): all runs are right, all are wrong,
     the first alone is right ("ours against the federated ones"), the second is right and the first
-    is not ("Fed-Align against ours"). Of the images that fit the first in the split's order are
+    is not ("Fed-Align against ours"). Among the images that fit, the first in the split's order are
     taken: nobody picks them.
     """
 

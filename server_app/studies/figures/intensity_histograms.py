@@ -132,7 +132,7 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
 
 
 def _foreground(split: Split, which: int) -> Iterator[Tensor]:
-    """Yield pixels (n,) that are no background, float32: stored ones (0) or seen ones (1)."""
+    """Yield pixels (n,) that are not background, float32: stored ones (0) or seen ones (1)."""
     for batch in in_batches(split.inputs):
         axes = tuple(range(1, batch.ndim))
         kept = batch > batch.amin(dim=axes, keepdim=True)

@@ -1,4 +1,4 @@
-"""Pictures of a topology: the graph with its weights beside the cycle times, and EMD weights."""
+"""Pictures of a topology: the graph with its weights next to the cycle times, and EMD weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fedsilo finetune``: a finished run's model on a new task, beside the same network from scratch.
+"""``fedsilo finetune``: a run's model on a new task, compared with the same network from scratch.
 
 All networks are trained on the pooled training images of the sites on this machine. Validation
 images choose the epoch; test images are read once, for the metrics of that epoch.

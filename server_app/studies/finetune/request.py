@@ -18,17 +18,17 @@ class FinetuneRequest:
     weights: Sequence[str]  # what to start from: run directories, files, timm:NAME or scratch
     out: Path  # the folder to write; it must not exist
     dataset: str | None = None  # None: the first run's
-    sites: Sequence[str] = ()  # whose images are pooled; empty: all sites
+    sites: Sequence[str] = ()  # whose images are pooled, or empty for all sites
     network: str | None = None  # None: the first of the task that takes the weights
     epochs: int = 20
     seeds: int = 3  # how many, from 0
     changes: Sequence[str] = ()  # settings as key=value, over the run's or the default
-    device: str | None = None  # auto, cpu, cuda or cuda:N; None: auto
+    device: str | None = None  # auto, cpu, cuda or cuda:N, or None for auto
     data_dir: Path | None = None  # None: the run's
-    from_site: str | None = None  # use this site's own model of a run; None: the shared one
-    state_dir: Path | None = None  # that site's private state; None: the run's
+    from_site: str | None = None  # use this site's own model of a run, or None for the shared one
+    state_dir: Path | None = None  # that site's private state, or None for the run's
     images: int = 4  # how many test images are painted
-    # Passes in which a network that takes no array of a run's ViT learns its tokens; 0: refuse it
+    # Passes in which a network without an array of a run's ViT learns its tokens, or 0 to refuse it
     distil_epochs: int = 0
 
     def check(self) -> None:

@@ -122,7 +122,7 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
 
 
 def _refuse_no_encoder(run_dir: Path, common: CommonSettings, arrays: Mapping[str, Any]) -> None:
-    """Refuse a model without an encoder, or with prompts trained beside random weights only."""
+    """Refuse a model without an encoder, or with prompts trained for random weights only."""
     if not any(name.startswith(_ENCODER) for name in arrays):
         raise SettingError(
             f"{run_dir}: the model of method '{common.method}' holds no encoder "
@@ -137,7 +137,7 @@ def _refuse_no_encoder(run_dir: Path, common: CommonSettings, arrays: Mapping[st
 
 
 def _refuse_other_backbone(run_dir: Path, common: CommonSettings, digests: set[str]) -> None:
-    """Refuse prompts trained beside another backbone than the one on this machine."""
+    """Refuse prompts trained for another backbone than the one on this machine."""
     if common.network != "vit" or common.train_backbone or common.backbone_weights == "random":
         return
     if backbone_digest(common) not in digests:

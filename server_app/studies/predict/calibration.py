@@ -107,9 +107,9 @@ def calibrate(
         run_dir: the run directory.
         site: the site; its data must be on this machine.
         coverage: the highest that sets will be asked for; it decides how many rows are needed.
-        out: the JSON file to write; None: ``calibration_path``'s, which is overwritten.
-        data_dir: the data directory; None: the run's own.
-        state_dir: the folder of the site's private state; None: the run directory's.
+        out: the JSON file to write, or None for ``calibration_path``'s, which is overwritten.
+        data_dir: the data directory, or None for the run's own.
+        state_dir: the folder of the site's private state, or None for the run directory's.
 
     Raises:
         FedsiloError: the model cannot be opened, or the site has too few validation rows.

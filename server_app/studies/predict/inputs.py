@@ -219,7 +219,7 @@ def table_schema(model: SiteModel) -> TableSchema:
 def _found(folder: Path) -> dict[str, Path]:
     """Return the files below a folder, sorted by name, without hidden ones and DICOM's index."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is no folder: name one with image files by --images")
+        raise DataError(f"{folder} is not a folder: name one with image files by --images")
     paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     hidden = {name for name in paths if any(part.startswith(".") for part in Path(name).parts)}
     hidden |= {name for name in paths if Path(name).name == "DICOMDIR"}
@@ -245,7 +245,7 @@ def _listed(manifest: Path) -> dict[str, Path]:
         name = row["path"]
         cell = as_cell(name)
         if not name or not name.isprintable() or cell in files:
-            fault = "this is no file's name" if cell not in files else "the file is listed twice"
+            fault = "this is not a file's name" if cell not in files else "the file is listed twice"
             raise DataError(f"{manifest}, line {number}, column 'path': {fault}")
         files[cell] = Path(os.path.normpath(manifest.parent / name))
     if not files:

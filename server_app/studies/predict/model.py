@@ -109,9 +109,9 @@ def open_model(
 
     Args:
         run_dir: the run directory.
-        site: whose model; None: that of all sites, opened at the first whose data are here.
-        data_dir: the data directory; None: the run's own.
-        state_dir: the folder of the site's private state; None: the run directory's.
+        site: whose model, or None for that of all sites, opened at the first whose data are here.
+        data_dir: the data directory, or None for the run's own.
+        state_dir: the folder of the site's private state, or None for the run directory's.
         best: the best round's, where the run has kept it, not the last one's.
 
     Raises:

@@ -34,7 +34,7 @@ _COLUMNS = {
     "predicted": "the class of the largest probability",
     "p.<class>": "probability, at the calibration's temperature if one was applied",
     "entropy": "of the model's own probabilities, the mean over its dropout passes, in nats",
-    "vacuity": "for an evidential model, 0 to 1; 1 is no evidence",
+    "vacuity": "for an evidential model, 0 to 1; 1 means no evidence",
     "weight.<site>": "for a mixture, the router's weight of that site's expert",
     "set": f"classes of the prediction set, '{_SEPARATOR}' between them; it may be empty",
     "truth": "the row's own class, if it is known",
@@ -51,7 +51,7 @@ class Predictions:
     own: Tensor  # (k, classes) float64, the model's own probabilities
     probabilities: Tensor  # the same, at the calibration's temperature if one was applied
     statistics: Mapping[str, Tensor]  # what else the method says about each input, (k,) by name
-    sets: Tensor | None  # (k, classes) bool, the prediction sets; None: none were asked for
+    sets: Tensor | None  # (k, classes) bool, the prediction sets, or None if none were asked for
     document: Mapping[str, Any] = field(default_factory=dict)  # the JSON beside the CSV file
 
     @property
@@ -112,7 +112,7 @@ class Predictions:
 
 
 class _SampleStatistics:
-    """A probe that collects what a method says about each sample beside its probabilities."""
+    """A probe that collects what a method says about each sample apart from its probabilities."""
 
     def __init__(self, of_samples: Callable[[Tensor], dict[str, Tensor]]) -> None:
         self._of_samples = of_samples
@@ -123,7 +123,7 @@ class _SampleStatistics:
         self._parts.append(self._of_samples(tokens))
 
     def values(self) -> dict[str, float]:
-        """Return nothing: it says nothing about the split as a whole."""
+        """Return nothing: it says nothing about all of the split."""
         return {}
 
     def columns(self) -> dict[str, Tensor]:
@@ -133,7 +133,7 @@ class _SampleStatistics:
 
 
 def predict(request: PredictRequest, watch: Watch = lambda done, total: None) -> Predictions:
-    """Predict what a request names; if it names a file, write it and the JSON beside it.
+    """Predict what a request names; if it names a file, write it and the JSON next to it.
 
     Raises:
         FedsiloError: the model or the inputs cannot be opened, or the output exists already; then

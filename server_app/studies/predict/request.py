@@ -14,17 +14,17 @@ class PredictRequest:
     """One call of ``predict``, with one of ``images``, ``manifest``, ``table`` and ``split``."""
 
     run_dir: Path
-    site: str | None = None  # whose model; None: the model of all sites
+    site: str | None = None  # whose model, or None for the model of all sites
     images: Path | None = None  # a folder of image files
     manifest: Path | None = None  # a CSV file whose column "path" names image files
     table: Path | None = None  # a CSV, Excel or Parquet file of rows, with or without labels
     id: str | None = None  # the column of the table that says which patient a row is of
     split: str | None = None  # train, val or test of the site's own data
-    out: Path | None = None  # the CSV file to write, which must not exist; None: write none
-    coverage: float | None = None  # of the prediction sets, between 0 and 1; None: no sets
-    calibration: Path | None = None  # from ``calibrate``; None: the run directory's, for coverage
+    out: Path | None = None  # the CSV file to write, which must not exist, or None to write none
+    coverage: float | None = None  # of the prediction sets, between 0 and 1, or None for no sets
+    calibration: Path | None = None  # from ``calibrate``, or None for the run directory's
     data_dir: Path | None = None  # None: the run's
-    state_dir: Path | None = None  # the site's private state; None: the run directory's
+    state_dir: Path | None = None  # the site's private state, or None for the run directory's
     best: bool = False  # the best round's model, not the last one's
 
     def check(self) -> None:
@@ -45,7 +45,7 @@ class PredictRequest:
 
 
 def document_path(out: Path) -> Path:
-    """Return the path of the JSON beside a file of predictions."""
+    """Return the path of the JSON next to a file of predictions."""
     return out.with_name(f"{out.name}.json")
 
 

@@ -1,4 +1,4 @@
-"""A paper's numbers beside a run, if the run is in the setting that the paper measured.
+"""A paper's numbers next to a run's, if the run is in the setting that the paper measured.
 
 Each YAML file here holds a paper's tables. ``names`` maps the paper's name of a method to the
 settings that make a run of it. ``conditions`` are what a run must have for a row to be shown; a
@@ -43,7 +43,7 @@ class Conditions:
     """What a run must have for a row to be shown.
 
     Attributes:
-        settings: key -> the values that it may have; a key that the run lacks is no condition.
+        settings: key -> the values that it may have; a key that the run lacks is not a condition.
         at_least: key -> the least value that it may have.
         files: keys that must name a file.
         sites: the sites that must take part, and no others; any if empty.

@@ -28,15 +28,15 @@ def survey(
     supernodes: int | None = None,
     name: str | None = None,
 ) -> Path:
-    """Ask an experiment's sites about their data, and return the page; survey.json is beside it.
+    """Ask an experiment's sites about their data, and return the page; survey.json is next to it.
 
     Args:
         experiment: decides which data set, and how it is cut.
         sources: where its settings come from.
         say: gets a line for each answer and each command.
-        deployment: whose hospitals are asked; None: simulated sites.
-        supernodes: how many simulated sites; None: the experiment's.
-        name: of the run directory; None: experiment and time.
+        deployment: whose hospitals are asked, or None for simulated sites.
+        supernodes: how many simulated sites, or None for the experiment's.
+        name: of the run directory, or None for experiment and time.
 
     Raises:
         FedsiloError: no site answers, or the request cannot be met.

@@ -108,7 +108,7 @@ def _distances(document: SurveyDocument) -> Iterator[Block]:
     if not labels and not features:
         yield Text(["There are no two sites with counts to compare."])
     if labels:
-        note = f"Of training samples. {_DISTANCE}"
+        note = f"Measured on training samples. {_DISTANCE}"
         yield Table("Labels", ("sites", "distance"), [_pair(one) for one in labels], note)
     if features:
         rows = [(one.feature, *_pair(one)) for one in features[:_WORST]]

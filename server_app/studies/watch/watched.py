@@ -83,7 +83,7 @@ def look_at(folder: Path) -> Watched:
     """Return what a run directory says now.
 
     Raises:
-        RunDirectoryError: it is no run directory, or of another version of fedsilo.
+        RunDirectoryError: it is not a run directory, or of another version of fedsilo.
     """
     folder = folder.expanduser().resolve()
     progress = read_progress(folder) if folder.is_dir() else None
@@ -105,7 +105,7 @@ def newest_run(runs: Path) -> Path | None:
 def _why_none(folder: Path) -> str:
     if not folder.is_dir():
         return f"there is no run directory {folder}: name one, or a deployment by --deployment"
-    return f"{folder} has no {FILE}: it is no run directory; name one, or --deployment DIR"
+    return f"{folder} has no {FILE}: it is not a run directory; name one, or --deployment DIR"
 
 
 def phase_text(progress: Progress) -> str:

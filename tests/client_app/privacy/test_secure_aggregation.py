@@ -95,9 +95,9 @@ def test_a_round_that_is_begun_again_opens_no_other_sum(ready: Round) -> None:
     ready.begin()
     with pytest.raises(RefusedError, match=r"the sum of a, b, c was opened .* same sites answer"):
         ready.masked("a", [0.5, 0.5], sites=["a", "b", "d"])
-    with pytest.raises(RefusedError, match="what this site weighed in it was another"):
+    with pytest.raises(RefusedError, match="what this site weighted in it was another"):
         ready.masked("a", [0.5, 0.25])
-    with pytest.raises(RefusedError, match="what this site weighed in it was another"):
+    with pytest.raises(RefusedError, match="what this site weighted in it was another"):
         ready.masked("a", [0.5, 0.5], samples=9)
     ready.all_masked()
     with pytest.raises(RefusedError, match="the sum of a, b, c was opened in this round before"):
@@ -140,7 +140,7 @@ def test_sums_of_few_sites_are_refused(ready: Round) -> None:
             "the keys under this site's name are not its own",
         ),
         ({"signatures": [b"x"] * 4}, "the signature of site a does not fit its keys"),
-        ({"publics": [b"x"] * 4}, "a public key that came is none of OpenSSH's form"),
+        ({"publics": [b"x"] * 4}, "a received public key is not one of OpenSSH's form"),
     ],
 )
 def test_shared_refuses_keys_that_cannot_be_of_four_sites(

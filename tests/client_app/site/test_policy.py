@@ -420,7 +420,7 @@ def test_every_consent_that_a_method_asks_for_is_a_key_of_the_file(
     [
         ("", "cannot be used: it is empty"),
         ("# only this\n", "cannot be used: it is empty"),
-        ("- fedavg\n", "it is no list of 'key: value'"),
+        ("- fedavg\n", "it is not a list of 'key: value'"),
         ("methods: [\n", "it is no valid YAML (line 2)"),
         ("methods: ['*']\ndatasets: ['*']\n", "it lacks 'records': list what is allowed"),
         ("method: [fedavg]\n", "unknown setting 'method'; did you mean 'methods'?"),

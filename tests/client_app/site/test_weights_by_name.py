@@ -36,10 +36,10 @@ def _node(tmp_path: Path, weights: str, **node: Value) -> Context:
     "named", ["/etc/passwd", "../secret.safetensors", "a/b.safetensors", "x.pt"]
 )
 def test_a_server_cannot_name_a_path_at_a_hospital(tmp_path: Path, named: str) -> None:
-    with pytest.raises(SettingError, match=r"is no plain name of a \.safetensors file"):
+    with pytest.raises(SettingError, match=r"is not a plain name of a \.safetensors file"):
         site_settings(_node(tmp_path, named))
     reply = app(Message(RecordDict(), 1001, HELLO), _node(tmp_path, named))
-    assert "is no plain name" in (reply.error.reason or "")
+    assert "is not a plain name" in (reply.error.reason or "")
 
 
 def test_a_plain_name_is_looked_for_in_the_cache_only(tmp_path: Path) -> None:

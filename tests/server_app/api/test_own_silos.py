@@ -221,7 +221,7 @@ def test_data_that_cannot_be_used_are_refused_in_a_line_before_a_run_begins(
 
 
 def test_a_network_that_sites_cannot_build_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="network is no name and no function or class"):
+    with pytest.raises(SettingError, match="network is neither a name nor a function or class"):
         run_of(tmp_path, frames(), label="ill", network=lambda: None)
     of_script = type("Net", (), {"__module__": "__main__"})
     with pytest.raises(SettingError, match=r"network 'Net' is defined in the script that runs"):

@@ -63,7 +63,7 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         (["fetch", "digits", "--data-dir", "x"], "nothing to fetch"),
         # By Ray, which takes half a minute to start and did not
         (["simulate", "fedavg-mnist-cpu", "--set", "data-dir=/nowhere"], "ubyte.gz is missing in"),
-        (["resume", "nowhere"], "is no run directory"),
+        (["resume", "nowhere"], "is not a run directory"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(

@@ -127,7 +127,7 @@ def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(b"\xff\xfe\x00rounds")
     for read in (read_toml, read_experiments):
-        with pytest.raises(SettingError, match=r"x\.toml is no valid"):
+        with pytest.raises(SettingError, match=r"x\.toml is not? valid"):
             read(path)
 
 

@@ -102,7 +102,7 @@ def test_the_registry_binds_each_name_to_its_key_and_the_server_reads_it(
     done = subprocess.run(said, capture_output=True, text=True, check=True)
     assert json.loads(planned.registry.read_text())["west"]["key"] == done.stdout.split()[1]
     (planned.secrets / "west.pub").write_text("no key")
-    with pytest.raises(DeploymentError, match=r"west\.pub is no public key of OpenSSH form"):
+    with pytest.raises(DeploymentError, match=r"west\.pub is not a public key of OpenSSH form"):
         registered.write_registry()
 
 

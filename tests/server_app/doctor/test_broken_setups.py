@@ -312,7 +312,7 @@ SERVERS = {
         _listening("fleet", "127.0.0.1:{}"), "fleet port", "is taken by process", "another port"
     ),
     "control port open": Broken(
-        *(_options(control="0.0.0.0:8000"), "control port", "whoever reaches it", "--host"),
+        *(_options(control="0.0.0.0:8000"), "control port", "anyone there could start", "--host"),
     ),
     "database that is none": Broken(
         _write("superlink.db", "hello, I am a text"), "database", "no SQLite", "another file"

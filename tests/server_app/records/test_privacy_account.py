@@ -91,7 +91,7 @@ def test_the_guarantee_is_of_the_site_that_spent_most(simulated: bool) -> None:
 
 def test_the_guarantee_of_a_trusted_server_names_what_it_does_not_bound() -> None:
     found = hook_of(trust="server").guarantee(participants(False, "a"))
-    assert "beside weights, class means and prototypes has no noise" in found["of"]
+    assert "in addition to weights, class means and prototypes has no noise" in found["of"]
 
 
 def test_privacy_json_has_the_epsilon_or_the_words() -> None:

@@ -67,7 +67,7 @@ def test_an_oracle_over_real_sites_is_refused(participants: Participants, real: 
         for site, found in participants.facts.items()
     }
     strategy = Mix(CommonSettings(silos=3), NoSettings(), Participants(facts, participants.nodes))
-    with pytest.raises(SettingError, match=rf"{', '.join(real)} are no simulated sites"):
+    with pytest.raises(SettingError, match=rf"{', '.join(real)} are not simulated sites"):
         strategy.initial_state()
 
 

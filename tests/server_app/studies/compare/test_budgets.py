@@ -53,7 +53,7 @@ def test_rows_of_an_earlier_version_took_steps_that_nobody_told(tmp_path: Path) 
         '{"rounds": 4, "bytes": {"down": 1, "up": 1}, "seconds": {"total": 1}}'
     )
     old = Budget("digits", GIVEN, 3).taken([FinishedRun(tmp_path)] * 2)
-    assert old.cells()[1:3] == ["not told", "not told"]
+    assert old.cells()[1:3] == ["unknown", "unknown"]
     assert Budgets({"a": EQUAL, "b": old}).unlike() == {}
 
 

@@ -113,7 +113,7 @@ def test_each_image_has_a_mask_of_its_own(
     [
         ("classification", ["--images", "new"], "holds a classifier that was fine-tuned"),
         ("segmentation", ["--split", "test"], "no images are named: give --images"),
-        ("segmentation", ["--images", "new/more/none"], "is no folder"),
+        ("segmentation", ["--images", "new/more/none"], "is not a folder"),
     ],
 )
 def test_what_has_no_masks_is_told_in_a_line(

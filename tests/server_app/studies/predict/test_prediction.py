@@ -212,7 +212,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
         ),
         ("fedavg", "--split test --site nobody", "there is no site 'nobody'"),
         ("fedavg", "--split test --id patient", "--id 'patient' is a column of a table: give"),
-        ("fedavg", "--images nowhere", "nowhere is no folder"),
+        ("fedavg", "--images nowhere", "nowhere is not a folder"),
         ("fedavg", "--table x.csv", "data set 'digits' is images: give files by --images"),
         ("table", "--images .", "data set 'heart-synthetic' is a table: give rows by --table"),
         ("table", "--table nowhere.csv", "nowhere.csv cannot be read"),

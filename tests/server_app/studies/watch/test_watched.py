@@ -87,7 +87,7 @@ def test_an_end_is_told_and_no_time_is_left(tmp_path: Path, state: str, told: st
 def test_what_is_no_run_directory_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="there is no run directory"):
         look_at(tmp_path / "nowhere")
-    with pytest.raises(RunDirectoryError, match="it is no run directory"):
+    with pytest.raises(RunDirectoryError, match="it is not a run directory"):
         look_at(tmp_path)
 
 
