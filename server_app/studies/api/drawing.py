@@ -178,13 +178,14 @@ def report(
     audit_log: AnyPath | None = None,
     site_file: AnyPath | None = None,
     overwrite: bool = False,
-) -> Path:
-    """Write a page about finished runs."""
+    pdf: bool = False,
+) -> list[Path]:
+    """Write a page about finished runs; return the files."""
     from fedsilo.server_app.studies.report.report import ReportOptions, write_report
 
     asked = ReportOptions(reader=reader, audit_log=path_of(audit_log), site_file=path_of(site_file))
     runs = folders_of(run_dirs)
-    return write_report(runs, Path(out), asked, overwrite=overwrite)
+    return write_report(runs, Path(out), asked, overwrite=overwrite, pdf=pdf)
 
 
 def parse_rows(text: str) -> list[int]:

@@ -9,8 +9,9 @@ from typing import Any
 
 from fedsilo.models.maths.intervals import Interval, of_auc, wilson
 from fedsilo.models.maths.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
-from fedsilo.server_app.studies.report.numbers import NONE, counted, share, with_interval
-from fedsilo.server_app.studies.report.page import Picture
+from fedsilo.server_app.studies.report.headline import head_of
+from fedsilo.server_app.studies.report.numbers import NONE, share, with_interval
+from fedsilo.server_app.studies.report.page import Picture, Section
 from fedsilo.server_app.studies.report.pictures import Estimate, Point, certainty, estimates
 from fedsilo.server_app.studies.report.runs import ReportedRun, taking_part
 
@@ -29,40 +30,48 @@ _DRAWN_CLASSES = 6
 Figures = Mapping[str, Mapping[str, float]]
 
 
-def clinic_data(run: ReportedRun) -> dict[str, Any]:
-    """Return what ``clinic.html`` says of a run."""
+def clinic_data(run: ReportedRun, extra: Sequence[Section] = ()) -> dict[str, Any]:
+    """Return what ``clinic.html`` says of a run, with sections made where the data are."""
     figures = final_figures(run)
     outcomes = {
-        site: class_outcomes(by_name, run.class_names(site), _test_counts(run, site))
+        site: class_outcomes(by_name, run.class_names(site), *_test_counts(run, site))
         for site, by_name in figures.items()
+        if _test_counts(run, site)[0]
     }
     return {
         **taking_part(run),
+        "head": head_of(run),
+        "extra": extra,
+        "withheld": ", ".join(run.run.withheld),
         **_overall(run, figures),
-        **_by_class(run.name, outcomes),
-        **_certainty(run.name, figures),
+        **_by_class(run, outcomes),
+        **_certainty(run, figures),
     }
 
 
-def _test_counts(run: ReportedRun, site: str) -> list[int]:
-    return [int(count) for count in run.run.silos[site]["label_counts"].get("test", [])]
+def _test_counts(run: ReportedRun, site: str) -> tuple[list[int | None], int]:
+    """Return a site's test samples by class, hidden ones as None, and how many they are."""
+    known = run.run.silos.get(site, {"label_counts": {}, "sizes": {}})
+    return known["label_counts"].get("test", []), known["sizes"].get("test") or 0
 
 
 def _overall(run: ReportedRun, figures: Figures) -> dict[str, Any]:
     rows, drawn = [], dict[str, Estimate]()
     for site, by_name in figures.items():
-        samples, accuracy = sum(_test_counts(run, site)), by_name.get("accuracy")
+        samples, accuracy = _test_counts(run, site)[1], by_name.get("accuracy")
         interval = _accuracy_interval(accuracy, samples)
         others = (share(by_name.get(name)) for name in ("balanced-accuracy", "auc"))
-        rows.append([site, f"{samples:,}", with_interval(accuracy, interval), *others])
+        size = f"{samples:,}" if samples else NONE
+        rows.append([site, size, with_interval(accuracy, interval), *others])
         if accuracy is not None:
             drawn[site] = Estimate(accuracy, interval)
     if not rows:
         return {"overall": rows}
     alt = "; ".join(f"{row[0]}: {row[2]}, {row[1]} samples" for row in rows if row[0] in drawn)
-    svg = estimates(_id(run.name, "accuracy"), {"accuracy": drawn}, "accuracy on test samples")
+    label = f"share of test {run.noun(2)} that is right"
+    svg = estimates(_id(run.name, "accuracy"), {"accuracy": drawn}, label)
     picture = Picture(svg, f"Accuracy by site. {alt}.", "Accuracy by site, 95 % intervals.")
-    return {"overall": rows, "accuracy": picture}
+    return {"overall": rows, "accuracy": [picture] if drawn else []}
 
 
 def _accuracy_interval(accuracy: float | None, samples: int) -> Interval | None:
@@ -71,15 +80,15 @@ def _accuracy_interval(accuracy: float | None, samples: int) -> Interval | None:
     return wilson(min(samples, max(0, round(accuracy * samples))), samples)
 
 
-def _by_class(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> dict[str, Any]:
+def _by_class(run: ReportedRun, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> dict[str, Any]:
     known = [o for by_class in outcomes.values() for o in by_class]
     if not any(o.right is not None or o.false is not None for o in known):
         return {"classes": []}
-    tables = [_class_table(site, by_class) for site, by_class in outcomes.items()]
-    return {"classes": tables, "class_pictures": [*_class_pictures(run, outcomes)]}
+    tables = [_class_table(run, site, by_class) for site, by_class in outcomes.items() if by_class]
+    return {"classes": tables, "class_pictures": [*_class_pictures(run.name, outcomes)]}
 
 
-def _class_table(site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
+def _class_table(run: ReportedRun, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
     rows = [
         [
             outcome.name,
@@ -91,9 +100,13 @@ def _class_table(site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
         ]
         for outcome in by_class
     ]
-    samples = counted(sum(o.samples for o in by_class), "test sample")
+    samples = _test_counts(run, site)[1]
     hidden = any(NONE in row for row in rows)
-    return {"caption": f"{site}, {samples}", "rows": rows, "hidden": hidden}
+    return {
+        "caption": f"{site}, {samples:,} test {run.noun(samples)}",
+        "rows": rows,
+        "hidden": hidden,
+    }
 
 
 def _class_pictures(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> Iterator[Picture]:
@@ -120,19 +133,24 @@ def _class_pictures(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) ->
             yield Picture(svg, alt, f"Class {name}: by site.")
 
 
-def _certainty(run: str, figures: Figures) -> dict[str, Any]:
+def _certainty(run: ReportedRun, figures: Figures) -> dict[str, Any]:
     families = {
         CONFIDENCE: ("reliability", "confidence: the largest probability"),
         UNCERTAINTY: ("uncertainty", "uncertainty"),
         "certainty": ("vacuity", "vacuity (1: no evidence)"),
     }
-    found = {family: bins(figures.values(), family) for family in families}
+    floor = run.run.floor
+    found = {family: merged(bins(figures.values(), family), floor) for family in families}
     return {
         "confidence": _bin_rows(found[CONFIDENCE]),
         "uncertainty": _bin_rows(found[UNCERTAINTY]),
-        "calibration": [[site, share(f.get("calibration-error"))] for site, f in figures.items()],
+        "calibration": [
+            [site, share(f["calibration-error"])]
+            for site, f in figures.items()
+            if "calibration-error" in f
+        ],
         "diagrams": [
-            _diagram(_id(run, name), found[family], label, diagonal=family == CONFIDENCE)
+            _diagram(_id(run.name, name), found[family], label, diagonal=family == CONFIDENCE)
             for family, (name, label) in families.items()
             if found[CONFIDENCE] and (found[family] or family == UNCERTAINTY)
         ],
@@ -221,14 +239,15 @@ def final_figures(run: ReportedRun) -> dict[str, dict[str, float]]:
 
 
 def class_outcomes(
-    figures: Mapping[str, float], names: Sequence[str], counts: Sequence[int]
+    figures: Mapping[str, float], names: Sequence[str], counts: Sequence[int | None], total: int
 ) -> list[ClassOutcome]:
-    """Return a site's classes of which it has test samples.
+    """Return a site's classes of which it has test samples whose number may be shown.
 
     Args:
         figures: the site's of ``final_figures``.
         names: of the classes.
-        counts: test samples of each class.
+        counts: test samples of each class, None where hidden.
+        total: test samples of all classes.
     """
     outcomes = []
     for label, (name, samples) in enumerate(zip(names, counts, strict=True)):
@@ -236,7 +255,7 @@ def class_outcomes(
             figures.get(f"{CLASS}.{label}.{part}") for part in ("right", "false", "auc")
         )
         if samples:
-            others = sum(counts) - samples
+            others = total - samples
             # A hospital rounds what it reports, so that a count may exceed its samples
             found = None if right is None else min(int(right), samples)
             wrong = None if false is None else min(int(false), others)
@@ -256,3 +275,23 @@ def bins(figures: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
                 n, k, weighted = total.get(int(place), (0, 0, 0.0))
                 total[int(place)] = (n + int(count), k + int(right), weighted + count * mean)
     return [Bin(n, min(k, n), w / n) for _, (n, k, w) in sorted(total.items())]
+
+
+def merged(found: Sequence[Bin], floor: int) -> list[Bin]:
+    """Return bins of at least ``floor`` samples: smaller ones are merged with the next."""
+    kept: list[Bin] = []
+    waiting = Bin(0, 0, 0.0)
+    for one in found:
+        waiting = _together(waiting, one)
+        if waiting.count >= floor:
+            kept.append(waiting)
+            waiting = Bin(0, 0, 0.0)
+    if waiting.count and kept:
+        kept.append(_together(kept.pop(), waiting))
+    return kept
+
+
+def _together(one: Bin, other: Bin) -> Bin:
+    count = one.count + other.count
+    mean = (one.count * one.mean + other.count * other.mean) / count
+    return Bin(count, one.right + other.right, mean)

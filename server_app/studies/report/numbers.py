@@ -10,6 +10,11 @@ def share(value: float | None) -> str:
     return NONE if value is None else f"{value:.3f}"
 
 
+def percent(value: float) -> str:
+    """Return a share in percent: ``81.2 %``."""
+    return f"{100 * value:.1f} %"
+
+
 def with_interval(value: float | None, interval: Interval | None) -> str:
     """Return a figure with its interval: ``0.812 (0.730 to 0.873)``."""
     if value is None or interval is None:
@@ -20,3 +25,8 @@ def with_interval(value: float | None, interval: Interval | None) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 site``, ``4 sites``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def floored(count: int | None, floor: int) -> str:
+    """Return a count of patients, or that it is below the floor."""
+    return f"< {floor}" if count is None else f"{count:,}"

@@ -3,9 +3,42 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import SettingError, needs_extra
+
+
+def write_page(
+    out: Path, page: Callable[[], str], *, overwrite: bool = False, pdf: bool = False
+) -> list[Path]:
+    """Write a page, and with ``pdf`` the same as PDF beside it; return the files.
+
+    Args:
+        out: the HTML file.
+        page: makes the page, once the files are known to be free.
+        overwrite: whether files may be replaced.
+        pdf: whether a PDF is wanted, too.
+
+    Raises:
+        SettingError: a file is a folder or exists, or the extra 'pdf' is missing; then nothing is
+            written.
+    """
+    paths = [out, out.with_suffix(".pdf")] if pdf else [out]
+    for path in paths:
+        if path.is_dir():
+            raise SettingError(f"{path} is a folder: name a file, such as {path / 'report.html'}")
+        if path.exists() and not overwrite:
+            raise SettingError(f"{path} exists: choose another --out, or say --overwrite")
+    if pdf:
+        _weasyprint()
+    html = page()
+    contents: list[str | bytes] = [html, pdf_of(html)] if pdf else [html]
+    for path, content in zip(paths, contents, strict=True):
+        write_atomically(path, content)
+    return paths
 
 
 def pdf_of(html: str) -> bytes:

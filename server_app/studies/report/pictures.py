@@ -1,4 +1,4 @@
-"""The pictures of a report: small enough for a phone, readable without colour."""
+"""The pictures of a report: small enough for a phone, in colours that differ in grey and by marker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedsilo.models.figures.palette import BLACK, GREY, LineStyle
+from fedsilo.models.figures.palette import BLUE, CATEGORIES, GREY, LineStyle
 from fedsilo.models.maths.intervals import Interval
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def estimates(
             places,
             xerr=_reach(list(figures.values())),
             fmt="os^D"[number % 4],
-            color=BLACK,
-            markerfacecolor=BLACK if number == 0 else "white",
+            color=CATEGORIES[number % len(CATEGORIES)],
+            markerfacecolor="white" if number else CATEGORIES[0],
             markersize=6,
             capsize=3,
             elinewidth=1.2,
@@ -118,7 +118,7 @@ def certainty(name: str, points: Sequence[Point], label: str, *, diagonal: bool)
         [point.y for point in points],
         yerr=_reach([Estimate(point.y, point.interval) for point in points]),
         fmt="o-",
-        color=BLACK,
+        color=BLUE,
         markersize=5,
         capsize=3,
         linewidth=1,

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.report.clinic import INTERVALS, TITLE, WARNING, clinic_data
 from fedsilo.server_app.studies.report.dpo import dpo_data, site_file_data
 from fedsilo.server_app.studies.report.hospital_files import read_audit_log, read_own_site_file
 from fedsilo.server_app.studies.report.page import rendered
+from fedsilo.server_app.studies.report.pdf import write_page
 from fedsilo.server_app.studies.report.research import research_data
 from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
 
@@ -80,21 +80,22 @@ def report(folders: Sequence[Path], options: ReportOptions) -> str:
 
 
 def write_report(
-    folders: Sequence[Path], out: Path, options: ReportOptions, *, overwrite: bool = False
-) -> Path:
-    """Write the report, completely or not at all; return its path.
+    folders: Sequence[Path],
+    out: Path,
+    options: ReportOptions,
+    *,
+    overwrite: bool = False,
+    pdf: bool = False,
+) -> list[Path]:
+    """Write the report, with ``pdf`` also as a PDF beside it; return the files.
 
     Raises:
-        SettingError: ``out`` exists and is not to be overwritten, or is a folder.
+        SettingError: a file exists and is not to be overwritten, or is a folder; the extra 'pdf' is
+            missing.
         FedsiloError: as ``report``.
     """
     options.check()
-    if out.is_dir():
-        raise SettingError(f"{out} is a folder: name a file, such as {out / 'report.html'}")
-    if out.exists() and not overwrite:
-        raise SettingError(f"{out} exists: choose another --out, or say --overwrite")
-    write_atomically(out, report(folders, options))
-    return out
+    return write_page(out, lambda: report(folders, options), overwrite=overwrite, pdf=pdf)
 
 
 def _data(runs: Sequence[ReportedRun], options: ReportOptions) -> dict[str, Any]:

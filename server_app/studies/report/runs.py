@@ -7,11 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.datasets.registry import data_set
+from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.server_app.studies.compare.over_setting import finished_runs, read_run
-from fedsilo.server_app.studies.finished_run import FinishedRun
-from fedsilo.server_app.studies.report.numbers import counted
+from fedsilo.server_app.studies.report.numbers import counted, floored
+from fedsilo.server_app.studies.report.shown import ShownRun
 
 _SEEDS = keys_with(CommonSettings, "seed")
 
@@ -23,12 +24,12 @@ class ReportedRun:
     No absolute path is among them: the page does not depend on the run's place.
 
     Attributes:
-        run: its files.
+        run: its files, without what a page must not show.
         name: of the run, one in its page.
         experiment: of the runs that differ in their seed alone.
     """
 
-    run: FinishedRun
+    run: ShownRun
     name: str
     experiment: str
 
@@ -52,6 +53,25 @@ class ReportedRun:
         """Whether its sites were simulated: a hospital says by which software it takes part."""
         return not any("software" in facts for facts in self.run.silos.values())
 
+    @property
+    def trust(self) -> str:
+        """The level of trust that it was made for."""
+        return str(self.summary["privacy"]["trust"]["level"])
+
+    def figures(self, site: str) -> Mapping[str, float]:
+        """Return a site's final test figures that may be shown."""
+        found: Mapping[str, float] = self.summary["sites"].get(site, {})
+        return found
+
+    def noun(self, number: int) -> str:
+        """Return what a sample is: a row of a table is a patient."""
+        one = "patient" if data_set(str(self.summary["dataset"])).is_table else "image"
+        return one if number == 1 else f"{one}s"
+
+    def all_classes(self) -> list[str]:
+        """Return the names of the classes at the first site."""
+        return self.class_names(next(iter(self.run.silos)))
+
     def class_names(self, site: str) -> list[str]:
         """Return the names of a site's classes, numbers where the data set has none."""
         facts = self.run.silos[site]
@@ -68,7 +88,7 @@ def reported_runs(folders: Sequence[Path]) -> list[ReportedRun]:
     found = finished_runs(folders)
     names = _names([run.path.resolve() for run in found])
     runs = [
-        ReportedRun(run, name, read_run(run, "test").line)
+        ReportedRun(ShownRun(run.path), name, read_run(run, "test").line)
         for run, name in zip(found, names, strict=True)
     ]
     by_experiment: dict[str, list[ReportedRun]] = {}
@@ -104,31 +124,37 @@ def _differ_by_seed(runs: Sequence[ReportedRun]) -> bool:
     return len(seeds) == len(runs) and all(settings == without[0] for settings in without)
 
 
-_SPLITS = ("train", "val", "test")
+_SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 _MANY_CLASSES = 8  # a table of more columns cannot be read
 
 
 def taking_part(run: ReportedRun) -> dict[str, Any]:
     """Return what ``sites.html`` says of a run."""
-    silos, failed = run.run.silos, run.summary["failures"]
-    names = run.class_names(next(iter(silos)))
+    silos, failed, floor = run.run.silos, run.summary["failures"], run.run.floor
+    names = run.all_classes()
+    splits = [s for s in _SPLIT_NAMES if any(facts["sizes"].get(s) for facts in silos.values())]
+    told = run.trust == SERVER  # how many were left out
     return {
         "name": run.name,
         "site_count": counted(len(silos), "site"),
         "simulated": run.simulated,
+        "noun": run.noun(2),
+        "floor": floor,
+        "splits": [*(_SPLIT_NAMES[split] for split in splits), *(["left out"] if told else [])],
         "sizes": [
             [
                 site,
-                *(f"{facts['sizes'].get(split, 0):,}" for split in _SPLITS),
-                f"{facts['dropped']:,}",
+                *(floored(facts["sizes"].get(split), floor) for split in splits),
+                *([floored(facts["dropped"], floor)] if told else []),
             ]
             for site, facts in silos.items()
+            if splits
         ],
         "class_names": names,
         "by_class": [
-            [site, *(f"{count:,}" for count in facts["label_counts"].get("test", []))]
+            [site, *(floored(count, floor) for count in counts)]
             for site, facts in silos.items()
-            if len(names) <= _MANY_CLASSES
+            if len(names) <= _MANY_CLASSES and (counts := facts["label_counts"].get("test"))
         ],
         "stopped": run.summary["stopped"],
         "failed": [[str(f["round"]), f["phase"], f["site"], f["reason"]] for f in failed],

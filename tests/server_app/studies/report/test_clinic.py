@@ -18,7 +18,7 @@ FIGURES = {
 
 
 def test_sensitivity_and_specificity_are_shares_of_the_class_and_of_the_others() -> None:
-    healthy, ill = class_outcomes(FIGURES, ["healthy", "ill", "unseen"], [10, 4, 0])
+    healthy, ill = class_outcomes(FIGURES, ["healthy", "ill", "unseen"], [10, 4, None], 14)
     assert (healthy.samples, healthy.others) == (10, 4)
     sensitivity, specificity, area = healthy.sensitivity(), healthy.specificity(), healthy.area()
     assert sensitivity is not None
@@ -31,7 +31,7 @@ def test_sensitivity_and_specificity_are_shares_of_the_class_and_of_the_others()
 
 
 def test_a_rounded_count_is_never_more_than_there_are() -> None:
-    (one, _) = class_outcomes({"class.0.right": 1240.0}, ["a", "b"], [1236, 5])
+    (one, _) = class_outcomes({"class.0.right": 1240.0}, ["a", "b"], [1236, 5], 1241)
     assert one.right == 1236
 
 

@@ -1,0 +1,198 @@
+"""A finished run as a page may show it: no figure of few patients, nor one that gives it away.
+
+With the floor f, the run's 'sums-min-count':
+
+- a count below f is not shown, a true zero too; if one class's count follows from the total, that
+  of another class is hidden as well (``client_app.summary.suppression``);
+- of a split of fewer than f samples nothing is shown;
+- balanced accuracy, AUC and average precision rest on every class: they are shown only where each
+  class has f samples;
+- by class, only figures of classes whose count is shown;
+- accuracy is shown where it leaves open how many of the hidden classes' samples are right: if none
+  or one of them is right, or wrong, it is hidden, and so are the site's counts by certainty, whose
+  sum is the same number.
+
+Beside the floor, a page shows of a run at 'trust: nobody' only what such a hospital would send.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from fedsilo.client_app.summary.suppression import at_least, suppressed
+from fedsilo.models.contract.settings import NOBODY
+from fedsilo.models.maths.outcome_counts import CLASS
+from fedsilo.server_app.records.summary import by_distribution, means
+from fedsilo.server_app.studies.finished_run import Document, FinishedRun, Rows
+
+_OVER_CLASSES = ("balanced-accuracy", "auc", "average-precision")
+_OF_NOBODY = ("accuracy", "loss", "entropy")  # ``records.summary.BY_TRUST``
+_OTHERS_MODELS = re.compile(r"^(trained|own)-|-from-.*$")
+Counts = Sequence[int | None]
+Values = Mapping[str, Mapping[str, float]]
+
+
+class ShownRun(FinishedRun):
+    """A finished run without what its pages must not show."""
+
+    @cached_property
+    def whole(self) -> FinishedRun:
+        """All that the run directory has."""
+        return FinishedRun(self.path)
+
+    @cached_property
+    def floor(self) -> int:
+        """The fewest patients that a figure may rest on."""
+        return self.settings.common.sums_min_count
+
+    @cached_property
+    def silos(self) -> Document:
+        """``silos.json``; a hidden count is None."""
+        return {
+            site: {
+                **facts,
+                "sizes": {split: at_least(n, self.floor) for split, n in facts["sizes"].items()},
+                "label_counts": {
+                    split: self._counts(site, split) or [] for split in facts["label_counts"]
+                },
+                "dropped": at_least(facts["dropped"], self.floor),
+            }
+            for site, facts in self.whole.silos.items()
+        }
+
+    @cached_property
+    def metrics(self) -> Rows:
+        """The rows of ``metrics.csv`` that may be shown."""
+        return [row for row in self.whole.metrics if self._shows_row(row)]
+
+    @cached_property
+    def summary(self) -> Document:
+        """``summary.json``; means are over the sites whose figure may be shown."""
+        whole = self.whole.summary
+        test = self._of_summary({s: dict(row) for s, row in whole["sites"].items()}, "test")
+        validation = self._of_summary(self._last("val"), "val")
+        return {
+            **whole,
+            "sites": test,
+            **self._means(whole, whole["sites"], test),
+            "validation": self._means(whole["validation"], self._last("val"), validation),
+        }
+
+    @cached_property
+    def withheld(self) -> list[str]:
+        """Sites of whose test samples some figure is not shown because of the floor."""
+        return [site for site in self.silos if self._hidden(site, "test") != frozenset()]
+
+    def _last(self, split: str) -> dict[str, dict[str, float]]:
+        """Return site -> metric -> value of the last round, hidden ones too."""
+        last, values = str(self.whole.summary["rounds"]), dict[str, dict[str, float]]()
+        for row in self.whole.metrics:
+            if row["round"] == last and row["split"] == split:
+                values.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
+        return values
+
+    def _of_summary(self, values: Values, split: str) -> dict[str, dict[str, float]]:
+        last = int(self.whole.summary["rounds"])
+        return {
+            site: {m: v for m, v in row.items() if self._shows(last, site, split, m, v)}
+            for site, row in values.items()
+        }
+
+    def _means(self, recorded: Document, all_: Values, shown: Values) -> dict[str, Any]:
+        """Return mean and distributions; those over sites that are all shown as recorded."""
+        if shown == all_:
+            return {key: recorded[key] for key in ("mean", "distributions")}
+        groups = {site: str(facts["distribution"]) for site, facts in self.whole.silos.items()}
+        return {"mean": means(shown), "distributions": by_distribution(shown, groups)}
+
+    @cached_property
+    def _by_split(self) -> dict[tuple[str, str], Counts | None]:
+        return {
+            (site, split): self._suppressed(site, split, counts)
+            for site, facts in self.whole.silos.items()
+            for split, counts in facts["label_counts"].items()
+        }
+
+    def _suppressed(self, site: str, split: str, counts: Sequence[int]) -> Counts | None:
+        """Return a split's counts by class, hidden ones as None; None if there are too few."""
+        if sum(counts) < self.floor:
+            return None
+        # The same data hide the same classes in every run, by what no page shows
+        facts = json.dumps(self.whole.silos[site]["fingerprints"], sort_keys=True)
+        secret = int.from_bytes(hashlib.sha256(facts.encode()).digest()[:7], "big")
+        return suppressed(counts, self.floor, secret, site, split)
+
+    def _counts(self, site: str, split: str) -> Counts | None:
+        """Return the shown counts; of too few samples all are hidden."""
+        counts = self._by_split[site, split]
+        return counts or [None] * len(self.whole.silos[site]["label_counts"][split])
+
+    def _hidden(self, site: str, split: str) -> frozenset[int] | None:
+        """Return the classes whose count is hidden; None: nothing of the split may be shown."""
+        if (site, split) not in self._by_split:
+            return frozenset()  # no count came: what did is of several sites together
+        counts = self._by_split[site, split]
+        return counts and frozenset(c for c, count in enumerate(counts) if count is None)
+
+    def _shows_row(self, row: Mapping[str, str]) -> bool:
+        where = int(row["round"]), row["site"], row["split"]
+        return self._shows(*where, row["metric"], float(row["value"]))
+
+    def _shows(self, at: int, site: str, split: str, metric: str, value: float) -> bool:
+        """Return whether a figure may be shown."""
+        if split == "update":
+            return True  # norm and direction of a change of weights
+        family, _, rest = metric.partition(".")
+        name = _OTHERS_MODELS.sub("", metric)
+        if self.settings.common.trust == NOBODY and metric not in _OF_NOBODY:
+            return False
+        hidden = self._hidden(site, split)
+        if not hidden:
+            return hidden is not None
+        if family == CLASS:
+            return int(rest.partition(".")[0]) not in hidden
+        if name == "accuracy":
+            return not self._gives_away(at, site, split, metric, value, hidden)
+        if rest:  # counts by certainty
+            return self._accuracy_is_shown(site, split, hidden)
+        return name not in _OVER_CLASSES
+
+    def _accuracy_is_shown(self, site: str, split: str, hidden: frozenset[int]) -> bool:
+        last, value = self.whole.summary["rounds"], self._ends.get((site, split, "accuracy"))
+        return value is not None and not self._gives_away(
+            last, site, split, "accuracy", value, hidden
+        )
+
+    @cached_property
+    def _ends(self) -> dict[tuple[str, str, str], float]:
+        last = str(self.whole.summary["rounds"])
+        return {
+            (row["site"], row["split"], row["metric"]): float(row["value"])
+            for row in self.whole.metrics
+            if row["round"] == last
+        }
+
+    def _gives_away(
+        self, at: int, site: str, split: str, metric: str, value: float, hidden: frozenset[int]
+    ) -> bool:
+        """Return whether an accuracy says that all or none of the hidden classes are right."""
+        counts = self.whole.silos[site]["label_counts"][split]
+        right = round(value * sum(counts))
+        left = [(right, sum(counts))]
+        if metric == "accuracy" and at == self.whole.summary["rounds"]:
+            left += self._without_shown_classes(site, split, right, counts, hidden)
+        return any(min(r, n - r) <= 1 for r, n in left)
+
+    def _without_shown_classes(
+        self, site: str, split: str, right: int, counts: Sequence[int], hidden: frozenset[int]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield how many of the hidden classes' samples are right, and of how many."""
+        shown = [c for c in range(len(counts)) if c not in hidden]
+        found = [self._ends.get((site, split, f"{CLASS}.{c}.right")) for c in shown]
+        if shown and None not in found:
+            yield right - sum(int(n or 0) for n in found), sum(counts[c] for c in hidden)
