@@ -14,6 +14,8 @@ from fedsilo.models.contract.messages import ARRAYS, METRICS
 from fedsilo.models.contract.settings_schema import Value, key_of
 from fedsilo.server_app.records.summary import NO_PRIVACY
 from fedsilo.server_app.studies.compare.tables import bytes_text
+from fedsilo.server_app.studies.report.flows import picture, sentences, shortened
+from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.hospital_files import AuditLog
 from fedsilo.server_app.studies.report.runs import ReportedRun, taking_part
 
@@ -27,15 +29,41 @@ def dpo_data(run: ReportedRun, log: AuditLog | None) -> dict[str, Any]:
     privacy = run.summary["privacy"]
     return {
         **taking_part(run),
+        "head": head_of(run) | _head(run, privacy),
         "trust": privacy["trust"],
-        "leaves": privacy["leaves each site"],
-        "perturbation": privacy.get("perturbation"),
+        "flow": picture(run.trust, len(run.run.silos), _epsilon(privacy)),
+        "leaves": sentences(run.trust, privacy["leaves each site"]),
+        "perturbation": [*shortened(privacy.get("perturbation", ""))],
         **_bytes(run),
         **_measurements(run),
         "arrays": _arrays(run),
         "guarantee": _guarantee(privacy["guarantee"]),
         "log": log and _log(run, log),
     }
+
+
+def _head(run: ReportedRun, privacy: Mapping[str, Any]) -> dict[str, str]:
+    """Return result and main limit as a data protection officer reads them."""
+    sites, messages = len(run.run.silos), len(run.run.traffic)
+    sent, spent = bytes_text(run.summary["bytes"]["up"]), _epsilon(privacy)
+    bound = f"; epsilon per patient is at most {spent}" if spent else ""
+    return {
+        "result": f"The {sites} hospitals answered {messages:,} messages with {sent}{bound}.",
+        "limit": _limit(run, spent),
+    }
+
+
+def _limit(run: ReportedRun, spent: str) -> str:
+    if not spent:
+        return "Nothing bounds what these answers reveal about one patient."
+    if run.simulated:
+        return "The hospitals were simulated: the noise comes from the seed and protects nobody."
+    return "Epsilon bounds what is learnt about one patient, not about a hospital as a whole."
+
+
+def _epsilon(privacy: Mapping[str, Any]) -> str:
+    guarantee = privacy["guarantee"]
+    return "" if guarantee == NO_PRIVACY else f"{guarantee['epsilon']:.3g}"
 
 
 def _bytes(run: ReportedRun) -> dict[str, Any]:
@@ -61,7 +89,7 @@ def _bytes(run: ReportedRun) -> dict[str, Any]:
 
 
 def _measurements(run: ReportedRun) -> dict[str, Any]:
-    measured = Counter((row["site"], row["metric"].partition(".")[0]) for row in run.run.metrics)
+    measured = Counter((row["site"], row["metric"].partition(".")[0]) for row in run.run.sent)
     sites = sorted({site for site, _ in measured})
     names = sorted({name for _, name in measured})
     return {
@@ -95,7 +123,6 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
             *((name, guarantee[name]) for name in ("mechanism", "accountant")),
         ],
         "sites": [[site, f"{spent:.4g}"] for site, spent in guarantee["sites"].items()],
-        "of": guarantee["of"],
     }
 
 

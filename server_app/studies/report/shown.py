@@ -70,6 +70,16 @@ class ShownRun(FinishedRun):
         """The rows of ``metrics.csv`` that may be shown."""
         return [row for row in self.whole.metrics if self._shows_row(row)]
 
+    @property
+    def sent(self) -> Rows:
+        """The rows of ``metrics.csv`` that the sites sent, whatever is shown of their values."""
+        private = self.settings.common.trust == NOBODY
+        return [
+            row
+            for row in self.whole.metrics
+            if not private or row["split"] == "update" or row["metric"] in _OF_NOBODY
+        ]
+
     @cached_property
     def summary(self) -> Document:
         """``summary.json``; means are over the sites whose figure may be shown."""
