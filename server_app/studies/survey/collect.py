@@ -131,8 +131,13 @@ def _total(answer: Survey, split: str) -> int | None:
     return (answer.samples or {}).get(split)
 
 
+BINARY = ("0 (no)", "1 (yes)")  # the cells of a number whose only edge is 0.5
+
+
 def cell_names(feature: Measured) -> list[str]:
     """Return the names of the cells of a feature's histogram."""
+    if feature.edges == [0.5]:
+        return [*BINARY, *(["no value"] if feature.lacking else [])]
     edges = [f"{edge:g}" for edge in feature.edges]
     between = [f"{low} to {high}" for low, high in pairwise(edges)]
     named = [f"below {edges[0]}", *between, f"from {edges[-1]}"] if edges else feature.levels

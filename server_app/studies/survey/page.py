@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
+from collections.abc import Iterator, Mapping
 
 from fedsilo.models.contract.site_facts import SPLITS
 from fedsilo.models.contract.survey import Count, Measured, Survey
-from fedsilo.models.figures.palette import line_styles
 from fedsilo.server_app.studies.report.page import (
     Block,
     Items,
-    Picture,
     Pictures,
     Section,
     Table,
     Text,
     page,
 )
-from fedsilo.server_app.studies.report.pictures import svg_of
 from fedsilo.server_app.studies.survey.collect import cell_names
 from fedsilo.server_app.studies.survey.document import Between, SurveyDocument
+from fedsilo.server_app.studies.survey.pictures import feature_pictures, is_binary, label_picture
 
 _WORST = 20  # pairs in the table of features
 _NONE = "-"  # the hospital keeps it to itself, or there is none
@@ -130,8 +125,9 @@ def _features(document: SurveyDocument) -> Iterator[Block]:
     declared = _declared(answers)
     rows = [
         (name, site, *statistics)
-        for name in declared
+        for name, by_site in declared.items()
         for site, answer in answers.items()
+        if not is_binary(cell_names(next(iter(by_site.values()))))  # its mean is its count
         if (statistics := _statistics(answer, name))
     ]
     if rows:
@@ -206,95 +202,3 @@ def _cell(counts: Mapping[str, Count], name: str) -> str:
         return _NONE
     count = counts[name]
     return "suppressed" if count is None else str(count)
-
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_MAX_FEATURES = 16  # that are painted, the most different first
-_MAX_SITES = 10  # more colours are hard to distinguish
-_MAX_LENGTH = 18  # characters of a label below the axis
-
-
-def label_picture(answers: Mapping[str, Survey]) -> Picture | None:
-    """Return the shares of labels of training samples, or None if there is nothing to paint."""
-    classes = next(iter(answers.values())).about.classes
-    known = {
-        site: answer.labels["train"]
-        for site, answer in answers.items()
-        if answer.labels and "train" in answer.labels and answer.about.classes == classes
-    }
-    return _picture("labels", "Labels", classes, known, answers)
-
-
-def feature_pictures(answers: Mapping[str, Survey], distances: Sequence[Between]) -> list[Picture]:
-    """Return a picture of each feature; of many, only those in which the sites differ most."""
-    first = {f.name: f for a in answers.values() for f in reversed(a.about.features) if f.cells}
-    order = [*dict.fromkeys(one.feature for one in distances), *first]
-    chosen = [first[name] for name in list(dict.fromkeys(order))[:_MAX_FEATURES] if name in first]
-    pictures = [_of_feature(place, feature, answers) for place, feature in enumerate(chosen)]
-    return [picture for picture in pictures if picture]
-
-
-def _of_feature(place: int, feature: Measured, answers: Mapping[str, Survey]) -> Picture | None:
-    counts = {
-        site: (answer.histograms or {}).get("train", {}).get(feature.name)
-        for site, answer in answers.items()
-        if feature in answer.about.features
-    }
-    known = {site: cells for site, cells in counts.items() if cells is not None}
-    return _picture(f"feature-{place}", feature.name, cell_names(feature), known, answers)
-
-
-def _picture(
-    key: str,
-    title: str,
-    cells: Sequence[str],
-    counts: Mapping[str, Sequence[Count]],
-    answers: Mapping[str, Survey],
-) -> Picture | None:
-    shown = dict(list(counts.items())[:_MAX_SITES])
-    if not any(count for held in shown.values() for count in held):
-        return None
-    hidden = sum(count is None for held in shown.values() for count in held)
-    left = len(counts) - len(shown)
-    caption = f"{title}: share of the training samples"
-    caption += f"; {hidden} suppressed counts are shown as crosses" if hidden else ""
-    caption += f"; {left} more sites are in the tables" if left else ""
-    svg = svg_of(_bars(title, cells, shown, answers), key)
-    return Picture(svg, f"Bars of {title} by site; the table has the counts", caption)
-
-
-def _bars(
-    title: str,
-    cells: Sequence[str],
-    counts: Mapping[str, Sequence[Count]],
-    answers: Mapping[str, Survey],
-) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.0, 3.3), layout="constrained")
-    axes = figure.subplots()
-    places, width = np.arange(len(cells)), 0.8 / len(counts)
-    for number, ((site, held), style) in enumerate(
-        zip(counts.items(), line_styles(list(counts)).values(), strict=True)
-    ):
-        total = (answers[site].samples or {}).get("train") or sum(c or 0 for c in held)
-        at = places + (number - (len(counts) - 1) / 2) * width
-        shares = [np.nan if count is None else count / total for count in held]
-        axes.bar(at, shares, width, color=style.color, label=_text(site))
-        hidden = [x for x, count in zip(at, held, strict=True) if count is None]
-        marks = [0.0] * len(hidden)
-        axes.plot(hidden, marks, "x", color=style.color, markersize=4, clip_on=False)
-    axes.set_xticks(places, [_text(cell[:_MAX_LENGTH]) for cell in cells], rotation=45, ha="right")
-    axes.set_ylabel("share")
-    axes.set_title(_text(title), fontsize="medium")
-    axes.set_ylim(bottom=0.0)
-    axes.tick_params(labelsize="small")
-    figure.legend(loc="outside lower center", ncols=2, fontsize="small", frameon=False)
-    return figure
-
-
-def _text(text: str) -> str:
-    """Return a text that matplotlib does not take for a formula."""
-    return text.replace("\\", "/").replace("$", r"\$")

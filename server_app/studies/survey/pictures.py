@@ -1,0 +1,128 @@
+"""The pictures of a survey: shares by site, of classes and of features in the schema's order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsilo.models.contract.survey import Count, Measured, Survey
+from fedsilo.models.figures.palette import GREY, line_styles
+from fedsilo.server_app.studies.report.page import Picture
+from fedsilo.server_app.studies.report.pictures import svg_of
+from fedsilo.server_app.studies.survey.collect import BINARY, cell_names
+from fedsilo.server_app.studies.survey.document import Between
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MAX_FEATURES = 16  # that are painted, the most different first
+_MAX_SITES = 10  # more colours are hard to distinguish
+_MAX_LENGTH = 18  # characters of a label below the axis
+
+
+def label_picture(answers: Mapping[str, Survey]) -> Picture | None:
+    """Return the shares of labels of training samples, or None if there is nothing to paint."""
+    classes = next(iter(answers.values())).about.classes
+    known = {
+        site: answer.labels["train"]
+        for site, answer in answers.items()
+        if answer.labels and "train" in answer.labels and answer.about.classes == classes
+    }
+    return _picture("labels", "Labels", classes, known, answers)
+
+
+def feature_pictures(answers: Mapping[str, Survey], distances: Sequence[Between]) -> list[Picture]:
+    """Return a picture of each feature in the schema's order; of many, the most different."""
+    declared = [f for a in answers.values() for f in a.about.features if f.cells]
+    first = {feature.name: feature for feature in reversed(declared)}
+    order = list(dict.fromkeys(feature.name for feature in declared))
+    most = list(dict.fromkeys([*(one.feature for one in distances), *order]))[:_MAX_FEATURES]
+    chosen = [first[name] for name in order if name in most]
+    pictures = [_of_feature(place, feature, answers) for place, feature in enumerate(chosen)]
+    return [picture for picture in pictures if picture]
+
+
+def _of_feature(place: int, feature: Measured, answers: Mapping[str, Survey]) -> Picture | None:
+    counts = {
+        site: (answer.histograms or {}).get("train", {}).get(feature.name)
+        for site, answer in answers.items()
+        if feature in answer.about.features
+    }
+    known = {site: cells for site, cells in counts.items() if cells is not None}
+    return _picture(f"feature-{place}", feature.name, cell_names(feature), known, answers)
+
+
+def _picture(
+    key: str,
+    title: str,
+    cells: Sequence[str],
+    counts: Mapping[str, Sequence[Count]],
+    answers: Mapping[str, Survey],
+) -> Picture | None:
+    shown = dict(list(counts.items())[:_MAX_SITES])
+    if not any(count for held in shown.values() for count in held):
+        return None
+    hidden = sum(count is None for held in shown.values() for count in held)
+    left = len(counts) - len(shown)
+    kind = "yes or no, " if is_binary(cells) else ""
+    caption = f"{title}: {kind}share of the training samples"
+    caption += f"; {hidden} suppressed counts are hatched" if hidden else ""
+    caption += f"; {left} more sites are in the tables" if left else ""
+    svg = svg_of(_bars(title, cells, shown, answers), key)
+    return Picture(svg, f"Bars of {title} by site; the table has the counts", caption)
+
+
+def is_binary(cells: Sequence[str]) -> bool:
+    """Return whether a feature's cells are those of a number that is 0 or 1."""
+    return tuple(cells[:2]) == BINARY
+
+
+def _bars(
+    title: str,
+    cells: Sequence[str],
+    counts: Mapping[str, Sequence[Count]],
+    answers: Mapping[str, Survey],
+) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.0, 3.3), layout="constrained")
+    axes = figure.subplots()
+    places, width = np.arange(len(cells)), 0.8 / len(counts)
+    hidden: list[float] = []
+    for number, ((site, held), style) in enumerate(
+        zip(counts.items(), line_styles(list(counts)).values(), strict=True)
+    ):
+        total = (answers[site].samples or {}).get("train") or sum(c or 0 for c in held)
+        at = places + (number - (len(counts) - 1) / 2) * width
+        shares = [np.nan if count is None else count / total for count in held]
+        axes.bar(at, shares, width, color=style.color, label=_text(site))
+        for x, count in zip(at, held, strict=True):
+            if count == 0:
+                axes.annotate("0", (x, 0), ha="center", va="bottom", fontsize="x-small")
+        hidden += [x for x, count in zip(at, held, strict=True) if count is None]
+    if hidden:
+        _draw_hidden(axes, hidden, width)
+    axes.set_xticks(places, [_text(cell[:_MAX_LENGTH]) for cell in cells], rotation=45, ha="right")
+    axes.set_ylabel("share")
+    axes.set_title(_text(title), fontsize="medium")
+    axes.set_ylim(bottom=0.0)
+    axes.tick_params(labelsize="small")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small", frameon=False)
+    return figure
+
+
+def _draw_hidden(axes: Axes, places: Sequence[float], width: float) -> None:
+    """Draw a hatched bar with a question mark at each suppressed count: unlike a zero."""
+    height = 0.07 * axes.get_ylim()[1]
+    look: dict[str, Any] = {"color": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0.5}
+    axes.bar(places, height, width, label="suppressed", **look)
+    for x in places:
+        axes.annotate("?", (x, height), ha="center", va="bottom", fontsize="small", color=GREY)
+
+
+def _text(text: str) -> str:
+    """Return a text that matplotlib does not take for a formula."""
+    return text.replace("\\", "/").replace("$", r"\$")
