@@ -81,6 +81,8 @@ def estimates(
         label: of the axis.
         points: row -> single figures that are drawn as small strokes, such as those of seeds.
     """
+    from matplotlib.ticker import MaxNLocator
+
     rows = list(dict.fromkeys(row for figures in series.values() for row in figures))
     figure, axes = _panel(1.1 + 0.34 * len(rows))
     for number, (title, figures) in enumerate(series.items()):
@@ -100,6 +102,7 @@ def estimates(
         )
     for row, values in (points or {}).items():
         axes.plot(values, [rows.index(row) + 0.25] * len(values), "|", color=GREY, markersize=7)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(label)

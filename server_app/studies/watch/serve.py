@@ -6,7 +6,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from fedsilo.models.contract.errors import FedsiloError, SettingError
 from fedsilo.server_app.records.progress import clock
-from fedsilo.server_app.studies.report.page import Facts, Section, Table, Text, page
+from fedsilo.server_app.studies.report.page import (
+    Block,
+    Facts,
+    Pictures,
+    Section,
+    Table,
+    Text,
+    page,
+)
+from fedsilo.server_app.studies.watch.curves import run_curves
 from fedsilo.server_app.studies.watch.view import SITE_COLUMNS, Look, View
 from fedsilo.server_app.studies.watch.watched import (
     Watched,
@@ -21,8 +30,10 @@ _FOOT = "This page reloads every two seconds. It only reads files; closing it ch
 
 def watch_page(view: View) -> str:
     """Return the page."""
-    run = _facts(view.run) if view.run else Text(["There has been no run yet."])
-    sections = [Section("Run", [run])]
+    run: list[Block] = [Text(["There has been no run yet."])]
+    if view.run:
+        run = [Text([view.run.in_words()]), Pictures(run_curves(view.run.folder)), _facts(view.run)]
+    sections = [Section("Run", run)]
     if rows := view.site_rows():
         note = "Bytes and seconds of this run so far, as the server counts them."
         sections.append(Section("Sites", [Table("Sites of the run", SITE_COLUMNS, rows, note)]))

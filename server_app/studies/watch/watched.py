@@ -63,6 +63,30 @@ class Watched:
         }
         return said[self.progress.state]
 
+    def in_words(self) -> str:
+        """Return the state in sentences: how far the run is, and what it waits for."""
+        here, left = self.progress, self.seconds_left
+        if self.over:
+            done = f"{here.finished_rounds} of {here.rounds} rounds are finished."
+            state = self.state()
+            return (
+                f"The run is over: {state}. {done}"
+                if here.state != "finished"
+                else (f"The run is finished after {here.finished_rounds} rounds.")
+            )
+        waiting = [site for site in here.asked if site not in (*here.answered, *here.failed)]
+        said = [f"The run is in round {here.round} of {here.rounds}"]
+        if here.phase:
+            said.append(f"{len(here.answered)} of {len(here.asked)} hospitals have answered")
+        if here.phase and waiting:
+            away = [site for site in waiting if site in here.away]
+            said.append(f"it waits for {', '.join(waiting)}")
+            said += [f"of these {', '.join(away)} is not connected"] if away else []
+        if left is not None:
+            said.append(f"about {clock(left)} are left")
+        silent = " It has written nothing for a minute." if self.silent else ""
+        return f"{'; '.join(said)}.{silent}"
+
     def line(self) -> str:
         """Return the state, the round, the costs and the times in one line."""
         here = self.progress

@@ -1,0 +1,98 @@
+"""The curves of the watch page: how good the model is, what the rounds cost, and who is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.models.figures.palette import line_styles
+from fedsilo.server_app.studies.finished_run import FinishedRun, Rows
+from fedsilo.server_app.studies.report.page import Picture
+from fedsilo.server_app.studies.report.pictures import Estimate, curves, estimates
+
+_SLOWEST = 10  # sites that are drawn
+Lines = Mapping[str, Mapping[int, float]]
+
+
+def run_curves(folder: Path) -> list[Picture]:
+    """Return the curves of a run so far; none before its first round has been written."""
+    files = [folder / name for name in ("metrics.csv", "traffic.csv")]
+    try:
+        written = tuple(file.stat().st_mtime_ns for file in files)
+        return _drawn(folder, written)
+    except (
+        OSError,
+        RunDirectoryError,
+    ):  # the round's rows are being written: the next look has them
+        return []
+
+
+@lru_cache(maxsize=2)
+def _drawn(folder: Path, written: tuple[int, ...]) -> list[Picture]:
+    """Draw once a round: the page is loaded every two seconds."""
+    run = FinishedRun(folder)
+    metrics, traffic = run.metrics, run.traffic
+    accuracy = {s: _mean(metrics, s, "accuracy") for s in ("val", "test")}
+    loss = {"training": _mean(metrics, "train", "trained-loss")}
+    loss |= {split: _mean(metrics, split, "loss") for split in ("val", "test")}
+    bytes_ = {
+        "to the hospitals": _megabytes(traffic, "bytes_down"),
+        "from them": _megabytes(traffic, "bytes_up"),
+    }
+    pictures = [
+        _curve("accuracy", accuracy, "accuracy, mean over hospitals"),
+        _curve("loss", loss, "loss in nats, mean over hospitals"),
+        _curve("bytes", bytes_, "MB in a round"),
+        _slowest(traffic),
+    ]
+    return [picture for picture in pictures if picture]
+
+
+def _mean(rows: Rows, split: str, metric: str) -> dict[int, float]:
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        if row["split"] == split and row["metric"] == metric:
+            found.setdefault(int(row["round"]), []).append(float(row["value"]))
+    return {at: sum(values) / len(values) for at, values in found.items()}
+
+
+def _megabytes(rows: Rows, column: str) -> dict[int, float]:
+    total: dict[int, float] = {}
+    for row in rows:
+        if row["phase"] != "hello":
+            at = int(row["round"])
+            total[at] = total.get(at, 0.0) + int(row[column]) / 1e6
+    return total
+
+
+def _curve(name: str, lines: Lines, label: str) -> Picture | None:
+    drawn = {title: line for title, line in lines.items() if line}
+    if not drawn:
+        return None
+    said = "; ".join(f"{title} {line[max(line)]:.3g}" for title, line in drawn.items())
+    svg = curves(f"watch-{name}", drawn, line_styles(list(drawn)), label)
+    return Picture(svg, f"{label} by round. Now: {said}.", f"{label[0].upper()}{label[1:]}.")
+
+
+def _slowest(traffic: Rows) -> Picture | None:
+    """Return a picture of the sites whose work took longest, by the seconds that they report."""
+    seconds: dict[str, list[float]] = {}
+    for row in traffic:
+        if row["phase"] != "hello" and float(row["seconds"]):
+            seconds.setdefault(row["site"], []).append(float(row["seconds"]))
+    means = {site: sum(found) / len(found) for site, found in seconds.items()}
+    slowest = sorted(means, key=lambda site: -means[site])[:_SLOWEST]
+    if not slowest:
+        return None
+    drawn = {"seconds": {site: Estimate(means[site]) for site in slowest}}
+    label = "seconds of work for an answer, mean"
+    caption = f"The slowest first{_of_more(means, slowest)}: {label}."
+    said = "; ".join(f"{site} {means[site]:.2f}" for site in slowest)
+    return Picture(estimates("watch-slow", drawn, label), f"{caption} {said}.", caption)
+
+
+def _of_more(all_: Mapping[str, float], shown: Iterable[str]) -> str:
+    left = len(all_) - len(list(shown))
+    return f", without {left} quicker hospitals" if left else ""
