@@ -23,7 +23,14 @@ from fedsilo.server_app.api.listing import (
 )
 from fedsilo.server_app.api.new_project import new
 from fedsilo.server_app.api.running import pretrain, resume, simulate, watch
-from fedsilo.server_app.studies.api.applying import calibrate, card, export, finetune, predict
+from fedsilo.server_app.studies.api.applying import (
+    calibrate,
+    card,
+    export,
+    finetune,
+    monitor,
+    predict,
+)
 from fedsilo.server_app.studies.api.comparing import (
     bars,
     benchmark,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedsilo.server_app.studies.compare.over_setting import Sweep
     from fedsilo.server_app.studies.compare.per_site import SiteBars
     from fedsilo.server_app.studies.finetune.results import FinetuneResult
+    from fedsilo.server_app.studies.monitor.monitor import Monitored
     from fedsilo.server_app.studies.predict.calibration import Calibration
     from fedsilo.server_app.studies.predict.masks import MaskPredictions
     from fedsilo.server_app.studies.predict.prediction import Predictions
@@ -158,6 +159,20 @@ def calibrate(
     from fedsilo.server_app.studies.predict.calibration import calibration_path
 
     shown([*found.lines(coverage), out or calibration_path(Path(run_dir), found.site)])
+
+
+def monitor(
+    found: Monitored, *, out: AnyPath | None = None, pdf: bool = False, overwrite: bool = False
+) -> None:
+    """Print the checks, write a page of them, and exit by 3 if one is an alarm."""
+    from fedsilo.server_app.studies.monitor.monitor import ALARM
+    from fedsilo.server_app.studies.report.pdf import write_page
+
+    shown(found)
+    if out is not None:
+        shown(write_page(Path(out), found.page, overwrite=overwrite, pdf=pdf))
+    if found.alarms:
+        raise typer.Exit(ALARM)
 
 
 def deploy_up(deployment: Deployment) -> None:

@@ -1,4 +1,4 @@
-"""The model of a finished run, put to use: fine-tune, predict, calibrate, export, card."""
+"""The model of a finished run, put to use: fine-tune, predict, calibrate, monitor, export, card."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fedsilo.server_app.run.arguments import (
 if TYPE_CHECKING:
     from fedsilo.server_app.studies.export.command import Export
     from fedsilo.server_app.studies.finetune.results import FinetuneResult
+    from fedsilo.server_app.studies.monitor.monitor import Monitored
     from fedsilo.server_app.studies.predict.calibration import Calibration
     from fedsilo.server_app.studies.predict.masks import MaskPredictions
     from fedsilo.server_app.studies.predict.prediction import Predictions
@@ -129,6 +130,31 @@ def calibrate(
 
     folders = (path_of(out), path_of(data_dir), path_of(state_dir))
     return calibrate(folder_of(run_dir), site, coverage, *folders)
+
+
+def monitor(
+    run_dir: AnyRun,
+    *,
+    data: AnyPath,
+    site: str | None = None,
+    coverage: float = 0.9,
+    calibration: AnyPath | None = None,
+    data_dir: AnyPath | None = None,
+) -> Monitored:
+    """Check whether new cases are still like those a run was trained on.
+
+    ``alarms`` of the result are the checks beyond their limit.
+    """
+    from fedsilo.server_app.studies.monitor.monitor import monitor
+
+    return monitor(
+        folder_of(run_dir),
+        Path(data),
+        site,
+        coverage=coverage,
+        calibration=path_of(calibration),
+        data_dir=path_of(data_dir),
+    )
 
 
 def export(

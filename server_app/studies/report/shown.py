@@ -147,7 +147,9 @@ class ShownRun(FinishedRun):
         if (site, split) not in self._by_split:
             return frozenset()  # no count came: what did is of several sites together
         counts = self._by_split[site, split]
-        return counts and frozenset(c for c, count in enumerate(counts) if count is None)
+        if counts is None:
+            return None
+        return frozenset(c for c, count in enumerate(counts) if count is None)
 
     def _shows_row(self, row: Mapping[str, str]) -> bool:
         where = int(row["round"]), row["site"], row["split"]

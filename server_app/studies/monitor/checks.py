@@ -1,0 +1,161 @@
+"""The checks: each a value, the limit beyond which it is an alarm, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedsilo.models.maths.drift import LARGE, population_stability_index, psi_by_chance
+from fedsilo.models.maths.intervals import wilson
+
+_CELLS = 10  # of a numeric feature, equally full in training
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of new cases.
+
+    Attributes:
+        name: what is checked.
+        value: what was found, as text.
+        limit: when it is an alarm, as text.
+        alarm: whether it is.
+    """
+
+    name: str
+    value: str
+    limit: str
+    alarm: bool
+
+    def line(self) -> str:
+        """Return it in one line."""
+        return f"{'ALARM' if self.alarm else 'ok   '}  {self.name}: {self.value} ({self.limit})"
+
+
+def drift_checks(
+    names: Sequence[str], training: Tensor, new: Tensor, floor: int
+) -> Iterator[Check]:
+    """Yield a check of each feature's distribution.
+
+    Args:
+        names: (features,) a level of a category is called ``column=level``.
+        training: (n, features) of the site's training samples.
+        new: (m, features) of the new ones.
+        floor: the fewest training samples of a cell.
+    """
+    by_column = groupby(range(len(names)), lambda place: _column(names[place]))
+    columns = [list(places) for _, places in by_column]
+    for places in columns:
+        old, now = (rows[:, places].double().numpy() for rows in (training, new))
+        cells = _cells(old, now, floor)
+        if cells is None:
+            continue
+        expected, found = cells
+        psi = population_stability_index(expected, found)
+        chance = psi_by_chance(len(expected), len(old), len(now), len(columns))
+        limit = max(LARGE, chance)
+        yield Check(
+            f"distribution of {_column(names[places[0]])}",
+            f"PSI {psi:.3f} over {len(expected)} cells",
+            f"alarm above {limit:.2f}",
+            psi > limit,
+        )
+
+
+def _column(name: str) -> str:
+    return name.partition("=")[0]
+
+
+def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | None:
+    """Return the counts by cell, or None if there are no two cells of enough training samples."""
+    if old.shape[1] > 1:
+        old, now = _levels(old), _levels(now)
+        edges = np.arange(1, old.max() + 1) - 0.5
+    elif len(values := np.unique(old)) == 2:
+        edges = values.mean(keepdims=True)
+    else:
+        # New samples are divided too, so few of them get few cells
+        cells = int(np.clip(min(len(old), len(now)) // (2 * floor), 2, _CELLS))
+        edges = np.unique(np.quantile(old, np.arange(1, cells) / cells))
+    counts = [
+        np.bincount(np.searchsorted(edges, rows.ravel(), "right"), minlength=len(edges) + 1)
+        for rows in (old, now)
+    ]
+    return _merged(counts[0].tolist(), counts[1].tolist(), floor)
+
+
+def _levels(rows: Array) -> Array:
+    """Return each row's level: the column that is largest, from 1, or 0 if none is above its mean.
+
+    Columns are standardised, one for each level but the first.
+    """
+    lifted: Array = np.where(rows.max(axis=1) > 0, rows.argmax(axis=1) + 1, 0).astype(float)
+    return lifted
+
+
+def _merged(old: list[int], now: list[int], floor: int) -> tuple[list[int], list[int]] | None:
+    """Merge each cell of fewer training samples than the floor with the one before it."""
+    kept: list[list[int]] = []
+    for pair in zip(old, now, strict=True):
+        if kept and (pair[0] < floor or kept[-1][0] < floor):
+            kept[-1] = [a + b for a, b in zip(kept[-1], pair, strict=True)]
+        else:
+            kept.append(list(pair))
+    if len(kept) < 2 or kept[-1][0] < floor:
+        return None
+    return [a for a, _ in kept], [b for _, b in kept]
+
+
+def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> Check:
+    """Return whether prediction sets still hold the true class as often as promised.
+
+    Args:
+        sets: (n, classes) bool.
+        labels: (n,) int64.
+        coverage: what was promised.
+    """
+    right, n = int(sets.gather(1, labels[:, None]).sum()), len(labels)
+    around = wilson(right, n)
+    return Check(
+        f"coverage of prediction sets, promised {coverage:g}",
+        f"{right} of {n}, {right / n:.3f} ({around.low:.3f} to {around.high:.3f})",
+        "alarm if all of the 95 % interval is below the promise",
+        around.high < coverage,
+    )
+
+
+def certainty_check(probabilities: Tensor, labels: Tensor) -> Check:
+    """Return whether the model is as often right as its probabilities say.
+
+    Args:
+        probabilities: (n, classes), rows summing to 1.
+        labels: (n,) int64.
+    """
+    confidence, predicted = probabilities.max(dim=1)
+    right, n, said = int((predicted == labels).sum()), len(labels), confidence.mean().item()
+    around = wilson(right, n)
+    return Check(
+        "calibration: mean confidence and share that is right",
+        f"{said:.3f} and {right / n:.3f} ({around.low:.3f} to {around.high:.3f})",
+        "alarm if the mean confidence is outside the 95 % interval",
+        not around.low <= said <= around.high,
+    )
+
+
+def accuracy_check(predicted: Tensor, labels: Tensor, before: float) -> Check:
+    """Return whether the model is right less often than in the run's test, ``before``."""
+    right, n = int(torch.eq(predicted, labels).sum()), len(labels)
+    around = wilson(right, n)
+    return Check(
+        f"accuracy, {before:.3f} on the run's test samples",
+        f"{right / n:.3f} ({around.low:.3f} to {around.high:.3f})",
+        "alarm if all of the 95 % interval is below the run's accuracy",
+        around.high < before,
+    )

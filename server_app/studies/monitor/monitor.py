@@ -1,0 +1,196 @@
+"""``fedsilo monitor``: check new cases against a finished run, where the site's data are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.settings import NOBODY
+from fedsilo.models.contract.versions import FEDSILO
+from fedsilo.server_app.studies.monitor.checks import (
+    Check,
+    accuracy_check,
+    certainty_check,
+    coverage_check,
+    drift_checks,
+)
+from fedsilo.server_app.studies.monitor.new_data import NewData, open_new_data, request_of
+from fedsilo.server_app.studies.predict.calibration import (
+    Calibration,
+    calibration_path,
+    open_calibration,
+)
+from fedsilo.server_app.studies.predict.model import SiteModel, open_model
+from fedsilo.server_app.studies.predict.prediction import predicted
+from fedsilo.server_app.studies.report.page import Facts, Items, Section, Table, Text, page
+from fedsilo.server_app.studies.report.shown import ShownRun
+
+ALARM = 3  # exit status
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """What the checks of new cases found."""
+
+    facts: Sequence[tuple[str, str]]  # what was checked against what
+    checks: Sequence[Check]
+    missing: Sequence[str] = field(default_factory=tuple)  # what was not checked, and why
+
+    @property
+    def alarms(self) -> list[Check]:
+        """The checks that are beyond their limit."""
+        return [check for check in self.checks if check.alarm]
+
+    def verdict(self) -> str:
+        """Return the result in one sentence."""
+        if not self.checks:
+            return "Nothing could be checked."
+        if not self.alarms:
+            return f"No alarm: {len(self.checks)} checks are within their limits."
+        names = "; ".join(check.name for check in self.alarms)
+        return f"{len(self.alarms)} of {len(self.checks)} checks are beyond their limit: {names}."
+
+    def lines(self) -> list[str]:
+        """Return it for a terminal."""
+        missing = [f"not checked: {why}" for why in self.missing]
+        return [*(check.line() for check in self.checks), *missing, self.verdict()]
+
+    def page(self) -> str:
+        """Return it as a page."""
+        rows = [(c.name, c.value, c.limit, "ALARM" if c.alarm else "ok") for c in self.checks]
+        note = (
+            "PSI: population stability index, 0 for the same distribution. Its limit is 0.25, or "
+            "higher where so few cases reach that by chance."
+        )
+        sections = [
+            Section(
+                "In short", [Text([self.verdict()], warning=bool(self.alarms)), Facts(self.facts)]
+            ),
+            Section("Checks", [Table("New cases", ("check", "found", "limit", ""), rows, note)]),
+        ]
+        if self.missing:
+            sections.append(Section("What was not checked", [Items(self.missing)]))
+        return page(
+            "Is the model still fit for these cases?",
+            sections,
+            foot="Not for clinical use. Written by fedsilo, research software.",
+        )
+
+
+def monitor(
+    run_dir: Path,
+    data: Path,
+    site: str | None = None,
+    *,
+    coverage: float = 0.9,
+    calibration: Path | None = None,
+    data_dir: Path | None = None,
+) -> Monitored:
+    """Check new cases against a finished run.
+
+    Args:
+        run_dir: the run directory.
+        data: a table, a manifest of images, or a folder of images; with labels or without.
+        site: whose model and training data; None: the model of all sites, and the first site's.
+        coverage: of the prediction sets.
+        calibration: from ``calibrate``; None: the run directory's.
+        data_dir: the data directory; None: the run's own.
+
+    Raises:
+        FedsiloError: the model or the cases cannot be opened, or there are too few of them.
+    """
+    if not data.exists():
+        raise DataError(f"{data} does not exist: name new cases by --data")
+    request = request_of(run_dir, data, site, data_dir)
+    model = open_model(run_dir, site, data_dir)
+    new, floor = open_new_data(model, request), ShownRun(run_dir).floor
+    found = predicted(model, new.inputs)
+    kept = new.inputs.kept()
+    if len(kept) < floor:
+        raise DataError(
+            f"{data} has {len(kept)} cases that can be used, and a check takes {floor} "
+            "('sums-min-count'): gather more"
+        )
+    labels = new.labels[kept]
+    drift = [*_drift(model, new, floor)]
+    known = labels >= 0
+    missing = [*_missing(model, drift, int(known.sum()), floor)]
+    checks = [check for check in drift if isinstance(check, Check)]
+    if int(known.sum()) >= floor:
+        chosen, why = _calibration(model, calibration)
+        missing += [why] if why else []
+        checks += _of_labelled(model, found.own[known], labels[known], chosen, coverage)
+    return Monitored(_facts(model, data, len(kept), len(new.inputs.faults)), checks, missing)
+
+
+def _drift(model: SiteModel, new: NewData, floor: int) -> Iterator[Check]:
+    """Yield checks against the site's own training samples, where its trust level allows it."""
+    if model.common.trust == NOBODY:
+        return
+    training = model.samples("train").inputs
+    if names := model.silo.features:
+        yield from drift_checks(names, training, new.features(), floor)
+    else:
+        names, images = ("brightness", "contrast"), new.features()
+        yield from drift_checks(names, _of_images(training), _of_images(images), floor)
+
+
+def _of_images(images: Tensor) -> Tensor:
+    """Return brightness and contrast (n, 2) of images (n, channels, height, width)."""
+    flat = images.flatten(1).double()
+    return torch.stack([flat.mean(dim=1), flat.std(dim=1)], dim=1)
+
+
+def _missing(model: SiteModel, drift: Sequence[Check], labelled: int, floor: int) -> Iterator[str]:
+    if model.common.trust == NOBODY:
+        yield (
+            "the distribution of features: at 'trust: nobody' no distribution of training data "
+            "may be kept or compared with"
+        )
+    elif not drift:
+        yield f"the distribution of features: no feature has two cells of {floor} training samples"
+    if labelled < floor:
+        yield (
+            f"coverage, calibration and accuracy: {labelled} cases have a label, and the floor is "
+            f"{floor}"
+        )
+
+
+def _calibration(model: SiteModel, path: Path | None) -> tuple[Calibration | None, str]:
+    if path is None and not calibration_path(model.run.path, model.site).is_file():
+        command = f"fedsilo calibrate {model.run.path} --site {model.site}"
+        return None, f"coverage of prediction sets: there is no calibration; run '{command}'"
+    return open_calibration(model, path), ""
+
+
+def _of_labelled(
+    model: SiteModel,
+    own: Tensor,
+    labels: Tensor,
+    calibration: Calibration | None,
+    coverage: float,
+) -> Iterator[Check]:
+    probabilities = calibration.tempered(own) if calibration else own
+    if calibration:
+        yield coverage_check(calibration.sets(own, coverage), labels, coverage)
+    yield certainty_check(probabilities, labels)
+    before = ShownRun(model.run.path).summary["sites"].get(model.site, {}).get("accuracy")
+    if before is not None:
+        yield accuracy_check(probabilities.argmax(dim=1), labels, before)
+
+
+def _facts(model: SiteModel, data: Path, cases: int, unread: int) -> list[tuple[str, str]]:
+    summary = model.run.summary
+    skipped = f", {unread} more could not be used" if unread else ""
+    return [
+        ("run", model.run.path.resolve().name),
+        ("method", f"{summary['title']} ({model.common.method})"),
+        ("data", f"{model.common.dataset}, training samples of {model.site}"),
+        ("new cases", f"{cases} of {data.name}{skipped}"),
+        ("version", f"fedsilo {FEDSILO}"),
+    ]

@@ -1,0 +1,83 @@
+"""New cases as a model reads them, with their labels where the file has some."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedsilo.datasets.io.text_files import read_rows, same_text
+from fedsilo.datasets.tables.new_rows import read_table
+from fedsilo.datasets.tables.schema import TableSchema
+from fedsilo.server_app.studies.predict.inputs import Inputs, RowInputs, open_inputs, table_schema
+from fedsilo.server_app.studies.predict.model import SiteModel
+from fedsilo.server_app.studies.predict.request import PredictRequest
+
+
+@dataclass(frozen=True)
+class NewData:
+    """New cases, and the class of each that could be read, -1 where it is not known."""
+
+    inputs: Inputs
+    labels: Tensor  # (k,) int64, of the readable inputs
+
+    def features(self) -> Tensor:
+        """Return the readable inputs (k, *input_shape); images are decoded again."""
+        if isinstance(self.inputs, RowInputs):
+            return self.inputs.inputs
+        return torch.cat(list(self.inputs.batches()))
+
+
+def request_of(
+    run_dir: Path, data: Path, site: str | None, data_dir: Path | None
+) -> PredictRequest:
+    """Return the request that reads ``data``: a table, a manifest or a folder of images."""
+    if data.is_dir():
+        return PredictRequest(run_dir, site, images=data, data_dir=data_dir)
+    if data.suffix.lower() == ".csv" and _is_manifest(data):
+        return PredictRequest(run_dir, site, manifest=data, data_dir=data_dir)
+    return PredictRequest(run_dir, site, table=data, data_dir=data_dir)
+
+
+def _is_manifest(data: Path) -> bool:
+    with data.open(encoding="utf-8", errors="replace") as file:
+        return "path" in file.readline().strip().split(",")
+
+
+def open_new_data(model: SiteModel, request: PredictRequest) -> NewData:
+    """Return the cases of a request; errors as ``open_inputs``."""
+    inputs = open_inputs(model, request)
+    if request.table is not None:
+        by_name = dict(_of_table(request.table, table_schema(model)))
+    elif request.manifest is not None:
+        by_name = dict(_of_manifest(request.manifest, model.classes))
+    else:
+        by_name = {}
+    labels = [by_name.get(name, -1) for name in inputs.names]
+    return NewData(inputs, torch.tensor(labels))
+
+
+def _of_table(path: Path, schema: TableSchema) -> Iterator[tuple[str, int]]:
+    """Yield line and class of each row with a label that the schema knows."""
+    (_, first), *rows = read_table(path, schema.delimiter)
+    names = [name.strip().casefold() for name in first]
+    if schema.label.column.casefold() not in names:
+        return
+    place, classes = names.index(schema.label.column.casefold()), _classes(schema.classes)
+    for number, cells in rows:
+        label = classes.get(same_text(cells[place].strip()) if place < len(cells) else "")
+        if label is not None:
+            yield str(number), label
+
+
+def _classes(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return label value, or class name -> the class's number."""
+    values = {same_text(v): n for n, listed in enumerate(classes.values()) for v in listed}
+    return {name: number for number, name in enumerate(classes)} | values
+
+
+def _of_manifest(path: Path, classes: Sequence[str]) -> Iterator[tuple[str, int]]:
+    for _, row in read_rows(path, ("path",), ("label", "split", "patient", "mask")):
+        if row.get("label") in classes:
+            yield row["path"], classes.index(row["label"])

@@ -1,0 +1,84 @@
+"""``fedsilo monitor`` on whole runs, as a user runs it."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedsilo.datasets.tables.heart import synthetic_text
+from fedsilo.server_app.cli.main import main
+
+COLUMNS = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num"
+
+
+def _new(folder: Path, site: str, rows: int = 200) -> Path:
+    path = folder / f"{site}.csv"
+    text = synthetic_text(site).splitlines()[:rows]
+    path.write_text("\n".join([COLUMNS, *text]) + "\n")
+    return path
+
+
+def _run(*words: object) -> int:
+    try:
+        return main(["monitor", *map(str, words)])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def test_monitor_of_the_sites_own_kind_of_patients_has_no_drift(
+    hearts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = hearts / "fedavg-seed0"
+    _run(run, "--data", _new(tmp_path, "cleveland"), "--site", "cleveland")
+    lines = capsys.readouterr().out.splitlines()
+    drift = [line for line in lines if "distribution of" in line]
+    assert len(drift) >= 8
+    assert not [line for line in drift if line.startswith("ALARM")]
+    assert any(line.startswith("not checked: coverage") for line in lines), "no calibration"
+
+
+def test_monitor_of_another_hospital_alarms_by_exit_status_and_page(
+    hearts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = hearts / "fedavg-seed0", tmp_path / "page.html"
+    data = _new(tmp_path, "switzerland")
+    assert _run(run, "--data", data, "--site", "cleveland", "--out", out, "--pdf") == 3
+    assert "ALARM  distribution of chol" in capsys.readouterr().out
+    html = out.read_text()
+    for said in ("FedAvg (fedavg)", "heart-synthetic", "fedsilo 0.", "switzerland.csv", "ALARM"):
+        assert said in html
+    assert out.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_monitor_at_trust_nobody_says_what_is_missing(
+    private: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(private, tmp_path / "run")
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace('trust = "server"', 'trust = "nobody"'))
+    _run(run, "--data", _new(tmp_path, "switzerland"), "--site", "cleveland")
+    printed = capsys.readouterr()
+    assert "distribution of age" not in printed.out
+    assert "at 'trust: nobody' no distribution of training data" in printed.out, printed.err
+
+
+def test_monitor_of_too_few_cases_is_refused(
+    hearts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = _new(tmp_path, "cleveland", rows=9)
+    assert _run(hearts / "fedavg-seed0", "--data", data) == 1
+    assert "9 cases that can be used, and a check takes 10" in capsys.readouterr().err
+
+
+def test_monitor_without_labels_checks_drift_alone(
+    hearts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = _new(tmp_path, "cleveland")
+    rows = list(csv.reader(data.open()))
+    data.write_text("\n".join(",".join(row[:-1]) for row in rows) + "\n")
+    _run(hearts / "fedavg-seed0", "--data", data)
+    out = capsys.readouterr().out
+    assert "not checked: coverage, calibration and accuracy: 0 cases have a label" in out
+    assert json.loads((hearts / "fedavg-seed0" / "summary.json").read_text())["mean"]
