@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.models.contract.errors import RefusedError, SettingError
+from fedsilo.models.contract.versions import TRIED_FLOWER, WORKER_FLOWER
 
 ROOMS = ("client_app", "datasets", "fedsilo", "models", "server_app", "strategies")
 _PACKAGE = "__init__.py"  # of an installed fedsilo; in a checkout it is in fedsilo/
 PYPROJECT = "pyproject.toml"
 # What a checkout has beside the rooms: Flower bundles it, and a hospital's image may lack it
-_BESIDE = (*(f"{name}/" for name in ("benchmarks", "docker", "docs", "tests")), ".")
+_BESIDE = (*(f"{name}/" for name in ("benchmarks", "docker", "docs", "release", "tests")), ".")
 _BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # what Flower bundles
 _LARGEST = 64 * 2**20  # bytes of an app's files, unpacked; ours has 3 MiB
 _NAMED = 3  # files in a refusal
-_FLOWER = "1.39."
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,11 @@ def refuse_other_flower() -> None:
     """Raise a SettingError for a Flower version whose protocol the worker does not know."""
     from flwr.supercore.version import package_version
 
-    if not package_version.startswith(_FLOWER):
+    if not package_version.startswith(f"{WORKER_FLOWER}."):
         raise SettingError(
-            f"Flower {package_version} is installed, and the worker knows the protocol of "
-            f"{_FLOWER}x: pip install 'flwr>={_FLOWER}0,<1.40'"
+            f"Flower {package_version} is installed, and a hospital's worker knows {WORKER_FLOWER} "
+            f"(the engines inline and ray run up to {TRIED_FLOWER}): "
+            f"pip install 'flwr[simulation]~={WORKER_FLOWER}.0'"
         )
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from fedsilo.models.contract.errors import SiteError
 
-FEDSILO = (
-    "0.1.0"  # as in pyproject.toml (a test compares); the bundle that Flower sends has no metadata
-)
+# As in pyproject.toml (release/version.py writes both): Flower's bundle has no package metadata
+FEDSILO = "0.1.0"
+
+WORKER_FLOWER = "1.39"  # whose protocol between SuperNode and worker is known; pyproject.toml's
+TRIED_FLOWER = "1.42"  # the newest with which the engines inline and ray have been tried
 
 _APP, _FLOWER = "fedsilo-version", "flower-version"
 

@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsilo.client_app.worker.installed import refuse_other_flower
 from fedsilo.server_app.deploy.deployment import (
     FEDERATION,
     SERVER,
@@ -50,8 +51,10 @@ def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
     """Start the members that do not run, of a new deployment all.
 
     Raises:
-        FedsiloError: the request contradicts the deployment, or a member does not start.
+        FedsiloError: the request contradicts the deployment, a member does not start, or the
+            worker does not know the installed Flower.
     """
+    refuse_other_flower()
     folder = folder.expanduser().resolve()
     if is_deployment(folder):
         deployment = read_deployment(folder)

@@ -49,14 +49,14 @@ def test_what_would_open_the_worker_is_refused(more: list[str], why: str) -> Non
         commands([*TOLD, *more], SECRET, 7)
 
 
-def test_another_flower_is_refused_with_its_mend(
+def test_another_flower_is_refused_with_the_command_that_installs_the_known_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(flwr.supercore.version, "package_version", "1.40.2")
     assert main(TOLD) == 2
     said = capsys.readouterr().err
     assert "Flower 1.40.2 is installed" in said
-    assert "pip install 'flwr>=1.39.0,<1.40'" in said
+    assert "pip install 'flwr[simulation]~=1.39.0'" in said
 
 
 def _python(code: str) -> list[str]:
