@@ -1,9 +1,12 @@
 # fedsilo: make run trains and prints its table; make test sets up and passes the tests.
 # The virtual environment lies outside the tree, keyed by pyproject.toml, and is shared by checkouts:
-# it holds the dependencies only, the code comes from this folder.
+# it holds the dependencies only, the code comes from this folder. TORCH=cpu (or cu126, ...) takes
+# PyTorch from its own index, into an environment of its own: docs/install.md.
 PYTHON ?= python3
+TORCH ?=
+TORCH_INDEX ?= https://download.pytorch.org/whl/$(TORCH)
 KEY := $(shell $(PYTHON) -c "import hashlib; print(hashlib.sha256(open('pyproject.toml', 'rb').read()).hexdigest()[:12])")
-VENV ?= $(HOME)/.cache/fedsilo/venvs/$(KEY)
+VENV ?= $(HOME)/.cache/fedsilo/venvs/$(KEY)$(if $(TORCH),-$(TORCH))
 BIN := $(VENV)/bin
 # Where tools that read files find the package as it is installed: fedsilo with the five folders in it
 PACKAGE := $(HOME)/.cache/fedsilo/package$(CURDIR)
@@ -13,7 +16,7 @@ export PATH := $(BIN):$(PATH)
 export PYTHONDONTWRITEBYTECODE :=
 EXPERIMENT ?= uefl-digits
 
-.PHONY: run test test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker lock docs docs-serve docs-version
+.PHONY: run test test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker lock docs docs-serve docs-version browser dist licences
 
 run: setup  ## train UEFL over nine silos of embedded real digits (Ray simulation)
 	$(BIN)/python -m fedsilo.server_app.cli simulate $(EXPERIMENT)
@@ -41,7 +44,7 @@ lint: setup  ## ruff, import-linter and mypy, as CI runs them
 	mkdir -p $(PACKAGE) && ln -sfn $(CURDIR) $(PACKAGE)/fedsilo
 	cd $(PACKAGE) && PYTHONPATH=. $(BIN)/lint-imports --no-cache --config $(CURDIR)/pyproject.toml  # the order of the rooms
 	MYPYPATH=$(PACKAGE) $(BIN)/mypy
-	MYPYPATH=$(PACKAGE) $(BIN)/mypy docker  # scripts of the images, no package
+	MYPYPATH=$(PACKAGE) $(BIN)/mypy docker release  # scripts of images and releases, no package
 
 format: setup  ## put the code into ruff's form
 	$(BIN)/ruff check --fix .
@@ -63,17 +66,35 @@ docs-serve: setup  ## the site at http://127.0.0.1:8000 while pages are written
 docs-version: setup  ## the site as VERSION=1.2 on the branch gh-pages, beside older versions
 	$(BIN)/mike deploy --update-aliases $(VERSION) latest
 
-# TORCH=cpu or another build of PyTorch's own index goes into a lock file of its own
+# TORCH=cpu or another build of PyTorch goes into a lock file of its own
 LOCK := docker/requirements$(if $(TORCH),-$(TORCH)).lock
 lock: setup  ## the images' dependencies resolved again: versions and hashes
 	$(BIN)/uv --no-config pip compile pyproject.toml --upgrade --quiet --generate-hashes --no-annotate --no-emit-index-url --python-version 3.11 --python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock$(if $(TORCH), TORCH=$(TORCH))" $(if $(TORCH),--torch-backend $(TORCH)) --output-file $(LOCK)
-	$(if $(TORCH),sed -i '1i --extra-index-url https://download.pytorch.org/whl/$(TORCH)' $(LOCK))
+	$(if $(TORCH),sed -i '1i --extra-index-url $(TORCH_INDEX)' $(LOCK))
 
+dist: setup  ## wheel and sdist in dist/, checked as before an upload (docs/release.md)
+	rm -rf dist
+	$(BIN)/uv --no-config build --quiet
+	$(BIN)/uv --no-config tool run twine check --strict dist/*
+
+licences: setup  ## the page of the dependencies' licences; needs an environment with all extras
+	$(BIN)/python release/licences.py > docs/licences.new
+	mv docs/licences.new docs/licences.md
+
+# The tests of pages look at them in a browser, and are skipped without one
+BROWSERS := chromium chromium-browser google-chrome chrome
+browser:  ## Chromium from Debian's or Ubuntu's packages, where this user may install it and none is there
+	@for name in $(BROWSERS); do command -v $$name > /dev/null && exit; done; \
+	(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) > /dev/null 2>&1 \
+	|| echo "no browser, and none can be installed: the tests of pages are skipped"
+
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 setup: $(VENV)/.ready
 
 $(VENV)/.ready:
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(PYTHON) -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print('\n'.join(p['dependencies'] + p['optional-dependencies']['test'] + p['optional-dependencies']['docs']))" > $(VENV)/requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
+	$(if $(TORCH),grep -E '^torch(vision)?[>=]' $(VENV)/requirements.txt > $(VENV)/torch.txt && $(PIP) --index-url $(TORCH_INDEX) -r $(VENV)/torch.txt)
+	$(PIP) -r $(VENV)/requirements.txt
 	touch $@

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedsilo.datasets.io.text_files import csv_lines, file_fault, read_text
 from fedsilo.datasets.tables.parsing import RowReader, as_matrix
 from fedsilo.datasets.tables.schema import TableSchema
-from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.errors import DataError, SettingError, missing_extra
 from fedsilo.models.contract.one_line import one_line
 
 if TYPE_CHECKING:
@@ -85,10 +85,7 @@ def _read_frame(path: Path, kind: str) -> DataFrame:
             return pd.read_parquet(path)
         return pd.read_excel(path, header=None, dtype=object, engine="openpyxl")
     except ImportError:
-        raise SettingError(
-            f"{path}: Excel and Parquet need the extra 'tables': pip install 'fedsilo[tables]', or "
-            "save the file as CSV"
-        ) from None
+        raise SettingError(missing_extra(str(path), "tables", "save it as CSV")) from None
     except Exception as error:  # openpyxl and pyarrow raise nearly anything at a damaged file
         raise DataError(f"{path} is damaged or no {kind} file ({type(error).__name__})") from None
 

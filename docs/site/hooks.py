@@ -20,6 +20,7 @@ OUTSIDE = {
     "README.md": "overview.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
 }
 _ITEM = re.compile(r"^- \[([^]]+)\]\(([^)#]+)\)", re.MULTILINE)
 _LINK = re.compile(r"(\]\(|(?:src|href|srcset)=\")([^)\"\s#:]+)(?=[)\"#])")

@@ -1,0 +1,95 @@
+"""What a release is made of: one version, the citation, the conda recipe, the licences."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+_CONDA = {"pytorch": "torch", "matplotlib-base": "matplotlib", "huggingface_hub": "huggingface-hub"}
+
+
+@pytest.fixture
+def version() -> ModuleType:
+    """Return release/version.py, which is in no package."""
+    spec = importlib.util.spec_from_file_location("version", ROOT / "release" / "version.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_files_have_the_packages_version(version: ModuleType) -> None:
+    found = list(version.found())
+    assert {name for name, _ in found} == set(version.PLACES)
+    assert {one for _, one in found} == {PROJECT["version"]}
+
+
+def test_a_tag_of_a_release_is_its_version() -> None:
+    command = ["git", "tag", "--points-at", "HEAD", "--list", "v[0-9]*"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert set(done.stdout.split()) <= {f"v{PROJECT['version']}"}
+
+
+def test_a_new_version_is_written_into_each_file_and_dates_the_release(
+    version: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*version.PLACES, "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 0.1.0 (unreleased)\n\n- one\n")
+    before = list(version.found())
+    monkeypatch.setattr(version, "ROOT", tmp_path)
+    for day in ("2026-01-30", "2026-01-31"):
+        version.write("9.8.7rc1", day)
+    assert list(version.found()) == [(name, "9.8.7rc1") for name, _ in before]
+    assert yaml.safe_load((tmp_path / "CITATION.cff").read_text())["date-released"].day == 31
+    changes = (tmp_path / "CHANGELOG.md").read_text()
+    assert changes == "# Changelog\n\n## 9.8.7rc1 (2026-01-30)\n\n- one\n", "a day is not rewritten"
+
+
+def test_the_citation_has_what_its_format_wants() -> None:
+    citation: dict[str, Any] = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["message"]
+    assert citation["authors"]
+    assert citation["license"] == PROJECT["license"]
+    assert str(citation["title"]).startswith(PROJECT["name"])
+
+
+def test_the_conda_recipe_needs_what_the_package_needs() -> None:
+    recipe = yaml.safe_load((ROOT / "release" / "recipe.yaml").read_text())
+    wanted = {}
+    for text in recipe["requirements"]["run"]:
+        name, _, bounds = text.partition(" ")
+        wanted[_CONDA.get(name, name)] = Requirement(f"x{bounds}").specifier
+    assert wanted.pop("python") == Requirement(f"x{PROJECT['requires-python']}").specifier
+    assert wanted.pop("ray-default"), "Flower's extra 'simulation'"
+    own = {one.name: one.specifier for one in map(Requirement, PROJECT["dependencies"])}
+    assert wanted == own
+    (command,) = recipe["build"]["python"]["entry_points"]
+    assert command == f"fedsilo = {PROJECT['scripts']['fedsilo']}"
+
+
+def test_the_licence_of_each_dependency_is_listed() -> None:
+    page = (ROOT / "docs" / "licences.md").read_text()
+    listed = set(re.findall(r"^\| ([a-z0-9-]+) \| \S+ \| \S", page, re.MULTILINE))
+    lock = (ROOT / "docker" / "requirements.lock").read_text()
+    locked = set(re.findall(r"^([a-z0-9-]+)==", lock, re.MULTILINE))
+    extras = PROJECT["optional-dependencies"]
+    texts = [*PROJECT["dependencies"]]
+    texts += [t for name, more in extras.items() if name not in ("test", "docs") for t in more]
+    direct = {canonicalize_name(Requirement(text).name) for text in texts}
+    assert len(locked) > 100
+    assert (locked | direct) - listed == set(), "run 'make licences'"
