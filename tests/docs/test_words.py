@@ -23,8 +23,8 @@ PAGES = sorted(
 WORDS = {
     r"\b(anew|afresh)\b": "again, re-initialised",
     r"\bmend(s|ed|ing)?\b": "fix",
-    # A symbol stands for something, an outlier stands out
-    r"\b(stands?|stood)\b(?! (for|out)\b)": "is, is written",
+    # A symbol stands for something, an outlier stands out, a stand-in is a thing
+    r"\b(stands?|stood)\b(?![ -](for|out|ins?)\b)": "is, is written",
     # A number lies between bounds
     r"\b(lies?|lain)\b(?! (between|within|outside|above|below)\b)": "is",
     # A folder is laid out in a certain way
@@ -35,11 +35,11 @@ WORDS = {
     # Data are held out
     r"\bheld\b(?![ -]out\b)": "kept, compared",
     # "Of the 12 sites, 3 failed" is ordinary English
-    r"(?:^|(?<=[.!?] ))Of (?!(the|these|all) \d)": "subject first: 'For X, ...', 'X has ...'",
+    r"(?:^|(?<=[.!?] ))Of (?!((the|these|all) )?\d)": "subject first: 'For X, ...', 'X has ...'",
     r"(?:^|(?<=[.!?] ))So (is|are|does|do|has|have) ": "subject first",
     r"\bby Ray\b": "with Ray",
     r"\bbegan at\b": "before training",
-    r"\bwent whole\b|\b(a|is|was|newest) whole( one)?\b(?=[,;.]| or\b)": "complete",
+    r"\b(went|is|was|newest) whole\b|\bwhole one\b": "complete",
     r"\bbeside\b(?!:)": "next to, with, in addition to, compared with",
     r"\b(that|what) came\b": "received, what was received",
     r"\b(goes|going|went|go) on (?!to\b)": "continues",
