@@ -21,6 +21,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
+from fedsilo.server_app.run.process_engine import run_with_processes
 from fedsilo.server_app.studies.finish import finish_run
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest
@@ -139,6 +140,17 @@ def test_predictions_of_the_test_rows_have_the_figures_of_metrics_csv(
         assert {"accuracy", "loss", "entropy", "calibration-error"} <= shared
         assert {name: figures[name] for name in shared} == {name: told[name] for name in shared}
         assert ("vacuity" in told) == ("vacuity" in found.statistics)
+
+
+@pytest.mark.parametrize(
+    "variant", in_soak(VARIANTS, but=("fedavg", "fedaligncl", "fedavg-secure"))
+)
+def test_processes_give_the_same_bytes(
+    variant: str, tiny: Tiny, finished: Callable[[str], RunDirectory], tmp_path: Path
+) -> None:
+    values = _values(tiny, variant, rounds=3) | {"run-name": "run", "out": str(tmp_path)}
+    resources: dict[str, Value] = {"num-supernodes": 3, "init-args-num-cpus": 2}
+    assert _bytes(run_with_processes(resolve(values), resources)) == _bytes(finished(variant))
 
 
 # A run that dies and is resumed to the same bytes, below, is of the same seed too, and of all

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.resources import check_resources
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.progress import read_progress
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -190,10 +191,10 @@ def test_resources_are_checked_before_anything_starts() -> None:
     from fedsilo.models.contract.errors import SettingError
 
     with pytest.raises(SettingError, match="did you mean 'num-supernodes'"):
-        ray_engine.check_resources({"num-supernode": 2})
+        check_resources({"num-supernode": 2})
     with pytest.raises(SettingError, match="must be a number"):
-        ray_engine.check_resources({"client-resources-num-gpus": "half"})
-    assert ray_engine.check_resources({})["num-supernodes"] == 2
+        check_resources({"client-resources-num-gpus": "half"})
+    assert check_resources({})["num-supernodes"] == 2
 
 
 def test_an_apps_error_line_is_found_among_flowers_own() -> None:

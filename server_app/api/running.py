@@ -52,7 +52,7 @@ def simulate(
         label: of frames and of Hugging Face, the column of the labels.
         missing: of frames, what becomes of rows with a missing value: 'drop' or 'impute'.
         network: the setting 'network', or a function or class of a module that builds one.
-        engine: 'inline' or 'ray'.
+        engine: 'inline', 'processes', 'ray' or 'auto'.
         ray_address: of a running cluster.
         supernodes: number of simulated sites.
         seed: the seed, in place of the experiment's.

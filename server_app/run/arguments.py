@@ -25,7 +25,7 @@ Settings = Mapping[str, Value] | Sequence[str]  # by key, {"uefl.gamma": 0.2}, o
 Tell = Callable[[str], None]  # takes a line about what goes on
 Watch = Callable[[int, int], None]  # takes how much is done, and of how much
 
-Engine = Literal["auto", "ray", "inline"]
+Engine = Literal["auto", "processes", "ray", "inline"]
 Layer = Literal["embedding", "penultimate"]
 Reader = Literal["research", "clinic", "dpo"]
 Split = Literal["train", "val", "test"]

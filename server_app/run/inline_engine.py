@@ -83,7 +83,7 @@ class InlineGrid(Grid):
         wanted = set(message_ids)
         for message_id in list(self._waiting):
             if message_id in wanted:
-                return [self._answer(self._waiting.pop(message_id))]
+                return [self.answer(self._waiting.pop(message_id))]
         return []
 
     def send_and_receive(
@@ -93,7 +93,8 @@ class InlineGrid(Grid):
         pushed = self.push_messages(messages)
         return [reply for one in pushed for reply in self.pull_messages([one])]
 
-    def _answer(self, message: Message) -> Message:
+    def answer(self, message: Message) -> Message:
+        """Have the app of a message's node answer it; an error becomes an error reply."""
         context = self._contexts[message.metadata.dst_node_id]
         try:
             return self._app(message, context)

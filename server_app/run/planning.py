@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsilo.datasets.registry import cut_of, data_set, silo_names
+from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_names
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.plugs import module_of, plugin_entries
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.server_app.config.experiments import find_experiment, simulation_file
+from fedsilo.server_app.config.resources import check_resources, has_gpu, worker_environments
 from fedsilo.server_app.config.settings import (
     RunSettings,
     parse_assignment,
@@ -29,7 +31,9 @@ from fedsilo.server_app.records.run_directory import (
     open_run_directory,
 )
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.ray_engine import check_resources, run_with_ray
+from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.run.process_engine import run_with_processes
+from fedsilo.server_app.run.ray_engine import run_with_ray
 from fedsilo.server_app.run.ready import (
     refuse_little_memory,
     refuse_missing_weights,
@@ -39,6 +43,7 @@ from fedsilo.server_app.run.ready import (
 if TYPE_CHECKING:
     from fedsilo.server_app.run.ending import Finish
 
+_FEW_STEPS = 4000  # of tables, about 1 ms each: what starting processes takes
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
 
 
@@ -132,20 +137,44 @@ def replanned(
     return resolve(values), check_resources(resources), str(before.launch.get("engine", "ray"))
 
 
-def engine_for(common: CommonSettings, engine: str, ray_address: str | None) -> str:
+def engine_for(
+    common: CommonSettings, resources: Mapping[str, Value], engine: str, ray_address: str | None
+) -> str:
     """Return the engine of that name; ``auto`` takes what is quicker here, and says so.
 
-    That is this process where tables are trained, whose rounds take less than starting Ray, and on
-    a machine of one core; otherwise Ray.
+    Several processes are, unless there is but one core, one GPU that sites are given no share of,
+    or so little to train that starting processes takes longer (docs/engines.md).
     """
-    if engine != "auto":
-        return engine
-    reason = "there is one core" if os.cpu_count() == 1 else ""
-    reason = "tables are quick" if data_set(common.dataset).is_table else reason
-    if ray_address or not reason:
-        return "ray"
-    print(f"fedsilo: sites train in this process, {reason} (--engine ray: side by side)")
-    return "inline"
+    if engine != "auto" or ray_address:
+        return "ray" if engine == "auto" else engine
+    workers = len(worker_environments(resources))
+    if reason := _why_inline(common, resources, workers):
+        print(f"fedsilo: sites train in this process, {reason} (--engine processes: side by side)")
+        return "inline"
+    print(
+        f"fedsilo: sites train in {workers} processes side by side (--engine inline: in this one)"
+    )
+    return "processes"
+
+
+def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
+    """Return why a run is quicker in one process, or an empty text if it is not."""
+    if workers == 1:
+        return "one is all that cores, memory and sites allow"
+    if data_set(common.dataset).is_table and (steps := _steps(common)) < _FEW_STEPS:
+        return f"{steps} steps of tables take less than starting others"
+    if common.device == "cpu" or resources["client-resources-num-gpus"] or not has_gpu():
+        return ""
+    return "which has the GPU to itself"
+
+
+def _steps(common: CommonSettings) -> int:
+    """Return about how many steps a run takes, if the first site has as many samples as others."""
+    names = silo_names(common)
+    samples = len(load_silo(names[0], common).train) if names else 0
+    of_epochs = common.local_epochs * math.ceil(samples / common.batch_size)
+    each = common.pace if common.epoch_steps else common.local_steps or of_epochs
+    return common.rounds * len(names) * each
 
 
 def start(
@@ -172,15 +201,16 @@ def start(
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
     refuse_missing_weights(settings.common)
     cut_of(settings.common)  # a cut that leaves a silo empty would otherwise fail at every silo
-    if engine_for(settings.common, engine, ray_address) == "ray":
+    chosen = engine_for(settings.common, resources, engine, ray_address)
+    if chosen == "ray":
         refuse_unready(settings.common)
         if not ray_address:
             refuse_little_memory(resources)
         return run_with_ray(settings, resources, ray_address or "")
     if ray_address:
         raise SettingError(
-            "--ray-address belongs to the engine 'ray': remove it or --engine inline"
+            f"--ray-address belongs to the engine 'ray': remove it or --engine {chosen}"
         )
-    from fedsilo.server_app.run.inline_engine import run_inline
-
+    if chosen == "processes":
+        return run_with_processes(settings, resources, finish)
     return run_inline(settings, int(resources["num-supernodes"]), finish)

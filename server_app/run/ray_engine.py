@@ -25,11 +25,10 @@ import tomli_w
 from rich.console import Console
 from rich.text import Text
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import shown
 from fedsilo.models.contract.settings import GPU_SHARE
-from fedsilo.models.contract.settings_schema import Value, unknown_key
+from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import git_revision
+from fedsilo.server_app.config.resources import check_device, check_resources
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.progress import mark_interrupted, read_progress
 from fedsilo.server_app.records.run_directory import SUMMARY, RunDirectory, runs_folder
@@ -38,17 +37,9 @@ from fedsilo.server_app.run.processes import end_run
 from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, unused_cluster
 from fedsilo.server_app.run.terminal import progress_bars
 
-RESOURCES: dict[str, Value] = {
-    "num-supernodes": 2,
-    "client-resources-num-cpus": 1,
-    "client-resources-num-gpus": 0.0,
-    "init-args-num-cpus": 0,
-    "init-args-num-gpus": 0,
-}
 LAUNCH_VARIABLE = "FEDSILO_LAUNCH"  # tells the app, inside the Flower run, how it was launched
 _START_LIMIT = 60.0  # seconds
 _END_LIMIT = 30.0  # seconds
-_MOST = 1_000_000  # of any resource
 
 # What Flower and Ray print at every start; warnings, errors and the app's own lines pass
 _NOISE = re.compile(
@@ -60,26 +51,6 @@ _NOISE = re.compile(
 
 class RayRunError(processes.ProcessError):
     """The Flower run did not end well."""
-
-
-def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the resources, with defaults for those not given.
-
-    Raises:
-        SettingError: a key is unknown or a value is not a number of that kind.
-    """
-    for key, value in resources.items():
-        if key not in RESOURCES:
-            raise unknown_key(key, RESOURCES)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
-            raise SettingError(
-                f"resource '{key}' is {shown(value)}; it must be a number, at least 0 and at most "
-                f"{_MOST}"
-            )
-    chosen = RESOURCES | dict(resources)
-    if int(chosen["num-supernodes"]) < 1:
-        raise SettingError("resource 'num-supernodes' is 0; at least one simulated site is needed")
-    return chosen
 
 
 def run_with_ray(
@@ -104,7 +75,7 @@ def run_with_ray(
     with tempfile.TemporaryDirectory(**beside) as home:
         config = Path(home) / "run-config.toml"
         config.write_text(tomli_w.dumps(settings.run_config()))
-        _check_device(settings.common.device, share)
+        check_device(settings.common.device, share)
         launch = json.dumps({"engine": "ray", "resources": wanted})
         variables = {LAUNCH_VARIABLE: launch, GPU_SHARE: str(wanted["client-resources-num-gpus"])}
         try:
@@ -121,31 +92,6 @@ def run_with_ray(
     if error:
         raise RayRunError(error)
     return directory
-
-
-def _check_device(device: str, share: float) -> None:
-    """Warn of a GPU that clients will not see, and refuse one by number: Ray numbers them itself.
-
-    Raises:
-        SettingError: the device cannot be used under Ray.
-    """
-    if device.startswith("cuda:") and device != "cuda:0":
-        raise SettingError(
-            f"setting 'device' is '{device}': under Ray a client sees only the GPU that Ray gives "
-            "it, as number 0; set 'device' to 'cuda', and CUDA_VISIBLE_DEVICES to choose among GPUs"
-        )
-    if share:
-        return
-    hint = (
-        "set 'client-resources-num-gpus' in the experiment's 'resources' (0.5 for two clients at "
-        "once), or take --engine inline"
-    )
-    if device.startswith("cuda"):
-        raise SettingError(f"setting 'device' is '{device}', and Ray gives clients no GPU: {hint}")
-    import torch  # takes seconds, and is needed only here
-
-    if device == "auto" and torch.cuda.is_available():
-        print(f"fedsilo: there is a GPU, and clients train on the CPU: {hint}", file=sys.stderr)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ TRIED = (
     "pre-training diverged in epoch",
     "validation loss is not finite: lower 'learning-rate'",
     "fits the network to be trained: leave 'width' and 'backbone-...' at the run's",
-    "under Ray a client sees only the GPU that Ray gives it",
+    "a client in a process of its own sees only the GPU that it is given",
     "in the experiment's 'resources' (0.5 for two clients at once), or take --engine inline",
 )
 EXPERIMENTS = """

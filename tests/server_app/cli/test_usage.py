@@ -41,7 +41,7 @@ NESTED = tuple(
         ([], "Missing command"),
         (["nonsense"], "No such command 'nonsense'"),
         (["simulate"], "Missing argument 'experiment'"),
-        (["simulate", "x", "--engine", "slurm"], "'slurm' is not one of 'auto', 'ray', 'inline'"),
+        (["simulate", "x", "--engine", "slurm"], "'slurm' is not one of 'auto', 'processes'"),
         (["compare", "x", "--seeds", "two"], "'two' is not a valid integer"),
         (["compare", "x", "--split", "train"], "'train' is not one of 'test', 'val'"),
         (["compare"], "Missing argument"),

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.server_app.config import resources
+from fedsilo.server_app.config.resources import check_resources
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run import processes, ray_engine
 from fedsilo.server_app.run.planning import engine_for
@@ -20,18 +22,20 @@ raise SystemExit(1)
 
 
 @pytest.mark.parametrize(
-    ("dataset", "cores", "engine", "address", "chosen"),
+    ("dataset", "rounds", "cores", "engine", "address", "chosen"),
     [
-        ("heart-synthetic", 8, "auto", None, "inline"),
-        ("digits", 8, "auto", None, "ray"),
-        ("digits", 1, "auto", None, "inline"),
-        ("heart-synthetic", 8, "auto", "auto", "ray"),
-        ("heart-synthetic", 8, "ray", None, "ray"),
-        ("digits", 8, "inline", None, "inline"),
+        ("heart-synthetic", 5, 8, "auto", None, "inline"),
+        ("heart-synthetic", 5000, 8, "auto", None, "processes"),
+        ("digits", 5, 8, "auto", None, "processes"),
+        ("digits", 5, 1, "auto", None, "inline"),
+        ("heart-synthetic", 5, 8, "auto", "auto", "ray"),
+        ("heart-synthetic", 5, 8, "ray", None, "ray"),
+        ("digits", 5, 8, "inline", None, "inline"),
     ],
 )
-def test_engine_auto_takes_this_process_for_tables_and_on_one_core(
+def test_engine_auto_takes_this_process_for_little_work_and_on_one_core(
     dataset: str,
+    rounds: int,
     cores: int,
     engine: str,
     address: str | None,
@@ -39,10 +43,25 @@ def test_engine_auto_takes_this_process_for_tables_and_on_one_core(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
-    assert engine_for(CommonSettings(dataset=dataset), engine, address) == chosen
+    monkeypatch.setattr(resources, "cores", lambda: cores)
+    common, wanted = CommonSettings(dataset=dataset, rounds=rounds), check_resources({})
+    assert engine_for(common, wanted, engine, address) == chosen
     said = capsys.readouterr().out
-    assert said.count("\n") == (engine == "auto" and chosen == "inline")
+    assert said.count("\n") == (engine == "auto" and chosen != "ray")
+
+
+@pytest.mark.parametrize(
+    ("share", "there", "chosen"),
+    [(0.0, True, "inline"), (0.5, True, "processes"), (0.0, False, "processes")],
+)
+def test_engine_auto_leaves_a_gpu_of_which_sites_get_no_share_to_this_process(
+    share: float, there: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "cores", lambda: 8)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    monkeypatch.setenv(resources.VISIBLE, "0")
+    wanted = check_resources({"client-resources-num-gpus": share})
+    assert engine_for(CommonSettings(dataset="digits"), wanted, "auto", None) == chosen
 
 
 @pytest.mark.parametrize("verbose", [False, True])

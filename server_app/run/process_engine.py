@@ -1,0 +1,341 @@
+"""The engine of several processes: a fork server that has PyTorch loaded, and a worker per core.
+
+A worker is a pool of one process (``concurrent.futures``), forked in milliseconds, so that with a
+process that dies the message is known that it was answering. The large parts of a message are in
+shared memory without a name: nothing of it stays, in whatever way a process ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import pickle
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing import get_context, parent_process
+from multiprocessing.forkserver import ensure_running
+from threading import Thread
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Error, Message
+from flwr.clientapp import ClientApp
+
+from fedsilo.models.contract.settings import GPU_SHARE
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.resources import check_device, check_resources, worker_environments
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
+from fedsilo.server_app.run.processes import ProcessError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedsilo.server_app.records.run_directory import RunDirectory
+    from fedsilo.server_app.run.ending import Finish
+
+_PRELOADED = ("answer", "hello", "lab", "session")  # modules of client_app
+_DEATHS = 3  # of the workers that answer one message, until its site counts as failed
+_WAIT = 30.0  # seconds that a pull waits at most
+_LARGE = 2**16  # bytes: from here on an object is in shared memory
+
+Parcel = tuple[bytes, "Tensor | None"]  # a pickled message, and the large objects that it names
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles all but large bytes, which it collects."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.large: list[bytes] = []
+        self._end = 0
+
+    def persistent_id(self, obj: Any) -> tuple[int, int] | None:
+        """Return where large bytes will be, and None for anything else."""
+        if type(obj) is not bytes or len(obj) < _LARGE:
+            return None
+        self.large.append(obj)
+        begin, self._end = self._end, self._end + len(obj)
+        return begin, self._end
+
+
+class _Unpickler(pickle.Unpickler):
+    """Takes large bytes from shared memory."""
+
+    def __init__(self, data: bytes, shared: Tensor | None) -> None:
+        super().__init__(io.BytesIO(data))
+        self._shared = memoryview(b"") if shared is None else shared.numpy().data
+
+    def persistent_load(self, pid: tuple[int, int]) -> bytes:
+        """Return a copy of the bytes between two places."""
+        return bytes(self._shared[slice(*pid)])
+
+
+class Packing:
+    """Packs messages for another process; what goes to several sites is shared once."""
+
+    def __init__(self) -> None:
+        self._before: list[bytes] = []
+        self._shared: Tensor | None = None
+
+    def pack(self, message: Message) -> Parcel:
+        """Return the message in a form that another process can open.
+
+        Raises:
+            ProcessError: there is no room in shared memory.
+        """
+        pickler = _Pickler(file := io.BytesIO())
+        pickler.dump(message)
+        same = len(pickler.large) == len(self._before) and all(
+            one is other for one, other in zip(pickler.large, self._before, strict=True)
+        )
+        if not same:
+            self._shared = _shared(pickler.large) if pickler.large else None
+            self._before = pickler.large
+        return file.getvalue(), self._shared
+
+
+def _shared(parts: list[bytes]) -> Tensor:
+    """Return the parts, one after the other, in shared memory.
+
+    Raises:
+        ProcessError: there is no room for them.
+    """
+    import torch
+    import torch.multiprocessing  # teaches multiprocessing to hand over a tensor's memory
+
+    together = bytearray().join(parts)
+    try:
+        shared: Tensor = torch.frombuffer(together, dtype=torch.uint8)
+        shared.share_memory_()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        raise ProcessError(
+            f"shared memory has no room for {len(together)} bytes of a message: make /dev/shm "
+            "larger (docker run --shm-size=2g), or take --engine inline"
+        ) from None
+    return shared
+
+
+def unpack(parcel: Parcel) -> Message:
+    """Return the message in a parcel."""
+    message: Message = _Unpickler(*parcel).load()
+    return message
+
+
+@dataclass
+class Worker:
+    """A process that answers one message at a time.
+
+    Attributes:
+        arguments: the process's variables, the run's settings, and a config for each site.
+    """
+
+    arguments: tuple[dict[str, str], dict[str, Value], list[dict[str, Value]]]
+    pool: ProcessPoolExecutor = field(init=False)
+    process: Future[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start the process."""
+        self.start()
+
+    def start(self) -> None:
+        """Start the process; the one before has ended."""
+        context = get_context("forkserver")
+        self.pool = ProcessPoolExecutor(1, context, _begin, self.arguments)
+        with _without_main():
+            self.process = self.pool.submit(os.getpid)
+
+    def submit(self, parcel: Parcel) -> Future[Parcel]:
+        """Have the process answer a packed message; one that was killed idle is started again."""
+        try:
+            return self.pool.submit(_answer, parcel)
+        except BrokenProcessPool:
+            self.start()
+            return self.pool.submit(_answer, parcel)
+
+    def end(self) -> None:
+        """End the process at once, whatever it computes."""
+        with suppress(BrokenProcessPool, ProcessLookupError):
+            os.kill(self.process.result(), signal.SIGKILL)
+        self.pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Let processes not import the caller's script, which may start a run as it is imported."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+class ProcessGrid(InlineGrid):
+    """A grid whose nodes are answered by workers, each node by the same one where it is free."""
+
+    def __init__(
+        self,
+        run_config: Mapping[str, Value],
+        node_configs: list[dict[str, Value]],
+        environments: Iterable[Mapping[str, str]],
+    ) -> None:
+        super().__init__(ClientApp(), run_config, node_configs)  # its workers have the app
+        self._packing = Packing()
+        self._idle = [
+            Worker((os.environ | own, dict(run_config), node_configs)) for own in environments
+        ]
+        self._running: dict[Future[Parcel], tuple[Message, Worker]] = {}
+        self._replies: dict[str, Message] = {}
+        self._home: dict[int, Worker] = {}
+        self._deaths = Counter[str]()
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that have come among those to ``message_ids``; wait for the first.
+
+        Raises:
+            ProcessError: there is no room in shared memory.
+        """
+        wanted = list(message_ids)
+        while not (come := [key for key in wanted if key in self._replies]):
+            self._dispatch()
+            done, _ = wait(self._running, _WAIT, FIRST_COMPLETED)
+            if not done:
+                return []
+            for future in done:
+                self._take(future)
+        self._dispatch()  # what is idle works while these are read
+        return [self._replies.pop(key) for key in come]
+
+    def _dispatch(self) -> None:
+        """Give each idle worker a message: of a site that it knows, else the oldest."""
+        while self._idle and self._waiting:
+            worker = self._idle.pop()
+            known = (
+                key
+                for key, message in self._waiting.items()
+                if self._home.get(message.metadata.dst_node_id, worker) is worker
+            )
+            message = self._waiting.pop(next(known, next(iter(self._waiting))))
+            self._home[message.metadata.dst_node_id] = worker
+            future = worker.submit(self._packing.pack(message))
+            self._running[future] = message, worker
+
+    def _take(self, future: Future[Parcel]) -> None:
+        """Take a reply; a message whose worker died is answered again, by a new process."""
+        message, worker = self._running.pop(future)
+        self._idle.append(worker)
+        key = message.metadata.message_id
+        try:
+            self._replies[key] = unpack(future.result())
+        except BrokenProcessPool:
+            self._deaths[key] += 1
+            if self._deaths[key] < _DEATHS:
+                self._waiting = {key: message, **self._waiting}
+            else:
+                self._replies[key] = _killed(message)
+            worker.start()
+
+    def end(self) -> None:
+        """End all processes at once."""
+        for worker in [*self._idle, *(worker for _, worker in self._running.values())]:
+            worker.end()
+
+
+def _killed(message: Message) -> Message:
+    """Return the reply of a site whose process died at each try."""
+    reason = (
+        f"its process was killed {_DEATHS} times as it answered: memory may be short, so give "
+        "sites more with 'client-resources-num-cpus', or take --engine inline"
+    )
+    reply = Message(Error(0, reason), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = f"reply-{message.metadata.message_id}"
+    return reply
+
+
+# --- In a worker ---
+
+_site: InlineGrid | None = None
+_replies = Packing()
+
+
+def _begin(
+    environment: dict[str, str],
+    run_config: dict[str, Value],
+    node_configs: list[dict[str, Value]],
+) -> None:
+    """Become a worker: leave Ctrl-C to the command, and end with it, however it ends."""
+    global _site
+    gc.freeze()  # or looking for garbage would copy what is shared with the fork server
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_command, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(environment)
+    from fedsilo.client_app.app import app
+
+    flower_identity().__enter__()
+    _site = InlineGrid(app, run_config, node_configs)
+
+
+def _end_with_command() -> None:
+    command = parent_process()
+    assert command is not None
+    command.join()
+    os._exit(1)
+
+
+def _answer(parcel: Parcel) -> Parcel:
+    """Answer a message as a simulated site does."""
+    assert _site is not None
+    return _replies.pack(_site.answer(unpack(parcel)))
+
+
+# --- A run ---
+
+
+def start_fork_server() -> None:
+    """Start the process from which workers are forked; it loads PyTorch beside this process."""
+    modules = [f"fedsilo.client_app.{name}" for name in _PRELOADED]
+    get_context("forkserver").set_forkserver_preload(modules)
+    ensure_running()
+
+
+@contextmanager
+def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
+    """Give a grid of simulated sites that are answered by processes.
+
+    Raises:
+        SettingError: the device cannot be used by several processes.
+    """
+    share = str(resources["client-resources-num-gpus"])
+    check_device(settings.common.device, float(share))
+    start_fork_server()
+    environments = [{GPU_SHARE: share, **own} for own in worker_environments(resources)]
+    nodes = partition_configs(int(resources["num-supernodes"]))
+    with flower_identity():
+        grid = ProcessGrid(settings.as_mapping(), nodes, environments)
+        try:
+            yield grid
+        finally:
+            grid.end()
+
+
+def run_with_processes(
+    settings: RunSettings, resources: Mapping[str, Value], finish: Finish | None = None
+) -> RunDirectory:
+    """Run ``settings`` with sites in processes of this machine; for ``finish`` see ``run``.
+
+    Raises:
+        FedsiloError: the run failed.
+    """
+    from fedsilo.server_app.run.runner import run
+
+    wanted = check_resources(resources)
+    with process_grid(settings, wanted) as grid:
+        return run(grid, settings, {"engine": "processes", "resources": wanted}, finish)

@@ -1,0 +1,75 @@
+"""What sites may use: workers by cores, memory and GPUs, and devices as a client sees them."""
+
+import pytest
+import torch
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config import resources
+from fedsilo.server_app.config.resources import check_device, check_resources, worker_environments
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_gpu_by_number_is_refused_with_the_reason(share: float) -> None:
+    with pytest.raises(SettingError, match="'cuda:1': a client in a process of its own sees only"):
+        check_device("cuda:1", share)
+
+
+def test_a_gpu_that_clients_get_no_share_of_is_refused_with_the_mend() -> None:
+    for device in ("cuda", "cuda:0"):
+        with pytest.raises(SettingError, match="'client-resources-num-gpus' in the experiment"):
+            check_device(device, 0.0)
+        check_device(device, 0.5)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_gpu_that_is_seen_and_not_used_is_told(
+    there: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    check_device("auto", 0.0)
+    assert ("there is a GPU, and clients train on the CPU" in capsys.readouterr().err) == there
+    check_device("auto", 0.5)
+    check_device("cpu", 0.0)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free", "workers"),
+    [
+        ({"num-supernodes": 20}, 64, 8),
+        ({"num-supernodes": 3}, 64, 3),
+        ({"num-supernodes": 20, "client-resources-num-cpus": 3}, 64, 2),
+        ({"num-supernodes": 20, "init-args-num-cpus": 4}, 64, 4),
+        ({"num-supernodes": 20, "client-resources-num-cpus": 99}, 64, 1),
+        ({"num-supernodes": 20}, 5, 5),
+        ({"num-supernodes": 20}, 0, 1),
+    ],
+)
+def test_workers_are_as_many_as_cores_memory_and_sites_allow(
+    wanted: dict[str, Value], free: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = type("Memory", (), {"available": free * 2**30})
+    monkeypatch.setattr(resources, "cores", lambda: 8)
+    monkeypatch.setattr(resources.psutil, "virtual_memory", lambda: memory)
+    assert worker_environments(check_resources(wanted)) == [{}] * workers
+
+
+@pytest.mark.parametrize(
+    ("share", "most", "seen"),
+    [
+        (0.5, 0, ["4", "6", "4", "6"]),
+        (1, 0, ["4", "6"]),
+        (0.5, 1, ["4", "4"]),
+        (0.3, 0, ["4", "6", "4", "6", "4", "6"]),
+        (2, 0, ["4", "6"]),
+    ],
+)
+def test_each_worker_sees_one_gpu_and_shares_it_with_as_many_as_its_share_allows(
+    share: float, most: int, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "cores", lambda: 16)
+    monkeypatch.setenv(resources.VISIBLE, "4,6")
+    told = {"client-resources-num-gpus": share, "init-args-num-gpus": most, "num-supernodes": 9}
+    environments = worker_environments(check_resources(told))
+    assert [one[resources.VISIBLE] for one in environments] == seen
