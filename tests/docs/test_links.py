@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo.models.contract.methods import METHODS
+
 ROOT = Path(__file__).resolve().parents[2]
-README_LINES = 120
+README_LINES = 100
 PAGES = sorted(
     [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     + list((ROOT / "docs").rglob("*.md"))
@@ -98,16 +100,21 @@ def test_the_readme_is_short_and_shows_a_run() -> None:
     assert (ROOT / pictures[0]).stat().st_size < 200_000
 
 
-def test_every_figure_in_the_readmes_table_stands_on_a_page_that_its_row_links() -> None:
-    rows = [
-        line for line in (ROOT / "README.md").read_text().splitlines() if "docs/results" in line
-    ]
+def test_every_figure_in_the_table_of_methods_is_on_a_page_that_its_row_links() -> None:
+    table = ROOT / "docs" / "methods" / "README.md"
+    rows = [line for line in table.read_text().splitlines() if "../results" in line]
     measured = [row.split(" | ")[-1] for row in rows if row.count(" | ") == 3]
     assert len(measured) > 10
     for cell in measured:
-        pages = "".join((ROOT / path).read_text() for path in _LINK.findall(cell))
+        pages = "".join((table.parent / path).read_text() for path in _LINK.findall(cell))
         for figure in re.findall(r"\d*\.\d+", re.sub(r"\([^)]*\)", "", cell)):
-            assert figure in pages, f"{figure} of '{cell}' stands on none of its pages"
+            assert figure in pages, f"{figure} of '{cell}' is on none of its pages"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/methods/README.md"])
+def test_every_method_has_a_link_to_its_page(page: str) -> None:
+    linked = re.findall(r"\[(`[^]]+)\]\(", (ROOT / page).read_text())
+    assert {name for text in linked for name in re.findall(r"`([a-z-]+)`", text)} >= METHODS.keys()
 
 
 def test_anchors_are_those_of_a_forge(tmp_path: Path) -> None:

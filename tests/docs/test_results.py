@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-README = DOCS.parent / "README.md"
+METHODS = DOCS / "methods" / "README.md"
 PAGES = sorted((DOCS / "results").glob("*.md"))
 
 Numbers = npt.NDArray[np.float64]
@@ -115,11 +115,13 @@ def test_every_figure_of_a_sentence_is_in_a_file_that_its_page_names(page: Path)
     assert list(_lost([page], texts)) == []
 
 
-def test_every_figure_of_the_readmes_methods_is_in_a_file_of_the_pages_that_its_row_names() -> None:
-    rows = [row for row in README.read_text(encoding="utf-8").splitlines() if "results/" in row]
+def test_every_figure_of_the_table_of_methods_is_in_a_file_of_a_page_in_its_row() -> (
+    None
+):
+    rows = [row for row in METHODS.read_text(encoding="utf-8").splitlines() if "results/" in row]
     assert len(rows) > 10
     for row in rows:
-        pages = {DOCS / found for found in re.findall(r"\(docs/(results/[\w-]+\.md)\)", row)}
+        pages = {DOCS / found for found in re.findall(r"\(\.\./(results/[\w-]+\.md)\)", row)}
         assert list(_lost(pages, [(row.rpartition(" | ")[2], row)])) == []
 
 

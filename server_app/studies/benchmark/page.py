@@ -25,7 +25,7 @@ from fedsilo.server_app.studies.benchmark.ranks import (
 from fedsilo.server_app.studies.benchmark.rows import Rows
 from fedsilo.server_app.studies.compare.tables import csv_text, markdown_table
 
-_CELLS = 3  # of the README's table, beside a row's methods
+_CELLS = 3  # of docs/methods/README.md's table, beside a row's methods
 _METHOD = re.compile(r"`([\w-]+)`")
 
 
@@ -85,7 +85,7 @@ class Benchmarked:
         yield from missing_lines(self)
 
     def write(self, page: Path | None, readme: Path | None) -> None:
-        """Write the page with tables and pictures in its folder, and the README's last column."""
+        """Write the page with tables and pictures in its folder, and a README's last column."""
         from fedsilo.server_app.studies.benchmark.pictures import draw_costs, draw_ranks
         from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
@@ -208,7 +208,7 @@ def with_last_column(readme: str, found: Benchmarked) -> str:
         named = [name for name in _METHOD.findall(first) if name in METHODS]
         if named and len(cells) == _CELLS:
             text = "; ".join(_ranks(name, found) for name in named)
-            line = f"| {' | '.join([first, *cells[:-1], f'[{text}](docs/results/benchmark.md)'])} |"
+            line = f"| {' | '.join([first, *cells[:-1], f'[{text}](../results/benchmark.md)'])} |"
         lines.append(line)
     return "\n".join(lines)
 
