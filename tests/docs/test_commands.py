@@ -1,62 +1,220 @@
-"""The commands that the pages show name experiments, settings and methods that there are."""
+"""The commands that the pages print: all are parsed, and those that need no hours are run.
 
-import re
-import shlex
-import tomllib
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+Each page runs in order, in one folder; the README and first steps are one story. A run is made
+small by settings added at its end, and files that a command downloads are stand-ins.
+"""
+
+import functools
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-import yaml
+import typer.main
 
+from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.methods import METHODS
+from fedsilo.server_app.cli.main import main, make_app
+from fedsilo.server_app.config import experiments
+from fedsilo.server_app.records.progress_hook import ProgressHook
+from fedsilo.server_app.run import planning
+from fedsilo.server_app.run.arguments import run_sources
+from tests.support.data_folders import write_sorted, write_tables
+from tests.support.made_data import write_data
+from tests.support.page_commands import commands
 
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = ROOT / "server_app" / "api" / "project"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-# Whose operands are names of simulation.yaml
-RUNNING = {"simulate", "compare", "tune", "crossvalidate", "pretrain"}
+# Pages that are run in one folder, one after the other -> what the folder holds before
+STORIES: Mapping[tuple[str, ...], Callable[[Path], object]] = {
+    ("README.md", "docs/first-steps.md"): lambda _: None,
+    ("docs/comparing.md",): lambda folder: write_data("heart", folder / "DATA"),
+    ("docs/plugs.md",): lambda folder: (folder / "docs").symlink_to(ROOT / "docs"),
+    ("docs/own-data.md",): lambda folder: write_sorted(folder / "FOLDER"),
+    ("docs/tables.md",): lambda folder: write_tables(folder / "FOLDER"),
+    ("docs/unseen.md", "docs/many-sites.md", "docs/secure-aggregation.md"): lambda _: None,
+    ("docs/report.md",): lambda _: None,
+    ("server_app/api/project/README.md",): lambda folder: shutil.copytree(
+        PROJECT, folder, dirs_exist_ok=True
+    ),
+}
+# Commands that a story leaves out, by their first words -> why
+NOT_RUN = {
+    "python3 -m venv": "tests/packaging installs the wheel into an environment of its own",
+    ".": "it activates that environment",
+    "pip install": "it needs a package registry",
+    "fedsilo fetch hf:": "it needs Hugging Face; tests/server_app/api tries it on a stand-in",
+    "fedsilo benchmark": "it needs the 740 patients; tests/server_app/studies/benchmark runs it",
+    "fedsilo watch runs/hearts --port": "it serves until it is interrupted",
+    "fedsilo simulate fedavg-heart --set partition=dirichlet": "it needs the 740 patients",
+    "fedsilo survey fedavg-heart --deployment": "tests/deploy/test_survey.py runs a deployment",
+}
+DIGITS = [
+    "silo-train-size=40",
+    "silo-test-size=10",
+    "rounds=2",
+    "local-epochs=1",
+    "width=4",
+    "mc-passes=2",
+]
+HEART = ["rounds=2", "picsr.expert-rounds=1", "dataset=heart-synthetic"]  # in place of real files
+UEFL = "uefl.iteration-rounds=1 uefl.extension-rounds=1 uefl.codes=4 uefl.centroid-min-count=1"
+FOLDER = ["rounds=1", "local-epochs=1", "width=4", "mc-passes=0"]
+# What makes a command's run small -> settings added at its end; the longest beginning counts
+SMALL = {
+    "fedsilo simulate picsr-heart": HEART,
+    "fedsilo simulate fedavg-heart": ["rounds=2"],
+    "fedsilo simulate uefl-digits": [*DIGITS, "silos=3", "rounds=3", *UEFL.split()],
+    "fedsilo simulate first": ["rounds=1"],
+    "fedsilo simulate own": ["rounds=1"],
+    "fedsilo simulate fedavg-digits": DIGITS,
+    "fedsilo simulate fedavg-digits --engine inline --set secure": [*DIGITS, "silos=4"],
+    "fedsilo simulate fedbn-digits": DIGITS,
+    "fedsilo simulate fedavg-digits --set network=timm": [*DIGITS[:3], "silos=2", "mc-passes=0"],
+    "fedsilo simulate fedavg --engine": FOLDER,
+    "fedsilo simulate fedavg --engine inline --set dataset=bloodmnist": [
+        *(*FOLDER, "silos=2", "silo-train-size=10", "silo-test-size=1")
+    ],
+    "fedsilo simulate fedevprompt-phantom": [
+        *("sample-share=0.01", "image-size=32", "backbone-width=16", "backbone-depth=2"),
+        *("basic-layers=1", "rounds=1"),
+    ],
+    "fedsilo simulate fed-align-cl-phantom": [
+        *("sample-share=0.02", "image-size=80", "rounds=1", "epoch-steps=2", "pace=2"),
+        "fedaligncl.warmup-epochs=0",
+    ],
+    "fedsilo simulate fedavg-mnist-cpu": [
+        *("silos=2", "silo-train-size=10", "silo-test-size=1", "rounds=1", "width=4", "mc-passes=0")
+    ],
+    "fedsilo compare uefl-digits": [*DIGITS, "silos=3", "rounds=16"],  # UEFL extends after 15
+    "fedsilo compare": [*DIGITS, "silos=3"],
+    "fedsilo compare first": ["rounds=1"],
+    "fedsilo crossvalidate": ["rounds=21", "local-steps=1"],  # PICSR's experts train in 20
+    "fedsilo tune": ["rounds=2"],
+}
+# Options added at a command's end, for the same reason
+FEWER = {
+    "fedsilo crossvalidate": ["--folds", "2"],
+    "fedsilo compare": ["--seeds", "1"],
+    "fedsilo tune": ["--trials", "2", "--folds", "2", "--seeds", "1"],
+    "fedsilo embeddings": ["--limit", "20"],
+}
 
 
-def _commands(page: Path) -> Iterator[list[str]]:
-    """Yield the words of every ``fedsilo`` command in the page's shell blocks."""
-    for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] == ["fedsilo"]:
-                yield words[1:]
+def _of(table: Mapping[str, Any], text: str) -> Any:
+    """Return what a table has for the longest beginning of a command, or None."""
+    return table.get(max((key for key in table if text.startswith(key)), key=len, default=""))
 
 
-def _keys(section: Mapping[str, Any], group: str = "") -> Iterator[str]:
-    """Yield the keys of pyproject.toml's run config; those of a group with its name."""
-    for key, value in section.items():
-        if isinstance(value, dict):
-            yield from _keys(value, f"{group}{key}.")
-        else:
-            yield group + key
+def _run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = " ".join(words)
+    assert words[0] == "fedsilo" or _of(NOT_RUN, text), f"{text}: run it, or say why not"
+    if _of(NOT_RUN, text):
+        return
+    if words[1] == "fetch":
+        write_data(words[2], Path(words[words.index("--data-dir") + 1]))
+        return
+    added = [part for one in _of(SMALL, text) or [] for part in ("--set", one)]
+    added += ["--engine", "inline"] if words[1] == "simulate" else []
+    arguments = [*words[1:], *added, *(_of(FEWER, text) or [])]
+    if words[1:] == ["simulate", "uefl-digits", "--name", "digits"]:  # "interrupt it with Ctrl-C"
+        with monkeypatch.context() as patched:
+            patched.setattr(ProgressHook, "round_ended", _interrupt)
+            assert main(arguments) == 130
+        assert '"interrupted"' in (folder / "runs" / "digits" / "progress.json").read_text()
+        return
+    assert main(arguments) == 0, text
 
 
-def _operands(words: list[str]) -> list[str]:
-    """Return the words before the first option: the operands, as the pages write commands."""
-    first = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    return [word for word in words[:first] if "$" not in word and not word.isupper()]
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("pages", STORIES, ids=lambda pages: pages[0])
+def test_commands_of_a_story_run_in_order(
+    pages: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    STORIES[pages](tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(
+        experiments, "read_experiments", functools.cache(experiments.read_experiments)
+    )
+    for page in pages:
+        for words in commands(ROOT / page, tmp_path):
+            _run(words, tmp_path, monkeypatch)
+
+
+def _parsed(words: list[str]) -> click.Context:
+    """Return the context of a command line that the real parser accepts."""
+    command: click.Command = typer.main.get_command(make_app())
+    context = command.make_context("fedsilo", list(words))
+    while isinstance(command, click.Group):
+        name, found, rest = command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
+        assert found
+        command = found
+        context = command.make_context(name, rest, parent=context)
+    return context
+
+
+def _plan(context: click.Context) -> None:
+    """Read the settings of every experiment that a command names."""
+    params = context.params
+    named = params.get("experiments") or [params.get("experiment")]
+    sources = {
+        key: params.get(key) for key in ("settings", "config", "file", "plugin") if params.get(key)
+    }
+    if params.get("file") or params.get("config"):
+        return  # a file of the reader's
+    for name in filter(None, named):
+        try:
+            planning.planned(str(name), run_sources(sources))  # type: ignore[arg-type]
+        except DataError:  # files that are not here; the settings were read before
+            continue
+
+
+@functools.cache
+def _experiments(path: Path) -> Mapping[str, experiments.Experiment]:
+    return _READ(path)
+
+
+_READ = experiments.read_experiments
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_experiment_and_setting_in_a_command_exists(page: Path) -> None:
-    experiments = yaml.safe_load((ROOT / "simulation.yaml").read_text())["experiments"]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    settings = set(_keys(project["tool"]["flwr"]["app"]["config"]))
-    for words in _commands(page):
-        if words[0] in RUNNING:
-            unknown = set(_operands(words[1:])) - set(experiments) - METHODS.keys()
-            assert not unknown, f"{' '.join(words)}: no experiment {unknown}"
-        for before, word in pairwise(words):
-            if before == "--set":
-                key = word.partition("=")[0]
-                assert key in settings, f"{' '.join(words)}: no setting {key}"
+def test_every_command_of_a_page_is_accepted_by_the_parser(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiments, "read_experiments", _experiments)
+    monkeypatch.chdir(ROOT)
+    for words in commands(page, tmp_path):
+        if words[0] == "fedsilo" and "..." not in words:
+            try:
+                _plan(_parsed(words[1:]))
+            except click.exceptions.Exit:  # --help
+                continue
+            except Exception as error:
+                raise AssertionError(f"{' '.join(words)}: {error}") from error
 
 
-def test_the_pages_show_commands() -> None:
-    assert sum(len(list(_commands(page))) for page in PAGES) > 40
+def test_pages_print_commands(tmp_path: Path) -> None:
+    assert sum(len(commands(page, tmp_path)) for page in PAGES) > 100
+    assert {"uefl", "fedavg"} < METHODS.keys()
+
+
+def test_a_command_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```sh\nfor m in a b; do\n  fedsilo simulate $m --sed 1   # no\ndone\n```\n")
+    found = commands(page, tmp_path)
+    assert found == [["fedsilo", "simulate", m, "--sed", "1"] for m in "ab"]
+    with pytest.raises(click.UsageError, match="No such option"):
+        _parsed(found[0][1:])
+    for wrong, told in (("uefl-digit", "unknown experiment"), ("uefl --set rouns=1", "rounds")):
+        with pytest.raises(SettingError, match=told):
+            _plan(_parsed(["simulate", *wrong.split()]))

@@ -115,9 +115,7 @@ def test_every_figure_of_a_sentence_is_in_a_file_that_its_page_names(page: Path)
     assert list(_lost([page], texts)) == []
 
 
-def test_every_figure_of_the_table_of_methods_is_in_a_file_of_a_page_in_its_row() -> (
-    None
-):
+def test_every_figure_of_the_table_of_methods_is_in_a_file_of_a_page_in_its_row() -> None:
     rows = [row for row in METHODS.read_text(encoding="utf-8").splitlines() if "results/" in row]
     assert len(rows) > 10
     for row in rows:
