@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from fedsilo.client_app.worker.installed import installed_app, local_changes
-from fedsilo.models.contract.versions import FEDSILO, git_revision
+from fedsilo.models.contract.versions import FEDSILO, TRIED_FLOWER, WORKER_FLOWER, git_revision
 from fedsilo.server_app.doctor.findings import Passed, Refused
 
 GIGABYTE = 10**9
@@ -41,7 +41,8 @@ def software() -> Passed:
     changed = local_changes(app.folder)
     return Passed(
         f"fedsilo {FEDSILO} (revision {git_revision()[:12]}), Python {platform.python_version()}, "
-        f"flwr {version('flwr')}, torch {version('torch')}",
+        f"flwr {version('flwr')} (known: {WORKER_FLOWER}; to simulate, up to {TRIED_FLOWER}), "
+        f"torch {version('torch')}",
         (f"changed here: {', '.join(changed[:5])}",) if changed else (),
     )
 

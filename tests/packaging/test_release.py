@@ -1,10 +1,12 @@
 """What a release is made of: one version, the citation, the conda recipe, the licences."""
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import tomllib
+from csv import DictReader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -80,6 +82,51 @@ def test_the_conda_recipe_needs_what_the_package_needs() -> None:
     assert wanted == own
     (command,) = recipe["build"]["python"]["entry_points"]
     assert command == f"fedsilo = {PROJECT['scripts']['fedsilo']}"
+
+
+def test_the_page_on_installing_has_the_sizes_that_were_measured() -> None:
+    page = (ROOT / "docs" / "install.md").read_text()
+    with (ROOT / "docs" / "results" / "install-sizes.csv").open() as file:
+        sizes = {
+            (row["what"], row["pytorch"][:3]): float(row["megabytes"]) for row in DictReader(file)
+        }
+    for what, row in {
+        "torch and torchvision": "`torch` and `torchvision` with what they need",
+        "the card's packages": "with Flower, Ray, timm, POT and cvxpylayers",
+        "fedsilo": "all of fedsilo",
+    }.items():
+        *_, cpu, cuda, _ = next(line for line in page.splitlines() if row in line).split("|")
+        numbers = [f"{sizes[what, build]:,.0f}" for build in ("cpu", "cud")]
+        assert [cpu.strip(), cuda.strip()] == numbers
+    listed = re.findall(r"^\| `([a-z]+)` \|.*\| (\S.*) \|$", page, re.MULTILINE)
+    for extra, shown in listed:
+        size = sizes[f"extra {extra}", "cud"]
+        assert shown == (f"{size:.0f}" if size >= 1 else "under 1"), extra
+    extras = PROJECT["optional-dependencies"].keys() - {"docs", "test"}
+    assert {name for name, _ in listed} == extras, "measure it: release/sizes.py"
+
+
+def _setup(*more: str) -> str:
+    """Return the commands of ``make setup``, whatever the make that runs this test was given."""
+    own = ("MAKEFLAGS", "MAKEOVERRIDES", "VENV", "TORCH")
+    return subprocess.run(
+        ["make", "-n", "-B", "setup", *more],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name not in own},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+@pytest.mark.parametrize("build", ["cpu", "cu126"])
+def test_another_pytorch_is_installed_first_from_its_own_index_into_its_own_environment(
+    build: str,
+) -> None:
+    index = f"--index-url https://download.pytorch.org/whl/{build}"
+    order = rf"{index} -r (\S+)-{build}/torch.txt\n.*-r \1-{build}/requirements"
+    assert re.search(order, _setup(f"TORCH={build}"))
+    assert "whl" not in _setup()
 
 
 def test_the_licence_of_each_dependency_is_listed() -> None:
