@@ -20,7 +20,7 @@ from fedsilo.client_app.outbound import Arrays, Outbound
 from fedsilo.client_app.patients import PatientPrivacy
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.training.evaluation import Probe, measure
+from fedsilo.client_app.training.evaluation import Probe, measure, of_labels
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.client_app.training.loop import (
     AfterStep,
@@ -67,12 +67,14 @@ class Measured:
         probe: returns what sees the tokens of a split and adds metrics of its own.
         of_samples: returns, for tokens (batch, l, c), what a prediction says of each sample apart
             from its class probabilities: (batch,) on the CPU, by name.
+        within: the labels to which the measured samples are restricted; None for all.
     """
 
     network: SiteNetwork
     names: Mapping[str, str] | None = None
     probe: Callable[[str], Probe] | None = None
     of_samples: Callable[[Tensor], dict[str, Tensor]] | None = None
+    within: Tensor | None = None
 
 
 class Lab:
@@ -307,7 +309,8 @@ class Lab:
         for one in self.session.method.measured(self, network):
             for split in splits:
                 samples: Split = getattr(self.silo, split)
-                if not len(samples.labels):
+                samples = of_labels(samples, one.within) if one.within is not None else samples
+                if len(samples.labels) < (1 if one.within is None else self.common.sums_min_count):
                     continue  # the server knows from the site's label counts
                 final = self.instruction.phase == EVALUATE and split == "test"
                 found = measure(

@@ -7,6 +7,7 @@ one is measured once, at the end, as ``own-<metric>``.
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteMethod, SiteNetwork
@@ -43,11 +44,18 @@ class DecentralisedSite(SiteMethod):
         return mixed({**neighbours, lab.site: own_model(lab)}, _mixing_row(lab))
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-        """Yield the network, and at the end the silo's own model too."""
+        """Yield the network, and at the end the silo's own model too.
+
+        Where test samples have labels that the silo never saw it is measured on its own labels too.
+        """
         yield from super().measured(lab, network)
         if lab.instruction.phase == EVALUATE and (own := lab.state(OWN)):
             load_exchanged(network, own)
             yield Measured(network, {metric: f"own-{metric}" for metric in _OWN_METRICS})
+            known = lab.silo.train.labels.unique()
+            if not torch.isin(lab.silo.test.labels, known).all():
+                names = {metric: f"own-labels-{metric}" for metric in ("accuracy", "loss")}
+                yield Measured(network, names, within=known)
 
 
 def reply(lab: Lab, network: SiteNetwork, keep: dict[str, Tensor] | None = None) -> Answer:

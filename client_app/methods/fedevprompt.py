@@ -89,7 +89,7 @@ class FedEvPromptSite(SiteMethod):
         weight, per_site = self.settings.distillation_weight, self.settings.buffer_maps
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            tokens, maps = vit.encode_with_rollout(inputs)
+            tokens, maps = vit.encode_with_rollout(inputs, self._renormalises)
             task = vit.criterion(vit.classify(tokens), labels)
             scaled = scaled_maps(maps, self.settings.map_scale)
             return task + weight * distillation_loss(scaled, labels, moments, per_site)
@@ -114,6 +114,10 @@ class FedEvPromptSite(SiteMethod):
     def _maps(self, lab: Lab, vit: PromptedViT) -> dict[str, Tensor]:
         """Return the maps (up to M, cells) of each class that this site has samples of."""
         train, count = lab.silo.train, self.settings.buffer_maps
+
+        def rollout(images: Tensor) -> Tensor:
+            return vit.encode_with_rollout(images, self._renormalises)[1]
+
         by_vacuity = self.settings.buffer_selection == "uncertainty"
         vacuities = _vacuities(lab, vit) if by_vacuity else torch.empty(0)
         maps = {}
@@ -124,10 +128,12 @@ class FedEvPromptSite(SiteMethod):
                 key = (lab.instruction.round, lab.site, label)
                 rng = generator(lab.sampling.seed, "buffer", *key)
                 chosen = any_of_class(train.labels, label, count, rng)
-            maps[f"{MAPS}{label}"] = over_batches(
-                vit, train.inputs[chosen], lab.compute, lambda x: vit.encode_with_rollout(x)[1]
-            )
+            maps[f"{MAPS}{label}"] = over_batches(vit, train.inputs[chosen], lab.compute, rollout)
         return maps
+
+    @property
+    def _renormalises(self) -> bool:
+        return self.settings.map_prompts == "renormalise"
 
 
 def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> str | None:

@@ -85,6 +85,12 @@ def figures_of(
     return values | classification_metrics(probabilities, labels)
 
 
+def of_labels(split: Split, labels: Tensor) -> Split:
+    """Return the samples whose label is one of ``labels``."""
+    chosen = torch.isin(split.labels, labels)
+    return Split(split.inputs[chosen], split.labels[chosen])
+
+
 def batch_size(numbers: int) -> int:
     """Return how many inputs of so many numbers each are measured at once."""
     return max(1, min(_BATCH, _NUMBERS // max(numbers, 1)))

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 
-def head_mean_without_prefix(attention: Tensor, prefix: int) -> Tensor:
-    """Average heads, drop the columns of the first ``prefix`` keys, renormalise rows.
+def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
+    """Average heads, drop the columns of the first ``prefix`` keys and renormalise rows.
 
-    Maps (batch, heads, tokens, prefix + tokens) to (batch, tokens, tokens); rows sum to 1.
+    Maps (batch, heads, tokens, prefix + tokens) to (batch, tokens, tokens); rows sum to 1, or
+    without ``renormalise`` to less by what was dropped, so that prompts get a gradient from it.
     """
-    return _normalised(attention.mean(dim=1)[..., prefix:])
+    kept = attention.mean(dim=1)[..., prefix:]
+    return _normalised(kept) if renormalise else kept
 
 
 def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
@@ -60,10 +62,13 @@ def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
 def scaled_maps(maps: Tensor, scale: str) -> Tensor:
     """Return maps (..., cells), which sum to 1, as they enter eq. 7.
 
-    ``sum`` leaves them; ``max`` divides each by its maximum, as public code of rollouts does.
+    ``sum`` leaves them; ``max`` divides each by its maximum, as public code of rollouts does, and
+    ``byte`` makes the maximum 255, as in a map that is stored as an image.
     """
     # The paper gives no scale, without which its lambda means little
-    return maps / maps.amax(dim=-1, keepdim=True) if scale == "max" else maps
+    if scale == "sum":
+        return maps
+    return maps / maps.amax(dim=-1, keepdim=True) * (255 if scale == "byte" else 1)
 
 
 @dataclass(frozen=True)

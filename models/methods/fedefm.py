@@ -65,6 +65,17 @@ class FedEFMSettings(TopologySettings):
         "what a silo continues from: own, as in the paper, or the mean of all silos",
         choices=("own", "mean"),
     )
+    visitors: str = setting(
+        "fresh",
+        "what trains at a neighbour: fresh, the silo's model of this round, or persistent, the "
+        "model that stayed there (eq. 1 to the letter)",
+        choices=("fresh", "persistent"),
+    )
+    teacher_weight: str = setting(
+        "sum",
+        "teachers' terms in the loss: their sum (eq. 11), or their mean over the neighbours",
+        choices=("sum", "mean"),
+    )
 
 
 def distillation(
@@ -115,13 +126,15 @@ def multishot_loss(
     """Return a batch's loss (eq. 2 with 11) and each expert's closeness.
 
     It is sum_j EMD_ij beta T^2 KL(expert j || network) + (1 - beta) times the network's criterion
-    of the labels (n,). Experts are in eval mode and get no gradient.
+    of the labels (n,); by 'fedefm.teacher-weight' the sum is a mean over the experts. Experts are
+    in eval mode and get no gradient.
     """
     # Both maps are of eval mode: with a batch's own statistics in one of them, a model's closeness
     # to itself would be 0.72 and not 1. And of before this batch moves the running statistics
     own_map = eval_mode_map(network, inputs)
     logits = network.classify(network.features(network.encode(inputs)))
     beta = settings.distillation_beta
+    share = beta / len(experts) if settings.teacher_weight == "mean" else beta
     loss = (1 - beta) * network.criterion(logits, labels)
     weights: dict[str, float] = {}
     for host, expert in experts.items():
@@ -131,6 +144,6 @@ def multishot_loss(
         weight = batch_closeness(own_map, expert_map, settings)
         direction = settings.distillation_direction
         term = distillation(logits, taught, settings.temperature, direction)
-        loss = loss + weight.to(loss.dtype) * beta * term
+        loss = loss + weight.to(loss.dtype) * share * term
         weights[host] = float(weight)
     return loss, weights

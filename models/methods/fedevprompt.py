@@ -43,8 +43,13 @@ class FedEvPromptSettings(OwnSettings):
     )
     map_scale: str = setting(
         "sum",
-        "of maps in the distillation: each sums to 1, or has the maximum 1",
-        choices=("sum", "max"),
+        "of maps in the distillation: each sums to 1, or has the maximum 1, or 255 (byte)",
+        choices=("sum", "max", "byte"),
+    )
+    map_prompts: str = setting(
+        "renormalise",
+        "a layer's attention to prompts in a map: renormalise, the rest sums to 1, or drop",
+        choices=("renormalise", "drop"),
     )
     buffer_maps: int = setting(
         5, "maps M of a site and class in the buffer, each of one image", minimum=1, maximum=50

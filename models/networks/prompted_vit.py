@@ -137,9 +137,16 @@ class PromptedViT(TokenClassifier):
         tokens, _ = self._layers(self._patches(inputs), weights=False)
         return tokens[:, :1], self._on_grid(tokens)
 
-    def encode_with_rollout(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``encode`` of images and their rollout maps (batch, patches), summing to 1."""
-        tokens, attentions = self._layers(self._patches(inputs), weights=True)
+    def encode_with_rollout(
+        self, inputs: Tensor, renormalise: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``encode`` of images and their rollout maps (batch, patches), summing to 1.
+
+        With ``renormalise`` each layer's attention to prompts is made up for before the next.
+        """
+        tokens, attentions = self._layers(
+            self._patches(inputs), weights=True, renormalise=renormalise
+        )
         return tokens[:, :1], rollout(attentions, self.vit.num_prefix_tokens)
 
     def encode_with_layers(self, inputs: Tensor) -> list[Tensor]:
@@ -162,7 +169,11 @@ class PromptedViT(TokenClassifier):
         return patches
 
     def _layers(
-        self, patches: Tensor, weights: bool, hidden: list[Tensor] | None = None
+        self,
+        patches: Tensor,
+        weights: bool,
+        hidden: list[Tensor] | None = None,
+        renormalise: bool = True,
     ) -> tuple[Tensor, list[Tensor]]:
         """Return all tokens and, with ``weights``, each layer's mean attention of heads.
 
@@ -180,7 +191,7 @@ class PromptedViT(TokenClassifier):
             x = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
             if attention is not None:
                 length = 0 if prompts is None else prompts.shape[1]
-                attentions.append(head_mean_without_prefix(attention, length))
+                attentions.append(head_mean_without_prefix(attention, length, renormalise))
         return vit.norm(x), attentions
 
     def _layer_prompts(self) -> list[Tensor | None]:

@@ -111,7 +111,7 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
         if figure.rpartition(".")[2] not in _COUNTS:
             return _SHARE
         return _COUNT if most is None else Range(0, most.get(split, 0), whole=True)
-    name = metric.partition("-from-")[0].removeprefix("own-")
+    name = metric.partition("-from-")[0].removeprefix("own-labels-").removeprefix("own-")
     if name == "entropy":
         return Range(0, math.log(classes))
     if name == "loss":  # of training: what a method adds to it may be below 0

@@ -279,3 +279,15 @@ def test_distillation_of_maps_by_their_maximum_is_larger_by_the_square_of_the_sc
             scaled_maps(own, scale), torch.tensor([0]), moments, 1
         ).item()
     assert found == {"sum": pytest.approx(0.125), "max": pytest.approx(4 / 9)}
+
+
+def test_dropped_prompt_columns_leave_rows_that_sum_to_what_the_tokens_got() -> None:
+    layer = torch.tensor([[[[0.5, 0.25, 0.25], [0.2, 0.4, 0.4]]]])  # one prompt, two tokens
+    kept = head_mean_without_prefix(layer, 1, renormalise=False)
+    assert kept.tolist() == [[[0.25, 0.25], [pytest.approx(0.4), pytest.approx(0.4)]]]
+    assert rollout([kept]).tolist() == [[1.0]]
+
+
+def test_byte_maps_have_the_maximum_255() -> None:
+    maps = torch.tensor([[0.5, 0.25, 0.25]])
+    assert scaled_maps(maps, "byte").tolist() == [[255.0, 127.5, 127.5]]

@@ -58,6 +58,22 @@ def test_with_closeness_one_and_one_neighbour_it_is_plain_distillation(
     assert told == {"j": 1.0}
 
 
+def test_the_mean_over_teachers_is_their_sum_by_their_number(
+    batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedefm, "batch_closeness", lambda *_: torch.tensor(1.0))
+    inputs, labels = batch
+    student, experts = _network(0), {"j": _network(1), "k": _network(2)}
+    settings = dataclasses.replace(PLAIN, distillation_beta=0.4, teacher_weight="mean")
+    loss, _ = multishot_loss(student, experts, inputs, labels, settings)
+    terms = [
+        distillation(student(inputs), expert(inputs), settings.temperature)
+        for expert in experts.values()
+    ]
+    task = torch.nn.functional.cross_entropy(student(inputs), labels)
+    torch.testing.assert_close(loss, 0.6 * task + 0.4 * (terms[0] + terms[1]) / 2)
+
+
 def test_each_expert_weighs_as_near_as_it_is_and_gets_no_gradient(
     batch: tuple[Tensor, Tensor],
 ) -> None:
