@@ -52,7 +52,7 @@ class DecentralisedSite(SiteMethod):
         if lab.instruction.phase == EVALUATE and (own := lab.state(OWN)):
             load_exchanged(network, own)
             yield Measured(network, {metric: f"own-{metric}" for metric in _OWN_METRICS})
-            known = lab.silo.train.labels.unique()
+            known = torch.unique(lab.silo.train.labels)
             if not torch.isin(lab.silo.test.labels, known).all():
                 names = {metric: f"own-labels-{metric}" for metric in ("accuracy", "loss")}
                 yield Measured(network, names, within=known)

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsilo.client_app.lab import Lab, Measured
 from fedsilo.client_app.privacy.ledger import LEDGER
 from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.client_app.training.evaluation import measure
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import (
@@ -231,6 +232,24 @@ def test_what_is_measured_beside_the_network_is_told_by_the_names_it_is_given(
     assert values["incoming.val.own-accuracy"] == values["incoming.val.accuracy"]
     assert "incoming.val.loss" in values
     assert "incoming.val.own-loss" not in values
+
+
+def test_what_is_measured_within_labels_sees_samples_of_those_alone(
+    opened: Opened, weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = opened("fedavg", weights)
+    labels = method.silo.train.labels
+
+    def measured(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
+        for name, within in (("five", torch.arange(5)), ("none", torch.tensor([99]))):
+            yield Measured(network, {"accuracy": name}, within=within)
+
+    monkeypatch.setattr(method.session.method, "measured", measured)
+    network = method.open()
+    found = method.measured(network, "incoming", ("train",))
+    of_five = Split(method.silo.train.inputs[labels < 5], labels[labels < 5])
+    expected = measure(network, of_five, method.sampling, method.compute, (1, "s1a", "x", "y"))
+    assert found == {"incoming.train.five": expected["accuracy"]}  # too few of the other to measure
 
 
 def test_a_training_aside_is_neither_told_nor_kept(opened: Opened, weights: dict[str, Any]) -> None:
