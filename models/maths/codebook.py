@@ -101,7 +101,7 @@ class MovingAverages:
 
 
 def split_most_used(book: FloatArray, use: FloatArray, seed: int) -> FloatArray:
-    """Return ``book`` (n, d) with each unused codeword moved beside the most used one.
+    """Return ``book`` (n, d) with each unused codeword moved next to the most used one.
 
     As Linde, Buzo and Gray (1980) split codewords: the two share the use, (n,), of the one, and the
     moved one differs by a hundredth of the book's spread in a random direction.

@@ -80,11 +80,13 @@ class UEFLSettings(OwnSettings):
     codeword_decay: float = setting(0.99, "decay of the moving averages", minimum=0.0, below=1.0)
     dead_codes: str = setting(
         "keep",
-        "codewords that no silo uses after a round: keep, or split: moved beside the most used",
+        "codewords that no silo uses after a round: keep, or split: moved next to the most used",
         choices=("keep", "split"),
     )
     commitment_rounds: int = setting(
-        0, "rounds over which commitment-weight rises from 0; 0: it is the same always", minimum=0
+        0,
+        "rounds over which commitment-weight rises from 0, or 0 for the same weight always",
+        minimum=0,
     )
     books_used: str = setting(
         "all",

@@ -169,7 +169,7 @@ class UEFL(Method):
         return arrays
 
     def _use(self, arrays: Arrays) -> dict[str, ArraySpec]:
-        """Return the counts that come beside the books of ``arrays`` if dead codes are split."""
+        """Return the counts that come with the books of ``arrays`` if dead codes are split."""
         split = self.settings.dead_codes == "split"
         books = {n: book for n, book in arrays.items() if split and n.startswith(CODEBOOK)}
         return {n.replace(CODEBOOK, USE): ArraySpec((len(b),)) for n, b in books.items()}
