@@ -43,8 +43,13 @@ def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
     return Interval(*(1 / (1 + math.exp(-edge)) for edge in (middle - half, middle + half)))
 
 
-def of_mean(values: Sequence[float]) -> Interval | None:
-    """Return Student's t interval of a mean over seeds, or None for fewer than two."""
+def of_mean(
+    values: Sequence[float], low: float = -math.inf, high: float = math.inf
+) -> Interval | None:
+    """Return Student's t interval of a mean over seeds, or None for fewer than two.
+
+    It is cut off at ``low`` and ``high``, between which every value must be.
+    """
     from scipy import stats
 
     if len(values) < 2:
@@ -52,4 +57,4 @@ def of_mean(values: Sequence[float]) -> Interval | None:
     if max(values) == min(values):
         return Interval(values[0], values[0])
     found = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    return Interval(float(found.low), float(found.high))
+    return Interval(max(low, float(found.low)), min(high, float(found.high)))

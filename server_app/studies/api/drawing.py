@@ -23,6 +23,8 @@ from fedsilo.server_app.run.arguments import (
 
 if TYPE_CHECKING:
     from fedsilo.client_app.explain.sample import Explanation
+    from fedsilo.server_app.studies.report.page import Section
+    from fedsilo.server_app.studies.report.shown import ShownRun
 
 
 def plot(run_dir: AnyRun) -> Iterator[Path]:
@@ -179,11 +181,27 @@ def report(
     site_file: AnyPath | None = None,
     overwrite: bool = False,
     pdf: bool = False,
+    by: Sequence[str] = (),
+    decisions: bool = False,
+    data_dir: AnyPath | None = None,
 ) -> list[Path]:
-    """Write a page about finished runs; return the files."""
+    """Write a page about finished runs; return the files.
+
+    ``by`` and ``decisions`` examine test samples again, where the data are.
+    """
     from fedsilo.server_app.studies.report.report import ReportOptions, write_report
 
-    asked = ReportOptions(reader=reader, audit_log=path_of(audit_log), site_file=path_of(site_file))
+    def examined(run: ShownRun) -> Sequence[Section]:
+        from fedsilo.server_app.studies.monitor.examined import examine
+
+        return examine(run, by, decisions, path_of(data_dir))
+
+    asked = ReportOptions(
+        reader=reader,
+        audit_log=path_of(audit_log),
+        site_file=path_of(site_file),
+        examine=examined if by or decisions else None,
+    )
     runs = folders_of(run_dirs)
     return write_report(runs, Path(out), asked, overwrite=overwrite, pdf=pdf)
 

@@ -41,9 +41,13 @@ Line = Mapping[int, float]
 
 
 def curves(
-    name: str, lines: Mapping[str, Line], styles: Mapping[str, LineStyle], label: str
+    name: str,
+    lines: Mapping[str, Line],
+    styles: Mapping[str, LineStyle],
+    label: str,
+    over: str = "round",
 ) -> str:
-    """Return lines over rounds, each with its own colour, marker and dash."""
+    """Return lines over rounds, or what else, each with its own colour, marker and dash."""
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = _panel(2.9 + 0.2 * (len(lines) // _LEGEND_COLUMNS))
@@ -60,7 +64,7 @@ def curves(
             **style,
         )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("round")
+    axes.set_xlabel(over)
     axes.set_ylabel(label)
     if len(lines) > 1:
         figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
@@ -79,7 +83,7 @@ def estimates(
         name: of the picture.
         series: title -> row -> figure.
         label: of the axis.
-        points: row -> single figures that are drawn as small strokes, such as those of seeds.
+        points: row -> single figures that are drawn as small points, such as those of seeds.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -101,13 +105,35 @@ def estimates(
             label=title,
         )
     for row, values in (points or {}).items():
-        axes.plot(values, [rows.index(row) + 0.25] * len(values), "|", color=GREY, markersize=7)
+        axes.plot(values, [rows.index(row) + 0.25] * len(values), "o", color=GREY, markersize=4)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(label)
     if len(series) > 1:
         figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
+    return svg_of(figure, name)
+
+
+def scatter(
+    name: str,
+    points: Mapping[str, Sequence[tuple[float, float]]],
+    styles: Mapping[str, LineStyle],
+    over: str,
+    label: str,
+) -> str:
+    """Return points, those of each title in a colour and with a marker of their own."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _panel(2.9 + 0.2 * (len(points) // _LEGEND_COLUMNS))
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    for title, found in points.items():
+        style = styles[title]
+        x, y = zip(*found, strict=True)
+        axes.plot(x, y, style.marker, color=style.color, markersize=7, label=title, alpha=0.8)
+    axes.set_xlabel(over)
+    axes.set_ylabel(label)
+    figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
     return svg_of(figure, name)
 
 

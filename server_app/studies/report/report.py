@@ -1,6 +1,6 @@
 """``fedsilo report``: finished runs as one file that people read, for one of three readers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -9,10 +9,11 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.report.clinic import INTERVALS, TITLE, WARNING, clinic_data
 from fedsilo.server_app.studies.report.dpo import dpo_data, site_file_data
 from fedsilo.server_app.studies.report.hospital_files import read_audit_log, read_own_site_file
-from fedsilo.server_app.studies.report.page import rendered
+from fedsilo.server_app.studies.report.page import Section, rendered
 from fedsilo.server_app.studies.report.pdf import write_page
 from fedsilo.server_app.studies.report.research import research_data
 from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
+from fedsilo.server_app.studies.report.shown import ShownRun
 
 Reader = Literal["research", "clinic", "dpo"]
 READERS: tuple[Reader, ...] = get_args(Reader)
@@ -33,11 +34,13 @@ class ReportOptions:
         reader: for whom.
         audit_log: a hospital's own audit log, for ``dpo``, or None for none.
         site_file: a hospital's own site file, for ``dpo``, or None for none.
+        examine: makes further sections of a run, for ``clinic``, where the data are.
     """
 
     reader: Reader = "research"
     audit_log: Path | None = None
     site_file: Path | None = None
+    examine: Callable[[ShownRun], Sequence[Section]] | None = None
 
     def check(self) -> None:
         """Refuse options that contradict each other.
@@ -50,6 +53,8 @@ class ReportOptions:
         for option, path in (("audit-log", self.audit_log), ("site-file", self.site_file)):
             if path and self.reader != "dpo":
                 raise SettingError(f"--{option} belongs to a report '--for dpo': leave it out")
+        if self.examine and self.reader != "clinic":
+            raise SettingError("--by and --decisions belong to a report '--for clinic'")
 
 
 def report(folders: Sequence[Path], options: ReportOptions) -> str:
@@ -105,7 +110,8 @@ def _data(runs: Sequence[ReportedRun], options: ReportOptions) -> dict[str, Any]
     prefixes = [""] if len(runs) == 1 else [f"{run.name}: " for run in runs]
     texts: dict[str, Any]
     if options.reader == "clinic":
-        found = [clinic_data(run) for run in runs]
+        examine = options.examine or (lambda run: ())
+        found = [clinic_data(run, examine(run.run)) for run in runs]
         texts = {"title": TITLE, "warning": WARNING, "intervals": INTERVALS}
     else:
         log = read_audit_log(options.audit_log) if options.audit_log else None

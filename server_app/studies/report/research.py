@@ -1,5 +1,7 @@
 """A report for research: what was run, how it went, what differs by more than seeds, the cost."""
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,11 +25,13 @@ from fedsilo.server_app.studies.compare.tables import (
 )
 from fedsilo.server_app.studies.figures.learning_curves import CURVES, series
 from fedsilo.server_app.studies.report.dpo import value_text
-from fedsilo.server_app.studies.report.numbers import NONE, with_interval
+from fedsilo.server_app.studies.report.headline import facts, head_of
+from fedsilo.server_app.studies.report.numbers import NONE, counted, with_interval
 from fedsilo.server_app.studies.report.page import Picture
-from fedsilo.server_app.studies.report.pictures import Estimate, curves, estimates
+from fedsilo.server_app.studies.report.pictures import Estimate, curves, estimates, scatter
 from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of, taking_part
 
+_PAIRS = 15  # of experiments whose differences are drawn
 _NAMED = 6  # lines whose last value the description of a picture has; the table has all
 
 Runs = Sequence[ReportedRun]
@@ -44,6 +48,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
     operations = {run.name: run.summary["unrepeatable-operations"] for run in runs}
     marks = first.summary["marks"].items()
     return {
+        "in_short": head_of(first) | (_head(runs, split) if len(runs) > 1 else {}),
         "several": len(runs) > 1,
         "split": split,
         "first": taking_part(first),
@@ -61,9 +66,10 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "same_split": all(cut == cuts[0] for cut in cuts),
         "unequal": _unequal(experiments),
         "cost": [_cost(run) for run in runs],
-        "failed": [
-            taking_part(run) for run in runs if run.summary["failures"] or run.summary["stopped"]
-        ],
+        "cost_picture": [*_cost_against(runs, split)] if len(data_sets) == 1 else [],
+        "withheld": sorted({site for run in runs for site in run.run.withheld}),
+        "failed": [taking_part(run) for run in runs if run.summary["failures"]],
+        "early": [(r.name, r.summary["stopped"]) for r in runs if r.summary["stopped"]],
         "unrepeatable": [(name, ", ".join(used)) for name, used in operations.items() if used],
     }
 
@@ -181,7 +187,8 @@ def _comparison(
     metric: str, samples: Mapping[str, Mapping[int, float]], split: str
 ) -> dict[str, Any]:
     points = {name: list(by_seed.values()) for name, by_seed in samples.items()}
-    means = {name: Estimate(mean(values), of_mean(values)) for name, values in points.items()}
+    bounds = _bounds(metric)
+    means = {n: Estimate(mean(values), of_mean(values, *bounds)) for n, values in points.items()}
     cells = {name: with_interval(e.value, e.interval) for name, e in means.items()}
     label = f"{split} {metric}, mean over sites"
     said = "; ".join(f"{name}: {cell}" for name, cell in cells.items())
@@ -193,11 +200,90 @@ def _comparison(
         "name": metric,
         "picture": Picture(svg, f"{label}. {said}.", f"{label}; bars: 95 % intervals (t)."),
         "caption": f"{label[0].upper()}{label[1:]}",
+        "differences": [*_differences(metric, samples, split)],
         "means": [[name, str(len(points[name])), cell] for name, cell in cells.items()],
         "no_test": tested.anova.why if none else "",
         "pairs": tested.lines(),
         "tests": f"{'. '.join([tested.heading(split), *tested.reasons()])}.",
     }
+
+
+def _bounds(metric: str) -> tuple[float, float]:
+    """Return between which numbers a metric must be."""
+    return (0.0, math.inf) if metric in ("loss", "entropy", "perplexity") else (0.0, 1.0)
+
+
+def _differences(
+    metric: str, samples: Mapping[str, Mapping[int, float]], split: str
+) -> Iterator[Picture]:
+    """Yield the differences by seed of each two experiments that have two seeds in common."""
+    apart = {
+        f"{later} - {earlier}": [samples[later][seed] - samples[earlier][seed] for seed in seeds]
+        for earlier, later in itertools.combinations(samples, 2)
+        if len(seeds := sorted(samples[earlier].keys() & samples[later].keys())) > 1
+    }
+    shown = dict(list(apart.items())[:_PAIRS])
+    if not shown:
+        return
+    low, high = _bounds(metric)
+    found = {
+        pair: Estimate(mean(values), of_mean(values, low - high, high - low))
+        for pair, values in shown.items()
+    }
+    said = "; ".join(f"{pair}: {with_interval(e.value, e.interval)}" for pair, e in found.items())
+    label = f"difference in {split} {metric}, by seed"
+    svg = estimates(f"differences-{metric}", {"mean": found}, label, shown)
+    yield Picture(svg, f"{label}. {said}.", f"Paired differences, points: seeds. {said}.")
+
+
+def _cost_against(runs: Runs, split: str) -> Iterator[Picture]:
+    """Yield accuracy over bytes, or the data set's first metric, a point for each run."""
+    metric = data_set(str(runs[0].summary["dataset"])).headline[0]
+    points: dict[str, list[tuple[float, float]]] = {}
+    for experiment, by_seed in experiments_of(runs).items():
+        for run in by_seed.values():
+            value = of_split(run.summary, split)["mean"].get(metric)
+            if value is not None:
+                megabytes = sum(run.summary["bytes"][way] for way in ("up", "down")) / 1e6
+                points.setdefault(experiment, []).append((megabytes, value))
+    if len(points) < 2:
+        return
+    label, over = f"{split} {metric}, mean over sites", "MB sent and received by all sites"
+    svg = scatter("cost", points, line_styles(list(points)), over, label)
+    said = "; ".join(f"{n}: {mean([y for _, y in at]):.3f}" for n, at in points.items())
+    yield Picture(svg, f"{label}, over {over}. {said}.", f"{metric} against cost, a point a run.")
+
+
+def _head(runs: Runs, split: str) -> dict[str, Any]:
+    """Return the head of a comparison, where it is not that of the first run."""
+    experiments = experiments_of(runs)
+    methods = dict.fromkeys(f"{r.summary['title']} ({r.summary['method']})" for r in runs)
+    told = [pair for pair in facts(runs[0]) if pair[0] not in ("method", "trained")]
+    counts = f"{len(experiments)} experiments, {counted(len(runs), 'run')}"
+    return {
+        "facts": [*told, ("methods", ", ".join(methods)), ("runs", counts)],
+        "result": _result(experiments, runs, split),
+        "limit": "An interval over seeds says how much seeds scatter, nothing of other patients.",
+    }
+
+
+def _result(experiments: Mapping[str, Mapping[int, ReportedRun]], runs: Runs, split: str) -> str:
+    if len({run.summary["dataset"] for run in runs}) > 1:
+        return "The runs are on several data sets and are not compared."
+    metric = data_set(str(runs[0].summary["dataset"])).headline[0]
+    summaries = {
+        name: {seed: of_split(run.summary, split) for seed, run in by_seed.items()}
+        for name, by_seed in experiments.items()
+    }
+    found = {n: list(v.values()) for n, v in values_by_seed(summaries, metric).items() if v}
+    if not found:
+        return f"No run has a {split} {metric} that may be shown."
+    best = max(found, key=lambda name: mean(found[name]))
+    cell = with_interval(mean(found[best]), of_mean(found[best], *_bounds(metric)))
+    seeds = counted(len(found[best]), "seed")
+    rest = {name: mean(values) for name, values in found.items() if name != best}
+    second = f"; the next is {max(rest, key=lambda n: rest[n])}, {max(rest.values()):.3f}"
+    return f"Highest {split} {metric}: {best}, {cell} over {seeds}{second if rest else ''}."
 
 
 def _unequal(experiments: Mapping[str, Mapping[int, ReportedRun]]) -> list[str]:

@@ -45,3 +45,11 @@ def test_a_mean_over_seeds_has_students_interval() -> None:
     same = of_mean([0.5, 0.5])
     assert same is not None
     assert (same.low, same.high) == (0.5, 0.5)
+
+
+def test_interval_of_a_mean_is_cut_off_at_the_possible_range() -> None:
+    free, cut = of_mean([0.95, 1.0]), of_mean([0.95, 1.0], 0.0, 1.0)
+    assert free is not None
+    assert cut is not None
+    assert free.high > 1
+    assert (cut.low, cut.high) == (free.low, 1.0)

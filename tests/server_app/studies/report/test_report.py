@@ -1,6 +1,7 @@
 """Reports of whole runs: what each reader finds in them, the same bytes, and what is refused."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_research_finds_settings_curves_tests_and_cost(hearts: Path) -> None:
 def test_one_run_is_compared_with_nothing(hearts: Path) -> None:
     html = report([hearts / "local-seed0"], ReportOptions())
     assert "Comparison" not in html
-    assert "95 %" not in html
+    assert "bars: 95 %" not in html
 
 
 def test_runs_of_one_name_that_differ_in_more_than_the_seed_stand_apart(
@@ -235,3 +236,37 @@ def test_the_command_writes_whole_files_and_overwrites_only_when_told(
     assert out.read_text() != first
     with pytest.raises(SettingError, match="is a folder"):
         write_report([hearts / "local-seed0"], tmp_path, ReportOptions())
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_page_names_data_method_version_and_its_result_first(reader: Reader, hearts: Path) -> None:
+    html = report([hearts / "fedavg-seed0"], ReportOptions(reader=reader))
+    head = html[html.index('class="head"') :]
+    for said in ("which of: healthy, disease", "heart-synthetic (made up", "FedAvg (fedavg)"):
+        assert said in head
+    assert "fedsilo 0.1.0, git revision of the run" in head
+    assert " UTC, seed 0" in head
+    assert re.search(r"switzerland [0-9a-f]{12}", head), "a fingerprint of each site's data"
+    assert html.index('class="head"') < html.index("<table"), "before all tables"
+    if reader == "clinic":
+        assert re.search(
+            r"is right for \d+ of \d+ test patients of \d hospitals: [\d.]+ % \(95", head
+        )
+        assert "The data are made up" in head
+
+
+def test_research_of_several_runs_draws_paired_differences_and_cost(hearts: Path) -> None:
+    html = report([hearts], ReportOptions())
+    assert "Highest test accuracy: " in html
+    assert "Paired differences, points: seeds. local - fedavg: " in html
+    assert "accuracy against cost, a point a run." in html
+
+
+def test_an_early_stop_is_no_failure(hearts: Path, tmp_path: Path) -> None:
+    run = _copy(hearts / "fedavg-seed0", tmp_path / "run", stopped="stopped early after round 2")
+    for reader in READERS:
+        html = report([run], ReportOptions(reader=reader))
+        assert "as its settings ask for: stopped early after round 2" in html
+        assert html.count("stopped early after round 2") == 1
+        assert "What the run went on without" not in html
+        assert "Every site answered every message." in html

@@ -1,0 +1,77 @@
+"""The decision curve: whether acting on the model does more good than acting on all or nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from fedsilo.models.figures.palette import line_styles
+from fedsilo.models.maths.decision_curve import net_benefit
+from fedsilo.server_app.studies.monitor.groups import Examined
+from fedsilo.server_app.studies.report.page import Block, Picture, Pictures, Section, Table, Text
+from fedsilo.server_app.studies.report.pictures import curves
+
+_THRESHOLDS = [percent / 100 for percent in range(5, 100, 5)]
+_LOWEST = -0.15  # acting on all falls without end: what is below is not drawn
+_TITLE = "Whether acting on it does good"
+
+
+def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
+    """Yield thresholds between which, and beyond which, at least ``floor`` patients are.
+
+    Two nearer ones would give away what the model said of the few between them.
+
+    Args:
+        scores: (n,) probabilities of the condition.
+        floor: the fewest patients.
+    """
+    before = 0.0
+    for threshold in _THRESHOLDS:
+        between = int(((scores >= before) & (scores < threshold)).sum())
+        if between >= floor and int((scores >= threshold).sum()) >= floor:
+            yield threshold
+            before = threshold
+
+
+def decision_section(found: Examined) -> Section:
+    """Return the curve and its table, or why there is none."""
+    if len(found.classes) != 2:
+        return Section(_TITLE, [Text(["A decision curve is of two classes; this run has more."])])
+    scores, ill = found.probabilities[:, 1], found.labels == 1
+    n, rows = len(scores), list[tuple[float, float, float]]()
+    for threshold in thresholds(scores, found.floor):
+        acted = scores >= threshold
+        by_model = net_benefit(int((acted & ill).sum()), int((acted & ~ill).sum()), n, threshold)
+        by_all = net_benefit(int(ill.sum()), int((~ill).sum()), n, threshold)
+        rows.append((threshold, by_model, by_all))
+    if not rows:
+        return Section(_TITLE, [Text(["There are too few test patients for a decision curve."])])
+    return Section(_TITLE, list(_blocks(found, rows)))
+
+
+def _blocks(found: Examined, rows: list[tuple[float, float, float]]) -> Iterator[Block]:
+    name = found.classes[1]
+    yield Text(
+        [
+            f"A threshold is the probability of '{name}' from which somebody acts. Its odds say "
+            "how bad a miss is beside a false alarm: 9 times as bad at 0.1, as bad at 0.5. Net "
+            "benefit is true positives a patient, less false alarms weighed by these odds. The "
+            "model is of use where it is above acting on everybody and above 0, acting on nobody."
+        ]
+    )
+    lines = {
+        "the model": {round(100 * at): model for at, model, _ in rows},
+        f"all are '{name}'": {round(100 * at): e for at, _, e in rows if e > _LOWEST},
+        "nobody": {round(100 * at): 0.0 for at, *_ in rows},
+    }
+    best = [f"{at:g}" for at, model, everybody in rows if model > max(0.0, everybody)]
+    said = f"The model is above both at the thresholds {', '.join(best) or 'none'}."
+    svg = curves("decision", lines, line_styles(list(lines)), "net benefit", "threshold in percent")
+    yield Pictures([Picture(svg, f"Net benefit by threshold. {said}", said)])
+    table = [[f"{at:g}", f"{model:.3f}", f"{everybody:.3f}"] for at, model, everybody in rows]
+    note = (
+        f"Vickers and Elkin 2006; {len(found.labels)} test patients of {', '.join(found.sites)}. "
+        f"Between two thresholds are at least {found.floor} patients."
+    )
+    yield Table("Net benefit", ("threshold", "the model", "acting on all"), table, note)

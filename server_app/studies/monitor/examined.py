@@ -1,0 +1,80 @@
+"""What the clinic report adds where the data are: groups of patients, and the decision curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import SERVER
+from fedsilo.server_app.studies.monitor.decisions import decision_section
+from fedsilo.server_app.studies.monitor.groups import Column, Examined, group_section
+from fedsilo.server_app.studies.predict.inputs import open_inputs, table_schema
+from fedsilo.server_app.studies.predict.model import SiteModel, open_model
+from fedsilo.server_app.studies.predict.prediction import predicted
+from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.report.page import Section, Text
+from fedsilo.server_app.studies.report.shown import ShownRun
+
+_TITLE = "Groups of patients, and decisions"
+
+
+def examine(
+    run: ShownRun, by: Sequence[str], decisions: bool, data_dir: Path | None
+) -> list[Section]:
+    """Return a section for each column of ``by``, and one of the decision curve.
+
+    Raises:
+        SettingError: a column is not one of the run's table.
+        FedsiloError: the data or a model cannot be opened.
+    """
+    level = run.settings.common.trust
+    if level != SERVER:
+        why = f"At 'trust: {level}' no figure of single test patients leaves a site: none is shown."
+        return [Section(_TITLE, [Text([why])])]
+    sites = [site for site in run.silos if site not in run.withheld]
+    if not sites:
+        return [Section(_TITLE, [Text([f"Each site has a class of fewer than {run.floor}."])])]
+    models = [open_model(run.path, site, data_dir) for site in sites]
+    columns = [_column(models[0], name) for name in by]
+    found = _together(run, models)
+    sections = [group_section(found, column) for column in columns]
+    return [*sections, decision_section(found)] if decisions else sections
+
+
+def _together(run: ShownRun, models: Sequence[SiteModel]) -> Examined:
+    probabilities, labels, rows = [], [], []
+    for model in models:
+        inputs = open_inputs(model, PredictRequest(run.path, model.site, split="test"))
+        probabilities.append(predicted(model, inputs).own)
+        labels.append(model.samples("test").labels)
+        if figures := model.silo.figures:
+            mean, std = (torch.as_tensor(array) for array in (figures.mean, figures.std))
+            rows.append(model.samples("test").inputs * std + mean)
+    return Examined(
+        sites=[model.site for model in models],
+        classes=models[0].classes,
+        floor=run.floor,
+        probabilities=torch.cat(probabilities),
+        labels=torch.cat(labels),
+        rows=torch.cat(rows) if rows else None,
+    )
+
+
+def _column(model: SiteModel, name: str) -> Column:
+    """Return a column of the run's table, and where its values are among the features."""
+    if not model.silo.features:
+        raise SettingError(f"--by '{name}' is a column of a table, and the run's data are images")
+    features, schema = model.silo.features, table_schema(model)
+    columns = {column.name: column for column in schema.columns if column.kind != "ignored"}
+    if name not in columns:
+        raise SettingError(f"--by '{name}' is no column of the table: it has {', '.join(columns)}")
+    places = [n for n, one in enumerate(features) if one in (name, *_levels(name, features))]
+    levels = tuple(columns[name].levels)
+    return Column(name, places, levels, () if levels else columns[name].survey_edges())
+
+
+def _levels(name: str, features: Sequence[str]) -> list[str]:
+    return [one for one in features if one.startswith(f"{name}=")]

@@ -1,0 +1,180 @@
+"""Figures by group of patients, each group with enough patients of each class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from fedsilo.models.maths.intervals import wilson
+from fedsilo.server_app.studies.report.numbers import with_interval
+from fedsilo.server_app.studies.report.page import Block, Picture, Pictures, Section, Table, Text
+from fedsilo.server_app.studies.report.pictures import Estimate, estimates
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Test samples of the sites whose figures are all shown, together.
+
+    Attributes:
+        sites: their names.
+        probabilities: (n, classes) of the sites' models.
+        labels: (n,) int64.
+        rows: (n, features) as they were before they were standardised; None for images.
+    """
+
+    sites: Sequence[str]
+    classes: Sequence[str]
+    floor: int
+    probabilities: Tensor
+    labels: Tensor
+    rows: Tensor | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column by which patients are grouped.
+
+    Attributes:
+        name: the column's.
+        places: of its values among the features: one, or one a level but the first.
+        levels: of a categorical column.
+        edges: of a numeric one, between the groups.
+    """
+
+    name: str
+    places: Sequence[int]
+    levels: Sequence[str]
+    edges: Sequence[float]
+
+    def groups(self, rows: Tensor) -> tuple[Tensor, list[str]]:
+        """Return each row's group (n,), and the groups' names."""
+        values = rows[:, list(self.places)]
+        if self.levels:
+            known = values.max(dim=1).values > 0.5
+            return torch.where(known, values.argmax(dim=1) + 1, 0), list(self.levels)
+        edges = torch.tensor(self.edges, dtype=values.dtype)
+        shown = [f"{edge:g}" for edge in self.edges]
+        if shown == ["0.5"]:
+            return torch.bucketize(values[:, 0], edges, right=True), ["0 (no)", "1 (yes)"]
+        between = [f"{low} to {high}" for low, high in pairwise(shown)]
+        names = [f"below {shown[0]}", *between, f"from {shown[-1]}"] if shown else ["all"]
+        return torch.bucketize(values[:, 0], edges, right=True), names
+
+
+@dataclass(frozen=True)
+class Group:
+    """Patients of a group: counts and right answers by class."""
+
+    name: str
+    counts: tuple[int, ...]
+    right: tuple[int, ...]
+
+    def is_enough(self, floor: int) -> bool:
+        """Return whether its figures may be shown, and give no smaller figure away."""
+        if len(self.counts) == 2:
+            return min(self.counts) >= floor
+        samples, right = sum(self.counts), sum(self.right)
+        return samples >= floor and 2 <= right <= samples - 2
+
+    def with_(self, other: Group) -> Group:
+        """Return both as one group."""
+        added = [
+            tuple(a + b for a, b in zip(*pair, strict=True))
+            for pair in ((self.counts, other.counts), (self.right, other.right))
+        ]
+        return Group(_both(self.name, other.name), *added)
+
+
+def _both(one: str, other: str) -> str:
+    """Return the name of two neighbours together: ``30 to 50`` of ``30 to 40`` and ``40 to 50``."""
+    start, _, end = one.rpartition(" ")
+    if other == f"from {end}":
+        return f"from {start.removesuffix(' to')}"
+    return (
+        f"{start} {other[len(end) + 4 :]}"
+        if other.startswith(f"{end} to ")
+        else (f"{one} or {other}")
+    )
+
+
+def grouped(found: Examined, column: Column) -> list[Group]:
+    """Return the groups of a column; too small ones are merged with their neighbours."""
+    assert found.rows is not None, "a column is of a table"
+    place_of, names = column.groups(found.rows)
+    hits = found.probabilities.argmax(dim=1) == found.labels
+    classes, groups = range(len(found.classes)), list[Group]()
+    for place, name in enumerate(names):
+        inside = place_of == place
+        of_class = [inside & (found.labels == label) for label in classes]
+        counts = tuple(int(one.sum()) for one in of_class)
+        groups.append(Group(name, counts, tuple(int((one & hits).sum()) for one in of_class)))
+    return merged([group for group in groups if sum(group.counts)], found.floor)
+
+
+def merged(groups: Sequence[Group], floor: int) -> list[Group]:
+    """Return groups that are enough: each that is not is merged with the next one."""
+    kept: list[Group] = []
+    for group in groups:
+        if kept and not kept[-1].is_enough(floor):
+            kept.append(kept.pop().with_(group))
+        else:
+            kept.append(group)
+    while len(kept) > 1 and not kept[-1].is_enough(floor):
+        last = kept.pop()
+        kept.append(kept.pop().with_(last))
+    return kept if kept and kept[-1].is_enough(floor) else []
+
+
+def group_section(found: Examined, column: Column) -> Section:
+    """Return the figures by group of a column."""
+    groups, title = grouped(found, column), f"By {column.name}"
+    if len(groups) < 2:
+        why = f"There are no two groups with {found.floor} patients of each class."
+        return Section(title, [Text([why])])
+    drawn = {group.name: _estimate(sum(group.right), sum(group.counts)) for group in groups}
+    said = "; ".join(f"{n}: {with_interval(e.value, e.interval)}" for n, e in drawn.items())
+    svg = estimates(
+        f"by-{column.name}", {"accuracy": drawn}, "share of test patients that is right"
+    )
+    blocks: list[Block] = [
+        Pictures(
+            [Picture(svg, f"Accuracy by {column.name}. {said}.", f"Right, by {column.name}.")]
+        ),
+        _table(found, column, groups),
+    ]
+    return Section(title, blocks)
+
+
+def _table(found: Examined, column: Column, groups: Sequence[Group]) -> Table:
+    binary = len(found.classes) == 2
+    names = ["specificity", "sensitivity"] if binary else []
+    rows = [
+        [
+            group.name,
+            str(sum(group.counts)),
+            _cell(sum(group.right), sum(group.counts)),
+            *(_cell(r, n) for r, n in zip(group.right, group.counts, strict=True) if binary),
+        ]
+        for group in groups
+    ]
+    note = (
+        f"Test patients of {', '.join(found.sites)}; in brackets 95 % intervals (Wilson). Groups "
+        f"of fewer than {found.floor} patients of a class are merged with a neighbour. Many groups "
+        "are compared: one that differs may do so by chance."
+    )
+    if binary:
+        note += f" Sensitivity is of '{found.classes[1]}'."
+    return Table(f"By {column.name}", (column.name, "patients", "accuracy", *names), rows, note)
+
+
+def _estimate(right: int, samples: int) -> Estimate:
+    return Estimate(right / samples, wilson(right, samples))
+
+
+def _cell(right: int, samples: int) -> str:
+    found = _estimate(right, samples)
+    return with_interval(found.value, found.interval)

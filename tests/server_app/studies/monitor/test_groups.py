@@ -1,0 +1,103 @@
+"""Groups of patients and the decision curve: small groups are merged, numbers by hand."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.studies.api.drawing import report
+from fedsilo.server_app.studies.monitor.decisions import decision_section, thresholds
+from fedsilo.server_app.studies.monitor.groups import Column, Examined, Group, grouped, merged
+from fedsilo.server_app.studies.report.page import Table
+
+AGE = Column("age", [0], (), (40.0, 50.0, 60.0))
+
+
+def _examined(ages: list[float], scores: list[float], ill: list[int], floor: int = 2) -> Examined:
+    probability = torch.tensor(scores)
+    return Examined(
+        sites=["north"],
+        classes=["healthy", "ill"],
+        floor=floor,
+        probabilities=torch.stack([1 - probability, probability], dim=1),
+        labels=torch.tensor(ill),
+        rows=torch.tensor(ages)[:, None],
+    )
+
+
+def test_groups_have_the_floor_of_each_class_and_small_ones_are_merged() -> None:
+    ages = [30.0] * 4 + [45.0] * 2 + [55.0] * 4 + [70.0] * 1
+    ill = [0, 0, 1, 1, 0, 0, 0, 1, 0, 1, 1]
+    scores = [0.1, 0.9, 0.9, 0.1, 0.1, 0.1, 0.1, 0.9, 0.1, 0.9, 0.9]
+    young, old = grouped(_examined(ages, scores, ill), AGE)
+    assert (young.name, young.counts, young.right) == ("below 40", (2, 2), (1, 1))
+    assert (old.name, old.counts, old.right) == ("from 40", (4, 3), (4, 3))
+
+
+def test_merged_groups_of_too_few_altogether_are_none() -> None:
+    assert merged([Group("a", (5, 1), (5, 0)), Group("b", (5, 0), (5, 0))], 2) == []
+    assert [
+        g.name for g in merged([Group("1", (1, 3), (0, 0)), Group("2", (9, 9), (0, 0))], 2)
+    ] == ["1 or 2"]
+
+
+def test_group_of_several_classes_is_not_one_in_which_all_are_right() -> None:
+    groups = [Group("a", (5, 5, 5), (5, 5, 5)), Group("b", (5, 5, 5), (2, 2, 2))]
+    assert [group.name for group in merged(groups, 10)] == ["a or b"]
+
+
+def test_levels_of_a_category_are_their_own_groups() -> None:
+    column = Column("cp", [0, 1], ("1", "2", "3"), ())
+    rows = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    places, names = column.groups(rows)
+    assert places.tolist() == [0, 1, 2]
+    assert names == ["1", "2", "3"]
+
+
+def test_thresholds_have_the_floor_of_patients_between_them() -> None:
+    scores = torch.tensor([0.02, 0.04, 0.21, 0.22, 0.23, 0.51, 0.9, 0.91])
+    assert list(thresholds(scores, 2)) == [0.05, 0.25]
+    assert list(thresholds(scores, 3)) == [0.25]
+
+
+def test_decision_section_has_net_benefit_by_hand() -> None:
+    ill = [0, 0, 1, 0, 1, 1, 1, 0]
+    scores = [0.02, 0.04, 0.21, 0.22, 0.23, 0.51, 0.9, 0.91]
+    section = decision_section(_examined([50.0] * 8, scores, ill))
+    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    # From 0.05: 4 true, 2 false of 8, odds 1/19; from 0.25: 2 true, 1 false, odds 1/3
+    assert list(table.rows[0]) == ["0.05", f"{4 / 8 - 2 / 8 / 19:.3f}", f"{4 / 8 - 4 / 8 / 19:.3f}"]
+    assert list(table.rows[1]) == ["0.25", f"{2 / 8 - 1 / 8 / 3:.3f}", f"{4 / 8 - 4 / 8 / 3:.3f}"]
+
+
+def test_clinic_report_has_groups_and_decisions_of_sites_without_small_classes(
+    hearts: Path, tmp_path: Path
+) -> None:
+    run, out = hearts / "fedavg-seed0", tmp_path / "page.html"
+    report([run], out, reader="clinic", by=["age", "sex", "cp"], decisions=True)
+    html = out.read_text()
+    for title in ("By age", "By sex", "By cp", "Whether acting on it does good"):
+        assert title in html
+    assert "test patients of cleveland, hungary, va" in html
+    assert "were not examined" not in html
+
+
+def test_clinic_report_at_trust_nobody_says_that_no_group_is_shown(
+    private: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(private, tmp_path / "run")
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace('trust = "server"', 'trust = "nobody"'))
+    out = tmp_path / "page.html"
+    report([run], out, reader="clinic", by=["age"])
+    assert "no figure of single test patients leaves a site" in out.read_text()
+    assert "By age" not in out.read_text()
+
+
+def test_unknown_column_is_refused_with_those_there_are(hearts: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="--by 'weight' is no column of the table: it has age,"):
+        report([hearts / "fedavg-seed0"], tmp_path / "p.html", reader="clinic", by=["weight"])
+    with pytest.raises(SettingError, match="belong to a report '--for clinic'"):
+        report([hearts / "fedavg-seed0"], tmp_path / "p.html", by=["age"])
