@@ -1,4 +1,6 @@
-"""``model-card.md``: a model in Hugging Face's form, filled from its run directory.
+"""``model-card.md``: a model card filled from its run directory, in Hugging Face's form.
+
+Its sections are those of Mitchell et al. (Model Cards for Model Reporting, FAT* 2019).
 
 What only a person can know, such as its intended use and its licence, is left open and says so.
 """
@@ -6,7 +8,7 @@ What only a person can know, such as its intended use and its licence, is left o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +23,18 @@ from fedsilo.models.maths.intervals import Interval, of_auc, wilson
 from fedsilo.server_app.studies.finetune.request import refuse_target
 from fedsilo.server_app.studies.finished_run import FinishedRun, finished_run
 from fedsilo.server_app.studies.finished_site import sites_of
+from fedsilo.server_app.studies.report.clinic import class_outcomes, final_figures
+from fedsilo.server_app.studies.report.headline import facts as facts_of
+from fedsilo.server_app.studies.report.headline import limit, result
+from fedsilo.server_app.studies.report.numbers import NONE, floored, with_interval
+from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 _MARKUP = re.compile(r"[\\`*_\[\]<>~&:.@]")  # of Markdown, HTML and what becomes a link by itself
+_FEW = 100  # test samples: with fewer an interval is wide
+_SPLITS = ("train", "val", "test")
 _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error", "loss")
 
 
@@ -57,6 +66,8 @@ def card_text(
     ``form`` is the format of an exported program, or empty; ``facts`` say more about its file.
     """
     template, usage = _templates()
+    (reported,) = reported_runs([run.path])
+    run, floor = reported.run, reported.run.floor
     sites = [site] if site else list(run.silos)
     metrics = _shown(run, sites)
     return template.render(
@@ -66,23 +77,53 @@ def card_text(
         silos=run.silos,
         site=site,
         terms=_terms_of(run.summary["dataset"]),
+        facts_of=dict(facts_of(reported)),
+        result=result(reported),
+        limit=limit(reported),
+        floor=floor,
         sizes=[
-            [name, as_text(known["distribution"]), *known["sizes"].values(), known["dropped"]]
-            for name, known in sorted(run.silos.items(), key=lambda one: -one[1]["sizes"]["train"])
+            [
+                name,
+                as_text(known["distribution"]),
+                *(floored(known["sizes"].get(split), floor) for split in _SPLITS),
+                floored(known["dropped"], floor),
+            ]
+            for name, known in sorted(run.silos.items(), key=lambda one: -_size(one[1], "train"))
         ],
+        by_class=[row for name in sites for row in _by_class(reported, name)],
         classes=_classes(run),
         metrics=metrics,
         values=[
-            [name, run.silos[name]["sizes"]["test"], *(_cell(run, name, m) for m in metrics)]
+            [
+                name,
+                floored(run.silos[name]["sizes"].get("test"), floor),
+                *(_cell(run, name, m) for m in metrics),
+            ]
             for name in sites
         ],
         guarantee=_guarantee(run.summary["privacy"]["guarantee"]),
-        few=[name for name, known in run.silos.items() if known["sizes"]["test"] < 100],
+        few=[name for name, known in run.silos.items() if _size(known, "test") < _FEW],
         form=form,
         usage=usage,
         facts=facts,
         settings=_changed_settings(run),
     )
+
+
+def _size(known: Mapping[str, Any], split: str) -> int:
+    """Return how many samples a site has, 0 where the number may not be shown."""
+    return known["sizes"].get(split) or 0
+
+
+def _by_class(run: ReportedRun, site: str) -> Iterator[list[str]]:
+    """Yield a row for each class of a site whose figures may be shown."""
+    counts = run.run.silos[site]["label_counts"].get("test", [])
+    figures = final_figures(run).get(site, {})
+    names = run.class_names(site)
+    for one in class_outcomes(figures, names, counts, _size(run.run.silos[site], "test")):
+        found = (one.sensitivity(), one.specificity(), one.area())
+        cells = (with_interval(*pair) if pair else NONE for pair in found)
+        yield [site, as_text(one.name), f"{one.samples:,}", *cells]
 
 
 def as_text(said: str) -> str:
@@ -162,14 +203,15 @@ def _cell(run: FinishedRun, site: str, metric: str) -> str:
     """Return a metric, with its interval if there is one."""
     value = run.summary["sites"].get(site, {}).get(metric)
     if value is None:
-        return "undefined"
-    counts = run.silos[site]["label_counts"]["test"]
+        return NONE
+    counts = run.silos[site]["label_counts"].get("test", [])
+    samples = _size(run.silos[site], "test")
     interval: Interval | None = None
-    if metric == "accuracy":
-        interval = wilson(round(value * sum(counts)), sum(counts))
-    elif metric == "auc" and len(counts) == 2:
+    if metric == "accuracy" and samples:
+        interval = wilson(round(value * samples), samples)
+    elif metric == "auc" and len(counts) == 2 and None not in counts:
         interval = of_auc(value, counts[1], counts[0])
-    return f"{value:.3f}" + (f" ({interval.low:.3f} to {interval.high:.3f})" if interval else "")
+    return with_interval(value, interval)
 
 
 def _guarantee(guarantee: Any) -> str:

@@ -78,3 +78,25 @@ def test_the_command_writes_a_card_and_leaves_one_that_is_there(
     assert main(["card", str(finished / "vit"), "--site", "nobody"]) == 1
     assert "there is no site 'nobody'" in capsys.readouterr().err
     assert not (finished / "vit" / "model-card.md").exists()
+
+
+def test_card_has_the_sections_of_mitchell_et_al_and_the_runs_numbers(hearts: Path) -> None:
+    run = hearts / "fedavg-seed0"
+    text = card(run)
+    sections = [line[3:] for line in text.splitlines() if line.startswith("## ")]
+    assert sections[:9] == [
+        "Model details",
+        "Intended use",
+        "Factors",
+        "Metrics",
+        "Evaluation data",
+        "Training data",
+        "Quantitative analyses",
+        "Ethical considerations",
+        "Caveats and recommendations",
+    ]
+    figures = json.loads((run / "summary.json").read_text())["sites"]
+    assert f"{figures['cleveland']['balanced-accuracy']:.3f}" in text
+    assert f"{figures['switzerland'].get('auc', -1):.3f}" not in text, "it rests on one patient"
+    assert "| switzerland | switzerland | 30 | < 10 | 16 |" in text
+    assert "| cleveland | disease | 48 |" in text
