@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from peer_job import accuracy, read_settings, silo, start, trained
+from peer_job import accuracy, first_weights, read_settings, silo, trained
 
 from fedsilo.datasets.registry import silo_names
 from fedsilo.server_app.config.settings import RunSettings
@@ -50,7 +50,7 @@ def by_flower(settings: RunSettings) -> dict[str, float]:
             fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients
         )
         strategy.start(
-            grid, ArrayRecord(start(common)), num_rounds=common.rounds, evaluate_fn=after
+            grid, ArrayRecord(first_weights(common)), num_rounds=common.rounds, evaluate_fn=after
         )
         found["rounds"] = moments[-1] - moments[0]
 

@@ -2,7 +2,7 @@
 
 Run by name it is one rival, in a process of its own, and prints how long its rounds took:
 
-    python benchmarks/peer_job.py bare | inline | ray --settings FILE.json
+    python benchmarks/peer_job.py bare | inline | processes | ray --settings FILE.json
 
 Flower's and NVFlare's own are in ``peer_flower.py`` and ``peer_nvflare.py``.
 """
@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,9 @@ from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.server_app.config.resources import check_resources
 from fedsilo.server_app.config.settings import RunSettings, resolve
+from fedsilo.server_app.run.planning import start
 
 Weights = dict[str, Tensor]
 
@@ -42,7 +43,7 @@ def silo(number: int, settings: CommonSettings) -> Silo:
     return load_silo(silo_names(settings)[number], settings)
 
 
-def start(settings: CommonSettings) -> Weights:
+def first_weights(settings: CommonSettings) -> Weights:
     """Return the weights that all start from."""
     return exchanged_arrays(build_classifier(settings, silo(0, settings).task))
 
@@ -86,7 +87,7 @@ def bare(settings: RunSettings) -> dict[str, float]:
     common = settings.common
     clients = range(len(silo_names(common)))
     samples = [len(silo(number, common).train) for number in clients]
-    weights = start(common)
+    weights = first_weights(common)
     began = time.perf_counter()
     for round_ in range(1, common.rounds + 1):
         total: Weights = {}
@@ -102,15 +103,8 @@ def bare(settings: RunSettings) -> dict[str, float]:
 def by_fedsilo(settings: RunSettings, engine: str) -> dict[str, float]:
     """Train by fedsilo: messages checked, metrics, traffic and a checkpoint written each round."""
     settings = replace(settings, common=replace(settings.common, run_name=engine))
-    if engine == "inline":
-        from fedsilo.server_app.run.inline_engine import run_inline
-
-        directory = run_inline(settings, len(silo_names(settings.common)))
-    else:
-        from fedsilo.server_app.run.ray_engine import run_with_ray
-
-        supernodes = len(silo_names(settings.common))
-        directory = run_with_ray(settings, {"num-supernodes": supernodes})
+    nodes = len(silo_names(settings.common))
+    directory = start(settings, check_resources({"num-supernodes": nodes}), engine)
     summary = directory.read_json("summary.json")
     return {"rounds": summary["seconds"]["rounds"], "accuracy": summary["mean"]["accuracy"]}
 
@@ -118,16 +112,12 @@ def by_fedsilo(settings: RunSettings, engine: str) -> dict[str, float]:
 def main() -> None:
     """Run one rival and print its figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rival", choices=["bare", "inline", "ray"])
+    parser.add_argument("rival", choices=["bare", "inline", "processes", "ray"])
     parser.add_argument("--settings", type=Path, required=True)
     options = parser.parse_args()
     settings = read_settings(options.settings)
-    rivals: dict[str, Any] = {
-        "bare": bare,
-        "inline": lambda given: by_fedsilo(given, "inline"),
-        "ray": lambda given: by_fedsilo(given, "ray"),
-    }
-    print(json.dumps(rivals[options.rival](settings)), flush=True)
+    found = bare(settings) if options.rival == "bare" else by_fedsilo(settings, options.rival)
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

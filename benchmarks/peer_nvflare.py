@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from peer_job import accuracy, read_settings, silo, start, trained
+from peer_job import accuracy, first_weights, read_settings, silo, trained
 
 
 def client(settings_file: Path, moments: Path) -> None:
@@ -22,7 +22,7 @@ def client(settings_file: Path, moments: Path) -> None:
 
     settings = read_settings(settings_file).common
     flare.init()
-    names = list(start(settings))
+    names = list(first_weights(settings))
     number = int(str(flare.get_site_name()).removeprefix("site-")) - 1
     while flare.is_running():
         model = flare.receive()
@@ -63,7 +63,7 @@ def simulate(settings_file: Path) -> dict[str, float]:
         lines = [line.split() for file in moments.iterdir() for line in file.open()]
         (final,) = result.rglob("FL_global_model.pt")
         held = torch.load(final, weights_only=True)
-        weights = {name: held["model"][name] for name in start(settings)}
+        weights = {name: held["model"][name] for name in first_weights(settings)}
         began = time.time()
         found = accuracy(weights, settings)
         measured = time.time() - began

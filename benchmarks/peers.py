@@ -1,11 +1,13 @@
 """The same FedAvg by fedsilo and by what one would pick instead: time, processor, memory.
 
-    python benchmarks/peers.py --data-dir DIR [--nvflare PYTHON] [--rounds 5] [--csv FILE]
+    python benchmarks/peers.py --data-dir DIR [--nvflare PYTHON] [--rounds 5] [--turns 1]
+        [--only NAME ...] [--csv FILE]
 
 Nine MNIST silos, one network, the same local steps, one thread a client: a bare loop and fedsilo's
-inline engine one client after the other; fedsilo with Ray, plain Flower and NVFlare's simulator two
-at once. Each is a process of its own. Final models are measured once, on all clients' test images;
-fedsilo draws start and order by its seed, the others as ``peer_job.py`` does.
+inline engine one client after the other; fedsilo with processes and with Ray, plain Flower and
+NVFlare's simulator two at once. Each is a process of its own. Final models are measured once, on
+all clients' test images; fedsilo draws start and order by its seed, the others as ``peer_job.py``
+does.
 ``--nvflare`` is the Python of an environment in which NVFlare is installed and fedsilo's packages
 can be imported after NVFlare's own; without it that row is left out.
 """
@@ -19,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from threading import Thread
 
 import pandas as pd
@@ -30,7 +33,7 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.settings_schema import Value
 
 HERE = Path(__file__).resolve().parent
-_LOOK = 1.0  # seconds between looks at the processes
+_LOOK = 0.5  # seconds between looks at the processes
 _VALUES: Mapping[str, Value] = {
     "method": "fedavg",
     "dataset": "mnist",
@@ -109,6 +112,7 @@ def rivals(nvflare: str, settings: Path) -> dict[str, list[str]]:
     commands = {
         "bare loop": [*job, "bare", *told],
         "fedsilo inline": [*job, "inline", *told],
+        "fedsilo processes": [*job, "processes", *told],
         "fedsilo ray": [*job, "ray", *told],
         "Flower": [sys.executable, str(HERE / "peer_flower.py"), *told],
     }
@@ -124,6 +128,8 @@ def main() -> None:
     parser.add_argument("--nvflare", default="", metavar="PYTHON")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=1, help="the rivals in turns; medians")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="these rivals")
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     rows = pd.DataFrame(_rows(options))
@@ -147,10 +153,14 @@ def _rows(options: argparse.Namespace) -> Iterator[dict[str, str]]:
             "rounds": options.rounds,
             "out": folder,
         }
-        settings, bare = Path(folder) / "settings.json", 0.0
+        settings = Path(folder) / "settings.json"
         settings.write_text(json.dumps(values))
-        for name, command in rivals(options.nvflare, settings).items():
-            found = measured(command)
+        commands = rivals(options.nvflare, settings)
+        chosen = {name: c for name, c in commands.items() if name in (options.only or commands)}
+        turns = [{name: measured(c) for name, c in chosen.items()} for _ in range(options.turns)]
+        bare = 0.0
+        for name in chosen:
+            found = {key: median(turn[name][key] for turn in turns) for key in turns[0][name]}
             bare = bare or found["rounds"]
             yield {
                 "rival": name,

@@ -62,7 +62,6 @@ def simulate(
     """
     from fedsilo.server_app.records.run_directory import with_free_name
     from fedsilo.server_app.run.planning import planned, start
-    from fedsilo.server_app.studies.finish import finish_run
 
     overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
     overrides |= {"run-name": name} if name else {}
@@ -71,8 +70,15 @@ def simulate(
     if silos is not None:
         overrides |= _written(silos, label, missing, sources)
     settings, resources = planned(
-        experiment, run_sources(sources), supernodes=supernodes, overrides=overrides
+        experiment,
+        run_sources(sources),
+        supernodes=supernodes,
+        overrides=overrides,
+        engine=engine,
     )
+    # PyTorch comes with it, which a fork server may be loading too by now
+    from fedsilo.server_app.studies.finish import finish_run
+
     settings = with_free_name(settings)
     return load_run(start(settings, resources, engine, ray_address, finish_run).path)
 

@@ -5,6 +5,8 @@
 kept by their sites, in simulation in ``sites/<site>/``.
 """
 
+from __future__ import annotations
+
 import csv
 import dataclasses
 import fcntl
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
@@ -30,7 +32,9 @@ from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, grouped
 from fedsilo.server_app.records.forms import Content, check_table, read_content
-from fedsilo.strategies.meeting.participants import Participants
+
+if TYPE_CHECKING:  # PyTorch comes with it
+    from fedsilo.strategies.meeting.participants import Participants
 
 CONFIG, SUMMARY, SILOS = "config.toml", "summary.json", "silos.json"
 CUT, STANDARDISATION, LOCK = "cut.json", "standardisation.json", ".lock"

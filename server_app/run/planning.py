@@ -8,14 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_names
+from fedsilo.datasets.registry import DATA_SETS, cut_of, data_set, load_silo, silo_names
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.plugs import module_of, plugin_entries
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.server_app.config.experiments import find_experiment, simulation_file
-from fedsilo.server_app.config.resources import check_resources, has_gpu, worker_environments
+from fedsilo.server_app.config.resources import (
+    check_resources,
+    cores,
+    has_gpu,
+    worker_environments,
+)
 from fedsilo.server_app.config.settings import (
     RunSettings,
     parse_assignment,
@@ -32,7 +37,7 @@ from fedsilo.server_app.records.run_directory import (
 )
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.process_engine import run_with_processes
+from fedsilo.server_app.run.process_engine import run_with_processes, start_fork_server
 from fedsilo.server_app.run.ray_engine import run_with_ray
 from fedsilo.server_app.run.ready import (
     refuse_little_memory,
@@ -53,10 +58,12 @@ def planned(
     *,
     supernodes: int | None = None,
     overrides: Mapping[str, Value] | None = None,
+    engine: str = "",
 ) -> tuple[RunSettings, Mapping[str, Value]]:
     """Return settings and resources of a run: experiment, file, changes, then ``overrides``.
 
-    ``supernodes`` are the simulated sites, by default the experiment's or all silos.
+    ``supernodes`` are the simulated sites, by default the experiment's or all silos; ``engine`` is
+    what the run will be started on, if it is known.
 
     Raises:
         SettingError: a source cannot be read, or a setting or resource is wrong.
@@ -65,6 +72,7 @@ def planned(
     settings = named(
         resolve(_with_paths(_merged(declared.values, sources, overrides or {}), sources))
     ).pinned()
+    _prepare(settings.common, engine)
     resources = {"num-supernodes": len(silo_names(settings.common)), **declared.resources}
     if supernodes is not None:
         resources["num-supernodes"] = supernodes
@@ -135,6 +143,13 @@ def replanned(
     resources |= before.launch.get("resources", {})
     resources |= {} if supernodes is None else {"num-supernodes": supernodes}
     return resolve(values), check_resources(resources), str(before.launch.get("engine", "ray"))
+
+
+def _prepare(common: CommonSettings, engine: str) -> None:
+    """Let a fork server load PyTorch while this process does, where the run may need it."""
+    is_table = ".tables." in DATA_SETS.get(common.dataset, "")  # by name: its module needs PyTorch
+    if engine == "processes" or (engine == "auto" and cores() > 1 and not is_table):
+        start_fork_server()
 
 
 def engine_for(

@@ -300,10 +300,14 @@ def _answer(parcel: Parcel) -> Parcel:
 
 
 def start_fork_server() -> None:
-    """Start the process from which workers are forked; it loads PyTorch beside this process."""
+    """Start the process from which workers are forked; it loads PyTorch while this one goes on."""
     modules = [f"fedsilo.client_app.{name}" for name in _PRELOADED]
-    get_context("forkserver").set_forkserver_preload(modules)
-    ensure_running()
+    get_context("forkserver").set_forkserver_preload([*modules, __name__])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is the command's
+    try:
+        ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
