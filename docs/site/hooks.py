@@ -28,6 +28,7 @@ _MERMAID = re.compile(r"^```mermaid\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _ROOM = re.compile(r"<b>(\w+)</b>: (.*?)\"\]", re.DOTALL)
 _ARROW = re.compile(r"^ +(\w+) --(?: (\w+) --)?> (\w+)$", re.MULTILINE)
 _BADGES = re.compile(r"^\[?!\[[^]]*\]\(https://[^)]*\).*$", re.MULTILINE)
+_BAR = re.compile(r"(?<=[ |])`[^`\n]*\\\|[^`\n]*`")
 _log = logging.getLogger("mkdocs.hooks")
 
 
@@ -130,6 +131,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         made = _generated().PAGES.items()
         listed = "\n".join(f"- [{name}]({path})" for path, (name, _) in made)
         markdown = markdown.replace("## Project\n", f"{listed}\n\n## Project\n")
+    # A bar in code needs no backslash here; on a forge it does
+    markdown = _BAR.sub(lambda found: found[0].replace("\\|", "|"), markdown)
     markdown = _MERMAID.sub(lambda found: _rooms(found[1]), _BADGES.sub("", markdown))
 
     def pointed(found: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """The errors that fedsilo raises on purpose: one line each, what was wrong, where, what to do.
 
-Each kind has a ``code``, by which a program knows it. Of a site's errors the server sees a number
-beside the text: ``ERROR_CODES``, where the code has one. The docstrings are the page on errors.
+Each kind has a ``code``, by which a program knows it. For some codes a site's error carries a
+number in addition to its text: ``ERROR_CODES``. The docstrings are the text of the page on errors.
 """
 
 import re
@@ -54,7 +54,7 @@ class DataError(FedsiloError):
 class FileNamesError(DataError):
     """As ``data``; the message quotes names of files that were found, which may be patients'.
 
-    Fix: read the whole message at the hospital, in the site's own log. The server is told only
+    Fix: read the whole message at the hospital, in the site's own log. The server learns only
     that the site's data cannot be used.
     """
 
@@ -65,8 +65,8 @@ class SiteError(FedsiloError):
     """A site failed or sent an unusable answer, or too few sites are left.
 
     Fix: follow the reason that the message gives for each site; ``fedsilo doctor site`` finds most
-    of them before a run. Then ``fedsilo resume RUN-DIR`` goes on from the last checkpoint. With
-    ``min-sites`` a run goes on without a failed site.
+    of them before a run. Then ``fedsilo resume RUN-DIR`` continues from the last checkpoint.
+    With ``min-sites`` a run continues without a failed site.
     """
 
     code = "site"

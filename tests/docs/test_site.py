@@ -126,3 +126,18 @@ def test_navigation_is_the_headings_and_first_links_of_the_index() -> None:
         {"Home": "README.md"},
         {"Guides": [{"A": "a.md"}, {"More": [{"N": "n/c.md"}]}]},
     ]
+
+
+def test_pictures_of_the_gallery_follow_a_command_and_are_small() -> None:
+    page = ROOT / "docs" / "gallery.md"
+    steps = _module("gallery")._STEP.findall(page.read_text())
+    pictures = [picture for _, picture, _ in steps if picture]
+    assert steps[0][0].startswith("printf")
+    assert len(pictures) == page.read_text().count("![") > 5
+    assert [p for p in pictures if (page.parent / "img" / p).stat().st_size > 100_000] == []
+
+
+def test_a_bar_in_code_of_a_table_loses_its_backslash() -> None:
+    hooks = _module("hooks")
+    shown = hooks._BAR.sub(lambda found: found[0].replace("\\|", "|"), r"| `a\|b` | c\|d |")
+    assert shown == r"| `a|b` | c\|d |"
