@@ -136,7 +136,8 @@ def page_text(found: Benchmarked, page: Path) -> str:
         csv=os.path.relpath(found.rows.path, page.parent),
         page=page,
         figures=markdown_table(list(_figure_lines(found))),
-        costs=markdown_table(list(_cost_lines(found))),
+        widths=_widths(found),
+        finding=_finding(found.rankings["all settings"]),
         tests=list(friedman_lines(found.rankings)),
         equals=equals(found.rows.rows, found.benchmark.seeds),
         edges=int(chosen.isin([min(rates), max(rates)]).sum()),
@@ -149,19 +150,35 @@ def _figure_lines(found: Benchmarked) -> Iterator[list[str]]:
 
     def cell(experiment: str, method: str) -> str:
         row: Any = cells.get((experiment, method))
-        return f"{row.mean:.1%} ({row.low:.1%} to {row.high:.1%})".replace("%", "") if row else "-"
+        return f"{100 * row.mean:.1f}" if row else "-"
 
-    yield ["", *(f"rank, {title}" for title in found.rankings), *found.figures]
+    costs = relative_costs(found.results)
+    yield ["", *(f"rank, {title}" for title in found.rankings), *found.figures, "bytes", "seconds"]
     for method in found.order:
         ranks = [one.ranks.get(method) for one in found.rankings.values()]
         texts = ["-" if rank is None else f"{rank:.1f}" for rank in ranks]
-        yield [title_of(method), *texts, *(cell(str(name), method) for name in found.figures)]
+        texts += [cell(str(name), method) for name in found.figures]
+        cost = costs.get(method)
+        spent = [f"{cost['bytes']:.2f}", f"{cost['seconds']:.1f}"] if cost else ["-", "-"]
+        yield [title_of(method), *texts, *spent]
 
 
-def _cost_lines(found: Benchmarked) -> Iterator[list[str]]:
-    yield ["", "bytes", "seconds"]
-    for method, cost in relative_costs(found.results).items():
-        yield [title_of(method), f"{cost['bytes']:.2f}", f"{cost['seconds']:.1f}"]
+def _widths(found: Benchmarked) -> str:
+    """Return the median half width of an experiment's intervals, in points, in one line."""
+    half = 50 * (found.results["high"] - found.results["low"])
+    medians = half.groupby(found.results["experiment"]).median()
+    return ", ".join(f"`{name}` {medians[name]:.1f} points" for name in found.figures)
+
+
+def _finding(one: Ranking) -> str:
+    if one.statistic is None or one.p is None or one.p < 0.05:
+        return "The table gives the methods' average ranks."
+    first = next(iter(one.ranks))
+    return (
+        f"No method is certainly better than another here (Friedman's test, p = {one.p:.3f}). "
+        f"{title_of(first)} has the best average rank, {one.ranks[first]:.1f} of "
+        f"{len(one.ranks)} methods."
+    )
 
 
 def friedman_lines(rankings: Mapping[str, Ranking]) -> Iterator[str]:
@@ -176,8 +193,8 @@ def friedman_lines(rankings: Mapping[str, Ranking]) -> Iterator[str]:
         worse = [title_of(m) for m in others if one.ranks[m] > one.ranks[first] + one.difference]
         yield (
             f"{start}: Friedman's chi-squared is {one.statistic:.1f}, {p}. Average ranks differ at "
-            f"5 % if by more than {one.difference:.1f} (Nemenyi). {title_of(first)}, the first, is "
-            f"by that better than {', '.join(worse) or 'none'}."
+            f"5 % if by more than {one.difference:.1f} (Nemenyi). So {title_of(first)}, the first, "
+            f"is better than {', '.join(worse) or 'no other'}."
         )
 
 

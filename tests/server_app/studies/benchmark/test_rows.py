@@ -56,7 +56,9 @@ def test_a_damaged_line_is_named(before: str, after: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n"])
 def test_another_table_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(text)
-    with pytest.raises(SettingError, match="no table of 'fedsilo benchmark': name another --csv"):
+    with pytest.raises(
+        SettingError, match="not a table of 'fedsilo benchmark': name another --csv"
+    ):
         Rows.read(tmp_path / "rows.csv")
 
 

@@ -108,7 +108,7 @@ def test_data_protection_finds_bytes_and_no_guarantee(hearts: Path) -> None:
     html = report([hearts / "fedavg-seed0"], ReportOptions(reader="dpo"))
     assert "no differential-privacy guarantee" in html
     assert "arrays/encoder.*" in html
-    assert "no site file held" in html
+    assert "no site file applied" in html
     assert "models stayed at the sites" in report(
         [hearts / "local-seed0"], ReportOptions(reader="dpo")
     )
