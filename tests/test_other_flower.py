@@ -1,4 +1,4 @@
-"""Newer versions of Flower: the engines inline and ray give the bytes that this one's give.
+"""Newer versions of Flower: simulations give the bytes that this one's give.
 
 ``FEDSILO_FLOWER`` names Pythons of environments with another Flower, with colons between
 (docs/flower-versions.md says how one is made); without it the tests are skipped.
@@ -58,9 +58,10 @@ def test_the_other_flower_is_newer_than_the_workers_and_is_one_that_pages_name(p
         ("inline", "uefl", {}),
         ("inline", "fedavg", _SECURE),
         ("inline", "fedavg", _ROBUST),
+        ("processes", "uefl", {}),
         ("ray", "uefl", {}),
     ],
-    ids=["inline", "inline-secagg", "inline-trimmed", "ray"],
+    ids=["inline", "inline-secagg", "inline-trimmed", "processes", "ray"],
 )
 def test_a_run_with_another_flower_gives_the_same_bytes(
     engine: str,

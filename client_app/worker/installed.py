@@ -103,7 +103,7 @@ def refuse_other_flower() -> None:
     if not package_version.startswith(f"{WORKER_FLOWER}."):
         raise SettingError(
             f"Flower {package_version} is installed, and a hospital's worker knows {WORKER_FLOWER} "
-            f"(the engines inline and ray run up to {TRIED_FLOWER}): "
+            f"(simulations run up to {TRIED_FLOWER}): "
             f"pip install 'flwr[simulation]~={WORKER_FLOWER}.0'"
         )
 

@@ -13,7 +13,7 @@ from fedsilo.models.contract.errors import SiteError
 FEDSILO = "0.1.0"
 
 WORKER_FLOWER = "1.39"  # whose protocol between SuperNode and worker is known; pyproject.toml's
-TRIED_FLOWER = "1.42"  # the newest with which the engines inline and ray have been tried
+TRIED_FLOWER = "1.42"  # the newest with which simulations have been tried
 
 _APP, _FLOWER = "fedsilo-version", "flower-version"
 
