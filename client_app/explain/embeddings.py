@@ -1,6 +1,7 @@
 """A network's embeddings of samples, computed at the hospital that has them."""
 
 import dataclasses
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -11,6 +12,7 @@ from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 EMBEDDING, PENULTIMATE = "embedding", "penultimate"
 LAYERS = (EMBEDDING, PENULTIMATE)
+_WIDEST = 2048  # numbers, of which a covariance can still be inverted in a second
 
 
 def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = EMBEDDING) -> Tensor:
@@ -37,6 +39,32 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
     return over_batches(network, inputs, exact, lambda x: _input_of(linear[-1], network, x))
 
 
+def penultimate(network: SiteNetwork, tokens: Tensor) -> Tensor:
+    """Return what the last linear layer after the encoder is given, (batch, c), without dropout.
+
+    Where there is none, as of a network whose head is within its encoder, or where it is wider than
+    2,048, it is the mean token.
+    Dropout layers stay as they were, and no random number is drawn.
+
+    Args:
+        network: on the compute device.
+        tokens: (batch, l, c), of its encoder.
+
+    Raises:
+        SettingError: the network mixes several.
+    """
+    linear = [m for m in single_classifier(network).head.modules() if isinstance(m, nn.Linear)]
+    if not linear or linear[-1].in_features > _WIDEST:
+        return tokens.mean(dim=1)
+    modes = {part: part.training for part in network.modules()}
+    network.eval()
+    try:
+        return _input_of(linear[-1], lambda x: network.classify(network.features(x)), tokens)
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
 def single_classifier(network: SiteNetwork) -> TokenClassifier:
     """Return the classifier that a method's network is, or wraps.
 
@@ -52,12 +80,12 @@ def single_classifier(network: SiteNetwork) -> TokenClassifier:
     return classifiers[0]
 
 
-def _input_of(layer: nn.Linear, network: SiteNetwork, inputs: Tensor) -> Tensor:
-    """Return the input of ``layer``, (batch, c), while ``network`` classifies ``inputs``."""
+def _input_of(layer: nn.Linear, classify: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """Return the input of ``layer``, (batch, c), while ``inputs`` are classified."""
     layer_inputs: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0]))
     try:
-        network(inputs)
+        classify(inputs)
     finally:
         hook.remove()
     return layer_inputs[-1]

@@ -89,6 +89,15 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
     return views.reshape(network.views, -1, *views.shape[1:]).mean(dim=0)
 
 
+def has_maps(network: SiteNetwork) -> bool:
+    """Return whether Grad-CAM can explain a network: it is one, and convolutional."""
+    try:
+        last_maps(network)
+    except SettingError:
+        return False
+    return True
+
+
 def last_maps(network: SiteNetwork) -> nn.Module:
     """Return the layer that gives a convolutional network's last maps, before any pooling.
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from fedsilo.server_app.studies.compare.per_site import SiteBars
     from fedsilo.server_app.studies.finetune.results import FinetuneResult
     from fedsilo.server_app.studies.monitor.monitor import Monitored
+    from fedsilo.server_app.studies.predict.answers import Predictions
     from fedsilo.server_app.studies.predict.calibration import Calibration
     from fedsilo.server_app.studies.predict.masks import MaskPredictions
-    from fedsilo.server_app.studies.predict.prediction import Predictions
     from fedsilo.server_app.studies.watch.view import View
 
 

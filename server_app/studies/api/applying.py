@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from fedsilo.server_app.studies.export.command import Export
     from fedsilo.server_app.studies.finetune.results import FinetuneResult
     from fedsilo.server_app.studies.monitor.monitor import Monitored
+    from fedsilo.server_app.studies.predict.answers import Predictions
     from fedsilo.server_app.studies.predict.calibration import Calibration
     from fedsilo.server_app.studies.predict.masks import MaskPredictions
-    from fedsilo.server_app.studies.predict.prediction import Predictions
 
 
 def finetune(
@@ -83,6 +83,9 @@ def predict(
     split: Split | None = None,
     coverage: float | None = None,
     calibration: AnyPath | None = None,
+    answer_all: bool = False,
+    html: AnyPath | None = None,
+    pdf: bool = False,
     data_dir: AnyPath | None = None,
     state_dir: AnyPath | None = None,
     best: bool = False,
@@ -108,6 +111,9 @@ def predict(
         out=path_of(out),
         coverage=coverage,
         calibration=path_of(calibration),
+        answer_all=answer_all,
+        html=path_of(html),
+        pdf=pdf,
         data_dir=path_of(data_dir),
         state_dir=path_of(state_dir),
         best=best,

@@ -38,19 +38,26 @@ def explain(
     run_dir: AnyRun,
     *,
     site: str,
-    row: int,
+    row: int = 0,
     split: Split = "test",
+    table: AnyPath | None = None,
+    image: AnyPath | None = None,
     data_dir: AnyPath | None = None,
     state_dir: AnyPath | None = None,
     json_file: AnyPath | None = None,
     picture: AnyPath | None = None,
 ) -> Explanation:
-    """Explain a prediction for one patient."""
+    """Explain a prediction for one patient of the site, or for a new one."""
     from fedsilo.server_app.studies.figures import explain as explaining
 
-    explanation = explaining.explain(
-        folder_of(run_dir), site, row, split, path_of(data_dir), path_of(state_dir)
-    )
+    folders = path_of(data_dir), path_of(state_dir)
+    if table is not None or image is not None:
+        from fedsilo.server_app.studies.predict.explain_new import explain_new
+
+        new = path_of(table), row, path_of(image)
+        explanation = explain_new(folder_of(run_dir), site, *new, *folders)
+    else:
+        explanation = explaining.explain(folder_of(run_dir), site, row, split, *folders)
     explaining.save_explanation(explanation, path_of(json_file), path_of(picture))
     return explanation
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,14 @@ class Inputs(ABC):
             yield batch
         watch(total, total)
 
+    def imputed(self, features: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return, of each readable row of a table, the columns whose value is missing."""
+        return []
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Return a table's rows (k, features) as the network gets them, and what is imputed."""
+        raise NotImplementedError
+
     def kept(self) -> list[int]:
         """Return the places of the inputs that could be read."""
         return [place for place in range(len(self.names)) if place not in self.faults]
@@ -74,10 +82,21 @@ class RowInputs(Inputs):
     """Inputs (k, *input_shape) in memory."""
 
     inputs: Tensor
+    read: Tensor | None = None  # (k, features) of a table before it is standardised, with NaN
 
     def batches(self) -> Iterator[Tensor]:
         """Yield them."""
         yield from in_batches(self.inputs)
+
+    def imputed(self, features: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return, of each row, the columns whose value is missing."""
+        names = [name.partition("=")[0] for name in features]
+        return [tuple(dict.fromkeys(compress(names, row))) for row in self.rows()[1].tolist()]
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Return the rows as the network gets them, and which of their values are imputed."""
+        read = torch.zeros(len(self.inputs), 0) if self.read is None else self.read
+        return self.inputs, read.isnan()
 
 
 @dataclass(kw_only=True)
@@ -143,7 +162,7 @@ def open_inputs(model: SiteModel, request: PredictRequest) -> Inputs:
         return _split_inputs(model, request.split)
     refuse_table_or_images(model, table=request.table is not None)
     if request.table is not None:
-        return _table_inputs(model, request.table, request.id)
+        return table_inputs(model, request.table, request.id)
     reader = image_reader(model.site, model.common)
     return file_inputs(request, reader, int(np.prod(model.silo.task.input_shape)))
 
@@ -182,10 +201,13 @@ def _split_inputs(model: SiteModel, split: str) -> RowInputs:
     if not len(own):
         raise DataError(f"site {model.site} has no {split} rows in {model.run.path}")
     names, source = [str(row) for row in range(len(own))], {"split": split}
-    return RowInputs(key="row", names=names, source=source, inputs=own.inputs, truth=own.labels)
+    read = model.lab.session.silo.splits()[split].inputs if model.silo.features else None
+    return RowInputs(
+        key="row", names=names, source=source, inputs=own.inputs, read=read, truth=own.labels
+    )
 
 
-def _table_inputs(model: SiteModel, path: Path, id_column: str | None) -> RowInputs:
+def table_inputs(model: SiteModel, path: Path, id_column: str | None) -> RowInputs:
     """Return the rows of a table file by the run's schema, standardised as the site's are."""
     schema, statistics = table_schema(model), model.silo.figures
     assert statistics is not None, "a finished run's table is standardised"
@@ -206,6 +228,7 @@ def _table_inputs(model: SiteModel, path: Path, id_column: str | None) -> RowInp
         ids=[as_cell(new.ids[number]) for number in numbers] if new.ids else (),
         notes=unread if new.unread else (),
         inputs=standardised(torch.from_numpy(new.rows), statistics),
+        read=torch.from_numpy(new.rows),
     )
 
 

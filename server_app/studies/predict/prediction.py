@@ -5,110 +5,48 @@ samples: the rows of a run's test split have the metrics of its ``metrics.csv`` 
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from itertools import compress
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from fedsilo.client_app.training.evaluation import figures_of, predict_batches
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.messages import INCOMING
-from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 from fedsilo.models.contract.versions import installed_software
-from fedsilo.models.maths.mc_dropout import predictive_entropy
+from fedsilo.server_app.studies.predict.answers import COLUMNS, Predictions
 from fedsilo.server_app.studies.predict.calibration import Calibration, open_calibration
 from fedsilo.server_app.studies.predict.inputs import Inputs, Watch, open_inputs
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model
+from fedsilo.server_app.studies.predict.novelty import (
+    CaseNovelty,
+    Features,
+    Reference,
+    novelty_of,
+    reference_of,
+)
 from fedsilo.server_app.studies.predict.request import PredictRequest, document_path
 
-_LISTED = 10  # faults on a terminal
-_SEPARATOR = "|"  # between the classes of a set
-_COLUMNS = {
-    "id": "of the column that --id names",
-    "predicted": "the class of the largest probability",
-    "p.<class>": "probability, at the calibration's temperature if one was applied",
-    "entropy": "of the model's own probabilities, the mean over its dropout passes, in nats",
-    "vacuity": "for an evidential model, 0 to 1; 1 means no evidence",
-    "weight.<site>": "for a mixture, the router's weight of that site's expert",
-    "set": f"classes of the prediction set, '{_SEPARATOR}' between them; it may be empty",
-    "truth": "the row's own class, if it is known",
-    "fault": "why nothing was predicted",
-}
 
+class _Probes:
+    """Several probes as one."""
 
-@dataclass(frozen=True)
-class Predictions:
-    """What a model predicts for inputs, in their order; k of them could be read."""
+    def __init__(self, probes: Sequence[Any]) -> None:
+        self._probes = probes
 
-    inputs: Inputs
-    classes: tuple[str, ...]
-    own: Tensor  # (k, classes) float64, the model's own probabilities
-    probabilities: Tensor  # the same, at the calibration's temperature if one was applied
-    statistics: Mapping[str, Tensor]  # what else the method says about each input, (k,) by name
-    sets: Tensor | None  # (k, classes) bool, the prediction sets, or None if none were asked for
-    document: Mapping[str, Any] = field(default_factory=dict)  # the JSON beside the CSV file
+    def see(self, tokens: Tensor) -> None:
+        """Show a batch to each."""
+        for probe in self._probes:
+            probe.see(tokens)
 
-    @property
-    def faults(self) -> Mapping[int, str]:
-        """Place of an input -> why it has no prediction."""
-        return self.inputs.faults
-
-    def predicted(self) -> list[str]:
-        """Return the predicted class of each input without a fault."""
-        return [self.classes[place] for place in self.probabilities.argmax(dim=1).tolist()]
-
-    def frame(self) -> pd.DataFrame:
-        """Return a row for each input; of an input with a fault all else is missing."""
-        columns: dict[str, list[Any]] = {"predicted": self.predicted()}
-        for name, values in zip(self.classes, self.probabilities.T.tolist(), strict=True):
-            columns[f"p.{name}"] = values
-        columns["entropy"] = predictive_entropy(self.own).tolist()
-        columns |= {name: values.double().tolist() for name, values in self.statistics.items()}
-        if self.sets is not None:
-            columns["set"] = [_SEPARATOR.join(compress(self.classes, row)) for row in self.sets]
-        if self.inputs.truth is not None:
-            columns["truth"] = [self.classes[label] for label in self.inputs.truth.tolist()]
-        places = range(len(self.inputs.names))
-        frame = pd.DataFrame(columns, index=self.inputs.kept()).reindex(places)
-        frame.insert(0, self.inputs.key, list(self.inputs.names))
-        if self.inputs.ids:
-            frame.insert(0, "id", list(self.inputs.ids))
-        frame["fault"] = [self.inputs.faults.get(place) for place in places]
-        return frame
-
-    def text(self) -> str:
-        """Return the CSV file, numbers with all their digits."""
-        return self.frame().to_csv(index=False)
-
-    def lines(self) -> list[str]:
-        """Return a summary for a terminal."""
-        answers = self.predicted()
-        counts = ", ".join(f"{answers.count(name)} {name}" for name in self.classes)
-        lines = [f"{len(answers)} predicted: {counts}"]
-        lines += [*self.inputs.notes, *self._faults()]
-        if self.sets is not None:
-            sizes = self.sets.sum(dim=1).double()
-            lines.append(f"classes in a set: {sizes.mean().item():.2f} on average")
-        metrics = self.document.get("figures", {})
-        return [*lines, *(f"{name}: {value:.4f}" for name, value in metrics.items())]
-
-    def _faults(self) -> list[str]:
-        """Return how many inputs have no prediction, and why the first of them have none."""
-        faults, inputs = self.inputs.faults, self.inputs
-        if not faults:
-            return []
-        shown = [
-            f"  {inputs.key} {inputs.names[place]}{f' (id {inputs.ids[place]})' * bool(inputs.ids)}"
-            f": {one_line(faults[place], 200)}"
-            for place in sorted(faults)[:_LISTED]
-        ]
-        return [f"{len(faults)} without a prediction: column 'fault' says why", *shown]
+    def values(self) -> dict[str, float]:
+        """Return nothing: they say nothing about the split as a whole."""
+        return {}
 
 
 class _SampleStatistics:
@@ -121,10 +59,6 @@ class _SampleStatistics:
     def see(self, tokens: Tensor) -> None:
         """Collect a batch."""
         self._parts.append(self._of_samples(tokens))
-
-    def values(self) -> dict[str, float]:
-        """Return nothing: it says nothing about all of the split."""
-        return {}
 
     def columns(self) -> dict[str, Tensor]:
         """Return the values of all batches, (k,) by name."""
@@ -145,12 +79,27 @@ def predict(request: PredictRequest, watch: Watch = lambda done, total: None) ->
     calibration = None
     if request.coverage is not None or request.calibration is not None:
         calibration = open_calibration(model, request.calibration)
-    found = predicted(model, open_inputs(model, request), calibration, request.coverage, watch)
-    if request.out is not None:
-        content = json.dumps(found.document, indent=2, allow_nan=False) + "\n"
-        write_atomically(document_path(request.out), content)
-        write_atomically(request.out, found.text())
+    inputs, reference = open_inputs(model, request), reference_of(model, request.site)
+    given = calibration, request.coverage, reference, request.answer_all
+    found = predicted(model, inputs, *given, watch=watch)
+    for path, content in _files(model, found, request).items():
+        write_atomically(path, content, 0o600)
     return found
+
+
+def _files(
+    model: SiteModel, found: Predictions, request: PredictRequest
+) -> dict[Path, bytes | str]:
+    """Return what is written, all made before the first is."""
+    files: dict[Path, bytes | str] = {}
+    if request.html is not None:
+        from fedsilo.server_app.studies.predict.cases import page_files  # matplotlib, captum
+
+        files |= page_files(model, found, request.html, request.pdf)
+    if request.out is not None:
+        document = json.dumps(found.document, indent=2, allow_nan=False) + "\n"
+        files |= {document_path(request.out): document, request.out: found.text()}
+    return files
 
 
 def predicted(
@@ -158,9 +107,13 @@ def predicted(
     inputs: Inputs,
     calibration: Calibration | None = None,
     coverage: float | None = None,
+    reference: Reference | str = "",
+    answer_all: bool = False,
     watch: Watch = lambda done, total: None,
 ) -> Predictions:
     """Return what a model predicts, with sets if there are a calibration and a coverage.
+
+    Of a split, whose classes are known, every row is answered.
 
     Raises:
         FedsiloError: no input can be read, or the calibration's rows are too few.
@@ -170,18 +123,38 @@ def predicted(
     lab, split = model.lab, str(inputs.source.get("split", "test"))
     key = (model.round, model.site, INCOMING, split)
     statistics = _SampleStatistics(model.measured.of_samples or (lambda tokens: {}))
+    pictures = not model.silo.features and not isinstance(reference, str)
+    features = Features(model) if pictures else None
+    probes = _Probes([statistics, *([features] if features else [])])
     batches = inputs.watched(watch)
-    own = predict_batches(model.network, batches, lab.sampling, lab.compute, key, statistics)
+    own = predict_batches(model.network, batches, lab.sampling, lab.compute, key, probes)
     sets = calibration.sets(own, coverage) if calibration and coverage is not None else None
-    return Predictions(
+    novelty: CaseNovelty | str = reference if isinstance(reference, str) else ""
+    if not isinstance(reference, str):
+        given = (features.values(), None) if features else inputs.rows()
+        novelty = novelty_of(reference, *given)
+    found = Predictions(
         inputs,
         model.classes,
         own,
         calibration.tempered(own) if calibration else own,
         statistics.columns(),
         sets,
-        _document(model, inputs, calibration, coverage) | _metrics(inputs, own, sets),
+        model.silo.features,
+        novelty,
+        answer_all or inputs.truth is not None,
     )
+    document = _document(model, inputs, calibration, coverage) | _novelty_document(found)
+    return replace(found, document=document | _metrics(inputs, own, sets))
+
+
+def _novelty_document(found: Predictions) -> dict[str, Any]:
+    if isinstance(found.novelty, str):
+        return {"novelty": {"not known": found.novelty}}
+    own = found.novelty.reference.document()
+    own["beyond the limit"] = int(found.novelty.unusual().sum())
+    own["not answered"] = found.answered().count(False)
+    return {"novelty": own}
 
 
 def _metrics(inputs: Inputs, own: Tensor, sets: Tensor | None) -> dict[str, Any]:
@@ -219,7 +192,7 @@ def _document(
             "coverage": coverage,
             "threshold": None if coverage is None else calibration.threshold(coverage),
         },
-        "columns": _COLUMNS,
+        "columns": COLUMNS,
         "settings": {k: v for k, v in settings.items() if k not in circumstances},
         "software": installed_software(),
     }

@@ -21,10 +21,13 @@ class PredictRequest:
     id: str | None = None  # the column of the table that says which patient a row is of
     split: str | None = None  # train, val or test of the site's own data
     out: Path | None = None  # the CSV file to write, which must not exist, or None to write none
+    html: Path | None = None  # the page of cases to write, or None to write none
+    pdf: bool = False  # whether to write the page as PDF too
     coverage: float | None = None  # of the prediction sets, between 0 and 1, or None for no sets
     calibration: Path | None = None  # from ``calibrate``, or None for the run directory's
     data_dir: Path | None = None  # None: the run's
     state_dir: Path | None = None  # the site's private state, or None for the run directory's
+    answer_all: bool = False  # also cases that are unlike the training samples
     best: bool = False  # the best round's model, not the last one's
 
     def check(self) -> None:
@@ -42,6 +45,12 @@ class PredictRequest:
         if self.out is not None:
             for path in (self.out, document_path(self.out)):
                 refuse_target(path, "another --out")
+        if self.pdf and self.html is None:
+            raise SettingError("--pdf is of a page of cases: name the page by --html")
+        if self.html is not None:
+            refuse_target(self.html, "another --html")
+            if self.pdf:
+                refuse_target(self.html.with_suffix(".pdf"), "another --html")
 
 
 def document_path(out: Path) -> Path:

@@ -140,7 +140,7 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("deploy status", "deployment"),
         ("privacy plan", "samples epsilon delta set config file plugin"),
         ("pretrain", "set config out file plugin save-as"),
-        ("explain", "site row split data-dir state-dir json-file picture"),
+        ("explain", "site row split table image data-dir state-dir json-file picture"),
         ("attention", "site split images data-dir state-dir pictures"),
         ("settings", "pyproject"),
         ("experiments", "file"),
@@ -150,7 +150,8 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("report", "for out audit-log site-file overwrite"),
         (
             "predict",
-            "out best site images manifest table id split coverage calibration data-dir state-dir",
+            "out best site images manifest table id split coverage calibration answer-all html "
+            "pdf data-dir state-dir",
         ),
         ("calibrate", "site coverage out data-dir state-dir"),
         ("export", "format site out data-dir state-dir"),

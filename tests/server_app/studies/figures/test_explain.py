@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fedsilo.client_app.training.initial_network import set_prior
 from fedsilo.datasets.io.state_files import load_state
@@ -147,11 +149,55 @@ def test_the_weights_are_those_that_the_run_measured(runs: Path) -> None:
         assert told[site]["mean"] == pytest.approx(mean, abs=1e-5)
 
 
+@pytest.mark.parametrize("run", ["fedavg", "local"])
+def test_a_table_is_explained_by_its_columns_for_methods_without_a_router(
+    run: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = runs / "columns.json"
+    assert _explain(runs / run, "va", 3, "--json-file", str(path)) == 0
+    found = json.loads(path.read_text())
+    assert found["columns"][:2] == ["age", "sex"]
+    total = found["probability"] - found["mean_probability"]
+    assert sum(found["contributions"]) == pytest.approx(total, abs=1e-6)
+    assert "Shapley values" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("run", ["picsr", "fedavg"])
+def test_a_new_row_is_explained_by_its_place_and_a_refused_one_is_told(
+    run: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "new.csv"
+    rows = ["54,1,4,130,240,0,0,140,0,1.0", "250,1,4,130,240,0,0,140,0,1.0"]
+    names = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak"
+    table.write_text("\n".join([names, *rows]))
+    for row, code, told in (
+        (0, 0, "va, new.csv, row 0; "),
+        (1, 1, "line 3: column 'age': 250 is impossible"),
+        (2, 1, "has 2 rows, counted from 0: there is no row 2"),
+    ):
+        assert _explain(runs / run, "va", row, "--table", str(table)) == code
+        captured = capsys.readouterr()
+        assert told in captured.out + captured.err
+
+
+def test_a_new_image_is_explained_by_its_file(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["explain", str(finished / "fedavg"), "--site", "s1a", "--image"]
+    Image.fromarray(np.eye(16, dtype=np.uint8) * 200).save(tmp_path / "new.png")
+    assert main([*words, str(tmp_path / "new.png")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("s1a, new.png\n")
+    assert "Grad-CAM" in said
+    assert main([*words, str(tmp_path / "nowhere.png")]) == 1
+    assert "nowhere.png is missing" in capsys.readouterr().err
+    assert main([*words, "x.png", "--table", "y.csv"]) == 1
+    assert "an explanation is of one case" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("run", "site", "row", "told"),
     [
-        ("fedavg", "va", 0, "method 'fedavg' does not explain its answers"),
-        ("local", "va", 0, "method 'local' does not explain its answers"),
         ("picsr", "basel", 0, "there is no silo 'basel': 4 silos are cleveland, hungary,"),
         ("picsr", "va", 45, "site va has 45 test rows, counted from 0: there is no row 45"),
         ("picsr", "va", -1, "there is no row -1"),

@@ -86,7 +86,9 @@ def test_each_image_has_a_mask_of_its_own(
 ) -> None:
     out = tmp_path / "masks"
     words = ["predict", str(tuned / "segmentation"), "--images", str(frames), "--out", str(out)]
-    assert main(words) == 0
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 3
     assert "1 without a mask" in capsys.readouterr().out
     names = ["a.png", "b.png", "more/c.png"]
     images = torch.stack([torch.from_numpy(np.array(Image.open(frames / n))) for n in names])

@@ -1,0 +1,75 @@
+"""Where an image matters to any network: what its answer loses when a place is hidden.
+
+Zeiler and Fergus 2014, section 4.2: a square of the image is replaced by the image's
+mean, and the fall of the answer's probability is the place's value.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.explain.image_explanation import (
+    ImageExplanation,
+    SaliencyMap,
+    explain_logits,
+)
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import over_batches
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.site_network import SiteNetwork
+
+_SQUARES = 8  # along each side
+
+
+def explain_by_occlusion(
+    network: SiteNetwork,
+    split: Split,
+    compute: Compute,
+    row: int,
+    title: str,
+    classes: Sequence[str],
+) -> ImageExplanation:
+    """Explain one image of ``split`` by ``network``, which is on the compute device."""
+    exact = dataclasses.replace(compute, bf16=False)
+    image = split.inputs[row : row + 1]
+    logits = over_batches(network, image, exact, network)
+    answer = int(logits.argmax())
+    values = occlusion(network, float_inputs(exact.bring(image)), answer)
+    place = divmod(int(values.argmax()), values.shape[1])
+    found = SaliencyMap(
+        name="occlusion",
+        values=values,
+        heading=f"occlusion of {classes[answer]}",
+        place=f"{classes[answer]} rests most on row {place[0] + 1}, column {place[1] + 1} of "
+        f"{values.shape[0]} x {values.shape[1]} squares",
+        label=answer,
+    )
+    return explain_logits(title, image[0], found, classes, logits, None)
+
+
+def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
+    """Return how much the probability of ``label`` falls when a square is hidden, not below 0.
+
+    Args:
+        network: in eval mode.
+        image: (1, channels, height, width), as the network takes it, on its device.
+        label: the class.
+
+    Returns:
+        (rows, columns) of squares, on the CPU.
+    """
+    height, width = image.shape[2:]
+    sizes = [-(-side // min(_SQUARES, side)) for side in (height, width)]
+    mean = image.mean(dim=(2, 3), keepdim=True)
+    hidden = []
+    for top in range(0, height, sizes[0]):
+        for left in range(0, width, sizes[1]):
+            other = image.clone()
+            other[:, :, top : top + sizes[0], left : left + sizes[1]] = mean
+            hidden.append(other)
+    with torch.no_grad():
+        shown = torch.softmax(network(torch.cat([image, *hidden])).float(), dim=-1)[:, label]
+    return (shown[0] - shown[1:]).clamp_min(0).reshape(-(-height // sizes[0]), -1).cpu()

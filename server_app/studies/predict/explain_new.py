@@ -1,0 +1,75 @@
+"""``fedsilo explain --table`` and ``--image``: why a model answers as it does for a new case."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedsilo.client_app.explain.sample import explain_case
+from fedsilo.datasets.images.decoding import BrokenImageError
+from fedsilo.datasets.registry import image_reader
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.server_app.studies.predict.inputs import table_inputs
+from fedsilo.server_app.studies.predict.model import (
+    SiteModel,
+    open_model,
+    refuse_table_or_images,
+)
+
+if TYPE_CHECKING:
+    from fedsilo.client_app.explain.sample import Explanation
+
+
+def explain_new(
+    run_dir: Path,
+    site: str,
+    table: Path | None = None,
+    row: int = 0,
+    image: Path | None = None,
+    data_dir: Path | None = None,
+    state_dir: Path | None = None,
+) -> Explanation:
+    """Return why the model of a finished run answers as it does for one new case.
+
+    Args:
+        run_dir: the run directory.
+        site: whose model; its data must be here.
+        table: a file of rows, as ``predict`` takes them.
+        row: which of its rows, from 0.
+        image: an image file, in place of a table.
+        data_dir: the data directory, or None for the run's own.
+        state_dir: the folder of the site's private state, or None for the run directory's.
+
+    Raises:
+        SettingError: a table and an image are given.
+        DataError: the row or the image cannot be used.
+    """
+    if table is not None and image is not None:
+        raise SettingError("--table and --image are given: an explanation is of one case")
+    model = open_model(run_dir, site, data_dir, state_dir)
+    refuse_table_or_images(model, table=table is not None)
+    found = _row(model, table, row) if table else _image(model, image or Path())
+    name = f"{table.name}, row {row}" if table else (image or Path()).name
+    cases = Split(found[None], torch.zeros(1, dtype=torch.int64))
+    return explain_case(model.lab, model.network, cases, 0, f"{site}, {name}")
+
+
+def _row(model: SiteModel, table: Path, row: int) -> torch.Tensor:
+    inputs = table_inputs(model, table, None)
+    if not 0 <= row < len(inputs.names):
+        raise DataError(
+            f"{table} has {len(inputs.names)} rows, counted from 0: there is no row {row}"
+        )
+    if row in inputs.faults:
+        raise DataError(f"{table}, line {inputs.names[row]}: {inputs.faults[row]}")
+    return inputs.inputs[inputs.kept().index(row)]
+
+
+def _image(model: SiteModel, path: Path) -> torch.Tensor:
+    try:
+        return torch.from_numpy(image_reader(model.site, model.common)(path))
+    except BrokenImageError as error:
+        raise DataError(f"{path} {error}") from None

@@ -1,0 +1,245 @@
+"""Whether a case is like those that a model was trained on, by the training samples that are here.
+
+It is computed where predictions are made and nothing of it leaves. A table's rows are compared as
+the network gets them, images by the network's penultimate features. Samples that nobody trained on
+decide from which score on a case is unusual: at most 5 % of such samples are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.explain.embeddings import penultimate, single_classifier
+from fedsilo.client_app.training.evaluation import over_batches
+from fedsilo.client_app.training.standardised import with_figures
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.maths.conformal import rows_needed
+from fedsilo.models.maths.novelty import (
+    FEWEST,
+    Booleans,
+    Familiar,
+    Floats,
+    Novelty,
+    familiar,
+    limit_of,
+)
+from fedsilo.server_app.studies.finished_site import sites_of
+from fedsilo.server_app.studies.predict.model import SiteModel
+
+SHARE = 0.05  # of held-out samples that may be taken for unusual
+_IMAGES = 600  # of which features are computed, for training samples and for held-out ones
+_SITES = 50  # whose samples are read
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where a model was trained, as far as is known here."""
+
+    sites: tuple[str, ...]  # whose samples it rests on
+    known: Familiar
+    limit: float | None  # the score beyond which a case is unusual; None: too few held-out samples
+    held: int  # held-out samples that decided the limit
+    split: str  # which they are
+    rows: Floats  # (n, f), a table's training rows as they were read, NaN where one is missing
+    others: str  # what is not known of other sites, or empty
+
+    def lines(self) -> list[str]:
+        """Return what it rests on and what it does not know, a sentence each."""
+        unknown = [self.others] if self.others else []
+        basis = f"{self.known.rows} training samples of {', '.join(self.sites)}"
+        if self.limit is None:
+            return [
+                f"novelty rests on {basis}; no case is held back, since a limit takes "
+                f"{rows_needed(1 - SHARE)} held-out samples and here are {self.held}",
+                *unknown,
+            ]
+        return [
+            f"novelty rests on {basis}; its limit on {self.held} {self.split} samples: at "
+            f"most {SHARE:.0%} of such samples are beyond it",
+            *unknown,
+        ]
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON; nothing of it is one sample's."""
+        return {
+            "sites": list(self.sites),
+            "training samples": self.known.rows,
+            "held-out samples": self.held,
+            "held-out split": self.split,
+            "limit": self.limit,
+            "share beyond it": SHARE,
+            "not known": self.others,
+        }
+
+
+@dataclass(frozen=True)
+class CaseNovelty:
+    """How new each of k cases is, by a reference."""
+
+    reference: Reference
+    found: Novelty
+
+    def scores(self) -> Floats:
+        """Return (k,) scores, in units of the limit where there is one: above 1 is unusual."""
+        return self.found.score / (self.reference.limit or 1.0)
+
+    def unusual(self) -> Booleans:
+        """Return which cases are beyond the limit, (k,); none, if there is no limit."""
+        limit = self.reference.limit
+        beyond: Booleans = self.found.score > (np.inf if limit is None else limit)
+        return beyond
+
+    def columns(self, features: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return the columns of a table whose values are beyond all training values, per case."""
+        limit = max(self.reference.limit or 1.0, 0.0)
+        names = [name.partition("=")[0] for name in features]
+        beyond = self.found.values > limit if features else np.zeros((len(self.scores()), 0), bool)
+        return [
+            tuple(dict.fromkeys(name for name, odd in zip(names, row, strict=True) if odd))
+            for row in beyond
+        ]
+
+    def reasons(self, features: Sequence[str]) -> list[str]:
+        """Return why each case is unusual, or an empty text."""
+        limit = self.reference.limit or np.inf
+        texts = []
+        for place, columns in enumerate(self.columns(features)):
+            parts = [f"beyond the training values: {', '.join(columns)}"] * bool(columns)
+            parts += ["unlike any training sample"] * bool(self.found.distance[place] > limit)
+            parts += ["lacks unusual values"] * bool(self.found.missing[place] > limit)
+            texts.append("; ".join(parts) if self.unusual()[place] else "")
+        return texts
+
+
+def reference_of(model: SiteModel, site: str | None) -> Reference | str:
+    """Return where a model was trained, or why that is not known.
+
+    Args:
+        model: a finished run's.
+        site: whose model it is; None for the shared one, which all sites here are asked about.
+    """
+    try:
+        if not model.silo.features:
+            single_classifier(model.network)
+        sites = [model.site] if site or model.own else sites_of(model.run.path)[:_SITES]
+        silos = [silo for name in sites if (silo := _silo(model, name))]
+    except SettingError as error:
+        return str(error)
+    counts = {part: sum(len(one.splits()[part]) for one in silos) for part in ("val", "test")}
+    split = "val" if counts["val"] >= rows_needed(1 - SHARE) else "test"
+    total = sum(len(silo.train) for silo in silos)
+    if total < FEWEST:
+        return f"{total} training samples are here, and {FEWEST} are needed"
+    training, held = (_samples(model, silos, part) for part in ("train", split))
+    known = familiar(training.values, training.missing, training.groups)
+    scores = known.novelty(held.values, held.missing).score
+    limit = limit_of(scores, SHARE)
+    return Reference(
+        sites=tuple(silo.name for silo in silos),
+        known=known,
+        limit=None if np.isinf(limit) else limit,
+        held=len(scores),
+        split=split,
+        rows=training.read,
+        others=_others(model, [silo.name for silo in silos]),
+    )
+
+
+def novelty_of(reference: Reference, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
+    """Return how new cases are.
+
+    Args:
+        reference: where the model was trained.
+        inputs: (k, f), rows as the network gets them, or the network's features of images.
+        missing: (k, f), which values are imputed; None for none.
+    """
+    values = inputs.numpy().astype(np.float64)
+    lacking = np.zeros(values.shape, bool) if missing is None else missing.numpy()
+    return CaseNovelty(reference, reference.known.novelty(values, lacking))
+
+
+class Features:
+    """A probe that collects the network's penultimate features of each batch."""
+
+    def __init__(self, model: SiteModel) -> None:
+        self._network = model.network
+        self._parts: list[Tensor] = []
+
+    def see(self, tokens: Tensor) -> None:
+        """Collect a batch."""
+        self._parts.append(penultimate(self._network, tokens).float().cpu())
+
+    def values(self) -> Tensor:
+        """Return the features of all batches, (k, c)."""
+        return torch.cat(self._parts)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Samples as they are compared; ``read`` (n, f) of a table with NaN, else (n, 0)."""
+
+    values: Floats
+    missing: Booleans
+    groups: np.ndarray[Any, np.dtype[np.int64]] | None
+    read: Floats
+
+
+def _silo(model: SiteModel, site: str) -> Silo | None:
+    """Return a site's samples as they were read, None if they are not here or were changed."""
+    try:
+        own = site == model.site
+        silo = model.lab.session.silo if own else load_silo(site, model.common)
+    except FedsiloError:
+        return None
+    then = model.run.silos[site].get("fingerprints", {})
+    same = all(silo.fingerprints[part] == digest for part, digest in then.items())
+    return silo if same else None
+
+
+def _samples(model: SiteModel, silos: Sequence[Silo], split: str) -> _Samples:
+    if (figures := model.silo.figures) is not None:
+        read = torch.cat([silo.splits()[split].inputs for silo in silos])
+        ready = torch.cat([with_figures(s, figures).splits()[split].inputs for s in silos])
+        values, raw = ready.numpy().astype(np.float64), read.numpy().astype(np.float64)
+        return _Samples(values, np.isnan(raw), None, raw)
+    network, each = model.network, max(1, _IMAGES // len(silos))
+    exact = dataclasses.replace(model.lab.compute, bf16=False)
+    chosen = [_spread(silo.splits()[split], each) for silo in silos]
+    parts = [
+        over_batches(network, own.inputs, exact, lambda x: penultimate(network, network.encode(x)))
+        for own in chosen
+        if len(own)
+    ]
+    features = torch.cat(parts).numpy().astype(np.float64) if parts else np.zeros((0, 1))
+    groups = torch.cat([own.labels for own in chosen]).numpy()
+    return _Samples(features, np.zeros(features.shape, bool), groups, features[:, :0])
+
+
+def _spread(split: Split, count: int) -> Split:
+    """Return so many samples of a split, evenly spread over it."""
+    chosen = torch.linspace(0, len(split) - 1, min(count, len(split))).long()
+    return Split(split.inputs[chosen], split.labels[chosen])
+
+
+def _others(model: SiteModel, sites: Sequence[str]) -> str:
+    """Return what is not known here of where the model was trained, or an empty text."""
+    others = [site for site in model.run.silos if site not in sites]
+    if not others or model.own:
+        return ""
+    level = model.common.trust
+    kept = "nothing of theirs"
+    if model.silo.features and model.common.standardise == "pooled":
+        kept = "of theirs only the mean and standard deviation of all sites together"
+    return (
+        f"not known here is what {len(others)} other sites trained on: the run, made for trust "
+        f"{level}, keeps {kept}"
+    )

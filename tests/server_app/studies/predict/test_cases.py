@@ -1,0 +1,143 @@
+"""The page of cases: what it names, its order, its marks, what it says is missing."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsilo.client_app.explain.columns import column_contributions, explain_columns
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.studies.predict.calibration import calibrate
+from fedsilo.server_app.studies.predict.model import open_model
+from fedsilo.server_app.studies.predict.prediction import predict
+from fedsilo.server_app.studies.predict.request import PredictRequest
+from tests.server_app.studies.predict.test_data_sets import run_of
+from tests.support.browser import chromium, opened
+from tests.support.data_folders import write_images, write_tables
+
+ROWS = "kind,age,patient\na,50,usual\nb,,lacking\nc,400,far\nz,50,unknown\n"
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
+    data = str(write_tables(folder / "data", rows=120))
+    run_of("table", folder, data, **{"val-folds": 4, "local-steps": 30})
+    (folder / "new.csv").write_text(ROWS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(tables: Path) -> str:
+    calibrate(tables / "table", "north")
+    html = tables / "cases.html"
+    words = ["--site", "north", "--table", str(tables / "new.csv"), "--id", "patient", "--pdf"]
+    words += ["--coverage", "0.9", "--out", str(tables / "out.csv"), "--html", str(html)]
+    with pytest.raises(SystemExit):
+        main(["predict", str(tables / "table"), *words])
+    assert (tables / "cases.pdf").read_bytes().startswith(b"%PDF")
+    return html.read_text()
+
+
+def case_of(page: str, name: str) -> str:
+    start = page.index(f"<h3>{name} (")
+    return page[start : page.index("</article>", start)]
+
+
+def test_the_page_names_data_method_version_and_source_but_no_folder(
+    page: str, tables: Path
+) -> None:
+    text = re.sub(r"<[^>]*>", " ", page)
+    for said in ("FedAvg on table", "fedsilo 0.", "new.csv", "SHA-256", "coverage 0.9"):
+        assert said in text
+    assert str(tables) not in page
+    assert "not a medical device" in text
+
+
+def test_cases_are_sorted_by_what_needs_a_look_first(page: str) -> None:
+    names = re.findall(r"<h3>(\w+) \(", page)
+    assert names[:2] == ["unknown", "far"]
+    assert set(names) == {"unknown", "far", "usual", "lacking"}
+
+
+def test_imputed_and_unusual_values_are_marked_and_a_refused_case_has_its_reason(
+    page: str,
+) -> None:
+    assert "none of the declared levels" in case_of(page, "unknown")
+    far = case_of(page, "far")
+    assert "beyond the training values: age" in far
+    assert re.search(r"age</th><td>400</td>.*unusual", far)
+    assert '<svg class="bar"' not in far, "no probability"
+    lacking = case_of(page, "lacking")
+    assert re.search(r"age</th><td>missing; [\d.]+, the mean, is used</td>.*imputed", lacking)
+    assert "Prediction set: " in case_of(page, "usual")
+
+
+def test_what_the_columns_add_is_the_probability_less_that_of_the_mean_row(tables: Path) -> None:
+    model = open_model(tables / "table", "north")
+    rows, answers = model.silo.test.inputs[:5], torch.tensor([0, 1, 0, 1, 1])
+    features = model.silo.features
+    parts, own = column_contributions(model.network, rows, features, answers)
+    assert parts.shape == (5, 2), "age and kind: levels are one column"
+    with torch.no_grad():
+        mean = torch.softmax(model.network(torch.zeros(1, len(features))), dim=1)[0, answers]
+    assert parts.sum(dim=1).tolist() == pytest.approx((own - mean).tolist(), abs=1e-5)
+    again, _ = column_contributions(model.network, rows, features, answers)
+    assert torch.equal(parts, again)
+    said = explain_columns(model.network, rows[0], features, model.classes, "row 0").lines()
+    assert said[0].startswith("row 0; predicted ")
+
+
+def test_training_values_of_few_patients_are_not_shown(tables: Path) -> None:
+    """Of 63 training patients at north none is in a tail of 10 beyond the quarter."""
+    request = PredictRequest(tables / "table", "north", table=tables / "new.csv")
+    found = predict(request)
+    from fedsilo.server_app.studies.predict.cases import cases_page
+
+    few = cases_page(open_model(tables / "table", "north"), found)
+    ranges = re.findall(r"([\d.]+) to ([\d.]+) \((\d+)% of patients\)", few)
+    assert ranges
+    assert {share for *_, share in ranges} == {"50"}
+
+
+def test_a_run_for_nobody_gives_a_page_that_says_what_is_missing(tmp_path: Path) -> None:
+    private: dict[str, Value] = {"trust": "nobody", "standardise": "declared"}
+    private |= {"sample-clip-norm": 1.0, "noise-multiplier": 2.0}
+    run = run_of("heart-synthetic", tmp_path, "", **private)
+    html = tmp_path / "cases.html"
+    predict(PredictRequest(run.path, site="switzerland", split="test", html=html))
+    page = html.read_text()
+    assert "made for trust nobody, keeps nothing of theirs" in page
+
+
+def test_images_are_shown_with_a_map_and_a_mixture_with_its_router(
+    tmp_path: Path, finished: Path
+) -> None:
+    data = write_images(tmp_path / "data", "images.yaml", count=60)
+    run = run_of("images", tmp_path / "runs", str(data), **{"test-folds": 3})
+    page = tmp_path / "images.html"
+    predict(PredictRequest(run.path, images=data / "north", html=page, answer_all=True))
+    assert page.read_text().count('src="data:image/png;base64,') == 50
+    assert "Grad-CAM" in page.read_text()
+    mixed = tmp_path / "mixed.html"
+    predict(PredictRequest(finished / "picsr", site="s2a", split="test", html=mixed))
+    assert "The router&#39;s share of each site&#39;s expert" in mixed.read_text()
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_the_page_fits_a_window_and_loads_nothing(width: int, page: str, tables: Path) -> None:
+    with chromium() as browser:
+        shown, told = opened(browser, tables / "cases.html", width)
+        assert told == []
+        assert shown.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+
+
+def test_a_page_is_named_before_its_pdf_and_nothing_is_written_over(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="--pdf is of a page of cases"):
+        PredictRequest(tmp_path, split="test", pdf=True).check()
+    (tmp_path / "a.html").touch()
+    with pytest.raises(SettingError, match=r"a\.html exists already"):
+        PredictRequest(tmp_path, split="test", html=tmp_path / "a.html").check()
