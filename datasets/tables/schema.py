@@ -124,7 +124,7 @@ class TableSchema(FileModel):
     def _consistent(self) -> TableSchema:
         names = [column.name for column in self.columns]
         if len({*names, self.label.column}) != len(names) + 1:
-            raise fault("two columns have one name, or the label stands among 'columns'")
+            raise fault("two columns have one name, or the label is among 'columns'")
         if all(column.kind == "ignored" for column in self.columns):
             raise fault("no column is 'numeric' or 'categorical'")
         return self

@@ -129,8 +129,8 @@ def limit_of(scores: Floats, share: float) -> float:
     """Return the score beyond which a sample is unusual, infinite if ``scores`` (n,) are too few.
 
     Beyond it is at most ``share`` of all samples like these, nine times in ten: what is beyond the
-    k-th smallest of n scores is a share that is Beta(n + 1 - k, k) distributed (Vovk 2012). Of too
-    few scores for that it is the largest, beyond which the mean share is 1 / (n + 1).
+    k-th smallest of n scores is a share that is Beta(n + 1 - k, k) distributed (Vovk 2012). For too
+    few scores it is the largest, beyond which the mean share is 1 / (n + 1).
     """
     from scipy.stats import beta
 

@@ -54,7 +54,7 @@ class Predictions:
         return self.inputs.faults
 
     def answered(self) -> list[bool]:
-        """Return of each input without a fault whether it is answered, not held back as unusual."""
+        """Return of each input without a fault whether it is answered, which an unusual one is not."""
         if self.answers_all or isinstance(self.novelty, str):
             return [True] * len(self.own)
         return [not unusual for unusual in self.novelty.unusual().tolist()]
@@ -129,9 +129,9 @@ class Predictions:
         faults, inputs = self.inputs.faults, self.inputs
         if not faults:
             return []
+        ids = [f" (id {one})" for one in inputs.ids] or [""] * len(inputs.names)
         shown = [
-            f"  {inputs.key} {inputs.names[place]}{f' (id {inputs.ids[place]})' * bool(inputs.ids)}"
-            f": {one_line(faults[place], 200)}"
+            f"  {inputs.key} {inputs.names[place]}{ids[place]}: {one_line(faults[place], 200)}"
             for place in sorted(faults)[:_LISTED]
         ]
         return [f"{len(faults)} without a prediction: column 'fault' says why", *shown]

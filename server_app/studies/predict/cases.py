@@ -23,6 +23,7 @@ from fedsilo.server_app.studies.report.clinic import TITLE, WARNING, Bin, bins, 
 from fedsilo.server_app.studies.report.numbers import counted
 from fedsilo.server_app.studies.report.page import rendered
 from fedsilo.server_app.studies.report.runs import ReportedRun
+from fedsilo.server_app.studies.report.shown import ShownRun
 
 MOST = 200  # cases that a page shows
 _UNSURE = 0.8  # probability of the answer below which a case needs a look
@@ -57,7 +58,7 @@ class _Context:
 def page_files(
     model: SiteModel, found: Predictions, html: Path, pdf: bool
 ) -> dict[Path, bytes | str]:
-    """Return the files of the page: HTML, and beside it the same as PDF.
+    """Return the files of the page: HTML, and if wanted the same as PDF.
 
     Raises:
         SettingError: the extra for PDF is not installed.
@@ -237,7 +238,7 @@ def _texts(model: SiteModel, found: Predictions) -> ValueTexts | None:
 
 def _reliability(model: SiteModel) -> list[Bin]:
     name = model.run.path.resolve().name
-    figures = final_figures(ReportedRun(model.run, name, name))
+    figures = final_figures(ReportedRun(ShownRun(model.run.path), name, name))
     return bins(figures.values(), CONFIDENCE)
 
 
@@ -247,8 +248,8 @@ def _sentence(found: Predictions, model: SiteModel) -> str:
     sites = counted(len(model.run.silos), "site")
     return (
         f"The model says which of {', '.join(found.classes)} applies to each of "
-        f"{counted(cases, 'case')}. {model.run.summary['title']} trained it at {sites}. Of the "
-        f"cases {unread} could not be used, and {held} have no answer as they are unlike the "
+        f"{counted(cases, 'case')}. {model.run.summary['title']} trained it at {sites}. "
+        f"{unread} cases could not be used, and {held} have no answer as they are unlike the "
         "training samples."
     )
 

@@ -58,7 +58,7 @@ class Reference:
         basis = f"{self.known.rows} training samples of {', '.join(self.sites)}"
         if self.limit is None:
             return [
-                f"novelty rests on {basis}; no case is held back, since a limit takes "
+                f"novelty rests on {basis}; every case is answered, since a limit takes "
                 f"{rows_needed(1 - SHARE)} held-out samples and here are {self.held}",
                 *unknown,
             ]

@@ -113,7 +113,7 @@ def predicted(
 ) -> Predictions:
     """Return what a model predicts, with sets if there are a calibration and a coverage.
 
-    Of a split, whose classes are known, every row is answered.
+    Every row of a split, whose classes are known, is answered.
 
     Raises:
         FedsiloError: no input can be read, or the calibration's rows are too few.

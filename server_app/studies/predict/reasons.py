@@ -31,7 +31,7 @@ class Reasons:
 
     Attributes:
         adds: column -> what it adds to the probability of the answer.
-        pictures: the image beside the image with its map, as PNG, and in words.
+        pictures: the image and the image with its map, as PNG, and in words.
         limits: what they are and what they leave out, a sentence each.
     """
 
