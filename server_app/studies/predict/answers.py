@@ -54,7 +54,7 @@ class Predictions:
         return self.inputs.faults
 
     def answered(self) -> list[bool]:
-        """Return of each input without a fault whether it is answered, which an unusual one is not."""
+        """Return whether each input without a fault is answered, as unusual ones are not."""
         if self.answers_all or isinstance(self.novelty, str):
             return [True] * len(self.own)
         return [not unusual for unusual in self.novelty.unusual().tolist()]
