@@ -57,7 +57,10 @@ def pdf_of(html: str) -> bytes:
 
 
 def _weasyprint() -> Any:
+    from PIL import ImageFile
+
     logging.getLogger("weasyprint").setLevel(logging.ERROR)  # it warns of CSS that browsers know
+    cut_off = ImageFile.LOAD_TRUNCATED_IMAGES
     try:
         with needs_extra("a PDF", "pdf", "leave out --pdf"):
             import weasyprint.urls
@@ -66,4 +69,7 @@ def _weasyprint() -> Any:
             f"a PDF needs Pango, which is not installed ({error}): "
             "see 'apt install libpango-1.0-0 libpangoft2-1.0-0', or leave out --pdf"
         ) from None
+    finally:
+        # Its import lets Pillow take damaged images for whole ones, of patients too
+        ImageFile.LOAD_TRUNCATED_IMAGES = cut_off
     return weasyprint

@@ -52,3 +52,11 @@ def test_pdf_without_its_packages_says_what_to_install(error, fix, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SettingError, match=fix):
         pdf_of(_PAGE)
+
+
+def test_making_a_pdf_leaves_damaged_images_refused() -> None:
+    """weasyprint's import tells Pillow to fill what is missing of an image with grey."""
+    from PIL import ImageFile
+
+    pdf_of("<p>one</p>")
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES
