@@ -55,8 +55,8 @@ def _blocks(found: Examined, rows: list[tuple[float, float, float]]) -> Iterator
     yield Text(
         [
             f"A threshold is the probability of '{name}' from which somebody acts. Its odds say "
-            "how bad a miss is beside a false alarm: 9 times as bad at 0.1, as bad at 0.5. Net "
-            "benefit is true positives a patient, less false alarms weighed by these odds. The "
+            "how bad a miss is next to a false alarm: 9 times as bad at 0.1, as bad at 0.5. Net "
+            "benefit is true positives a patient, less false alarms weighted by these odds. The "
             "model is of use where it is above acting on everybody and above 0, acting on nobody."
         ]
     )

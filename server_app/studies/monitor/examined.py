@@ -70,7 +70,9 @@ def _column(model: SiteModel, name: str) -> Column:
     features, schema = model.silo.features, table_schema(model)
     columns = {column.name: column for column in schema.columns if column.kind != "ignored"}
     if name not in columns:
-        raise SettingError(f"--by '{name}' is no column of the table: it has {', '.join(columns)}")
+        raise SettingError(
+            f"--by '{name}' is not a column of the table, which has {', '.join(columns)}"
+        )
     places = [n for n, one in enumerate(features) if one in (name, *_levels(name, features))]
     levels = tuple(columns[name].levels)
     return Column(name, places, levels, () if levels else columns[name].survey_edges())

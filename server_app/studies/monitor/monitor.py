@@ -96,10 +96,11 @@ def monitor(
     Args:
         run_dir: the run directory.
         data: a table, a manifest of images, or a folder of images; with labels or without.
-        site: whose model and training data; None: the model of all sites, and the first site's.
+        site: whose model and training data, or None for the model of all sites and the data of
+            the first.
         coverage: of the prediction sets.
-        calibration: from ``calibrate``; None: the run directory's.
-        data_dir: the data directory; None: the run's own.
+        calibration: from ``calibrate``, or None for the run directory's.
+        data_dir: the data directory, or None for the run's own.
 
     Raises:
         FedsiloError: the model or the cases cannot be opened, or there are too few of them.

@@ -81,7 +81,8 @@ def _data(name: str) -> str:
     if data.licence:
         terms = f", {data.licence.terms}" if data.licence.terms else ""
         return f"{name} (public, {data.licence.licence}{terms})"
-    return f"{name} ({'made up by fedsilo' if data.origin == 'made-up' else 'the hospitals own'})"
+    whose = "made up by fedsilo" if data.origin == "made-up" else "the hospitals' own"
+    return f"{name} ({whose})"
 
 
 def _version(run: ReportedRun) -> str:

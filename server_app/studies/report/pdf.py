@@ -14,7 +14,7 @@ from fedsilo.models.contract.errors import SettingError, needs_extra
 def write_page(
     out: Path, page: Callable[[], str], *, overwrite: bool = False, pdf: bool = False
 ) -> list[Path]:
-    """Write a page, and with ``pdf`` the same as PDF beside it; return the files.
+    """Write a page, and with ``pdf`` the same as PDF next to it; return the files.
 
     Args:
         out: the HTML file.

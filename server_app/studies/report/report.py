@@ -92,7 +92,7 @@ def write_report(
     overwrite: bool = False,
     pdf: bool = False,
 ) -> list[Path]:
-    """Write the report, with ``pdf`` also as a PDF beside it; return the files.
+    """Write the report, with ``pdf`` also as a PDF next to it; return the files.
 
     Raises:
         SettingError: a file exists and is not to be overwritten, or is a folder; the extra 'pdf' is

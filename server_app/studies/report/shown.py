@@ -143,7 +143,7 @@ class ShownRun(FinishedRun):
         return counts or [None] * len(self.whole.silos[site]["label_counts"][split])
 
     def _hidden(self, site: str, split: str) -> frozenset[int] | None:
-        """Return the classes whose count is hidden; None: nothing of the split may be shown."""
+        """Return the classes whose count is hidden, None if no figure of the split is shown."""
         if (site, split) not in self._by_split:
             return frozenset()  # no count came: what did is of several sites together
         counts = self._by_split[site, split]

@@ -97,7 +97,9 @@ def test_clinic_report_at_trust_nobody_says_that_no_group_is_shown(
 
 
 def test_unknown_column_is_refused_with_those_there_are(hearts: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="--by 'weight' is no column of the table: it has age,"):
+    with pytest.raises(
+        SettingError, match="--by 'weight' is not a column of the table, which has age,"
+    ):
         report([hearts / "fedavg-seed0"], tmp_path / "p.html", reader="clinic", by=["weight"])
     with pytest.raises(SettingError, match="belong to a report '--for clinic'"):
         report([hearts / "fedavg-seed0"], tmp_path / "p.html", by=["age"])
