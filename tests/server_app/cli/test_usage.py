@@ -18,7 +18,7 @@ PANELS = {
     "Run": "new simulate resume watch pretrain",
     "Compare": "compare tune crossvalidate sweep benchmark bars",
     "Look at finished runs": "plot attention histograms embeddings gradcam report",
-    "Use a model": "explain finetune predict calibrate export card",
+    "Use a model": "explain finetune predict calibrate monitor export card",
     "Deploy": "deploy doctor",
     "Data and settings": "fetch datasets manifest survey settings experiments methods privacy",
 }
@@ -147,13 +147,14 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("methods", "plugin"),
         ("sweep", "metric split picture"),
         ("bars", "metrics round split own csv picture"),
-        ("report", "for out audit-log site-file overwrite"),
+        ("report", "for out audit-log site-file overwrite pdf by decisions data-dir"),
         (
             "predict",
             "out best site images manifest table id split coverage calibration answer-all html "
             "pdf data-dir state-dir",
         ),
         ("calibrate", "site coverage out data-dir state-dir"),
+        ("monitor", "data site coverage calibration data-dir out pdf overwrite"),
         ("export", "format site out data-dir state-dir"),
         ("card", "site out"),
     ],
