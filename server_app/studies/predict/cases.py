@@ -156,7 +156,7 @@ def _case(context: _Context, place: int) -> dict[str, Any]:
     if answered:
         case["probabilities"] = _probabilities(context, index)
     else:
-        case["notes"].append("The model is not asked about such a case: --answer-all shows it.")
+        case["notes"].append("No answer is given for such a case; --answer-all gives one.")
     case["notes"] += _notes(context, index, answered)
     case["inputs"] = _values(context, index)
     share = f"{float(found.probabilities[index].max()):.2f}" if answered else "-"

@@ -36,7 +36,7 @@ from fedsilo.server_app.studies.finished_site import sites_of
 from fedsilo.server_app.studies.predict.model import SiteModel
 
 SHARE = 0.05  # of held-out samples that may be taken for unusual
-_IMAGES = 600  # of which features are computed, for training samples and for held-out ones
+_IMAGES = 300  # of which features are computed, for training samples and for held-out ones
 _SITES = 50  # whose samples are read
 
 

@@ -132,6 +132,7 @@ def test_images_that_cannot_be_read_are_rows_with_their_reason(
         save_picture(folder / name, rng)
     (folder / "broken.png").write_bytes((folder / "a.png").read_bytes()[:60])
     (folder / ".hidden.png").write_text("x")
+    (folder / "more" / "DICOMDIR").write_text("the index of a DICOM folder")
     Image.fromarray(np.full((40, 40), 40000, np.uint16)).save(folder / "deep.png")
     out = tmp_path / "out.csv"
     told = []
