@@ -100,7 +100,7 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
 
 
 def _gpus(most: int) -> list[str]:
-    """Return the GPUs that may be used, at most so many; 0: all."""
+    """Return the GPUs that may be used, at most so many, or 0 for all."""
     named = [gpu for gpu in os.environ.get(VISIBLE, "").split(",") if gpu.strip()]
     if not named:
         import torch
