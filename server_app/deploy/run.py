@@ -2,13 +2,13 @@
 
 import dataclasses
 import shlex
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import tomli_w
+from rich.console import Console
 
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
@@ -25,6 +25,7 @@ from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.meeting import Meeting, meeting_file, read_meeting
 from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.run.processes import app_folder, tool
+from fedsilo.server_app.run.ray_engine import stream
 
 _AWAY = 5.0  # seconds that a meeting waits for a site that is away: it loses nothing by it
 _PAUSE = 3.0  # seconds between looks at a run whose log has broken off
@@ -66,15 +67,14 @@ def run(
     number = _start(deployment, settings, deployment.home(SERVER) / f"{run_name}.toml", say)
     log = [tool("flwr"), "log", number, FEDERATION, "--stream"]
     tell(log, say)
-    subprocess.run(log, env=deployment.environment(SERVER), check=False)
+    error, _ = stream(log, deployment.environment(SERVER), Console())
     status = _end(deployment, number)
     if status != _COMPLETED:
         again = resume_command(experiment, folder, sources, seed, run_name)
         after = f"; once that is fixed: {again}" if directory.is_dir() else ""
-        raise DeploymentError(
-            f"run {number} ended as {status}: the lines above say why, or 'fedsilo deploy logs "
-            f"server --deployment {deployment.folder}'{after}"
-        )
+        logs = f"'fedsilo deploy logs server --deployment {deployment.folder}'"
+        why = f"failed: {error}" if error else f"ended as {status}: {logs} says why"
+        raise DeploymentError(f"run {number} {why}{after}")
     return directory
 
 

@@ -43,7 +43,7 @@ _END_LIMIT = 30.0  # seconds
 
 # What Flower and Ray print at every start; warnings, errors and the app's own lines pass
 _NOISE = re.compile(
-    r"INFO .*:\s|^Successfully started run|^Successfully installed fedsilo|^Using SuperLink: local|"
+    r"INFO .*:\s|^Successfully started run|^Successfully installed fedsilo|^Using SuperLink: |"
     r"Since flwr 1.32, default simulated|Flower configuration not found|Manually terminating|"
     r"FutureWarning: Tip: In future versions of Ray|^  warnings.warn\($|^$"
 )
@@ -178,22 +178,35 @@ def _flwr_run(
         if value or not key.startswith("init-args")
     )
     options = ["--run-config", str(config), "--stream", "--federation-config", wanted]
-    console, last_error, verbose = Console(), "", bool(os.environ.get(processes.VERBOSE))
-    process = subprocess.Popen(
-        [processes.tool("flwr"), "run", str(app), *options],
+    command = [processes.tool("flwr"), "run", str(app), *options]
+    console = Console()
+    with progress_bars(console, lambda: read_progress(directory.path)):
+        last_error, code = stream(command, environment, console)
+    return last_error or ("" if code == 0 else f"'flwr run' ended with code {code}: see above")
+
+
+def stream(
+    command: Sequence[str], environment: Mapping[str, str], console: Console
+) -> tuple[str, int]:
+    """Show what a command of Flower prints, of its log only with --verbose, until it ends.
+
+    Returns:
+        The app's error line, which is not shown, or an empty string; and the exit code.
+    """
+    last_error, verbose = "", bool(os.environ.get(processes.VERBOSE))
+    with subprocess.Popen(
+        command,
         env=dict(environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-    with process, progress_bars(console, lambda: read_progress(directory.path)):
+    ) as process:
         assert process.stdout is not None  # PIPE was asked for
         for line in process.stdout:
             last_error = _error_in(line) or last_error
             if verbose or not (last_error or _NOISE.search(line)):
                 console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
-        code = process.wait()
-    return last_error or ("" if code == 0 else f"'flwr run' ended with code {code}: see above")
+        return last_error, process.wait()
 
 
 def _error_in(line: str) -> str:

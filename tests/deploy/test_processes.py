@@ -60,4 +60,4 @@ def test_no_hospital_hands_its_images_out(
     code, directory = deployed(tiny("mix", silos=SITES), "mix")
     assert code == 1
     assert not (directory.path / "summary.json").exists()
-    assert "ended as finished:failed" in " ".join(capsys.readouterr().err.split())
+    assert " failed: " in " ".join(capsys.readouterr().err.split())
