@@ -167,8 +167,8 @@ def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[st
 
 
 def experiments(*, file: AnyPath | None = None) -> Iterator[str]:
-    """List the experiments, by method: data set, silos and rounds."""
-    from fedsilo.datasets.registry import silo_count
+    """List the experiments, by method: data set, size, silos, rounds, measured minutes."""
+    from fedsilo.datasets.registry import data_set, silo_count
     from fedsilo.models.contract.methods import METHODS, about
     from fedsilo.models.contract.settings import CommonSettings
     from fedsilo.models.contract.settings_schema import build
@@ -180,7 +180,10 @@ def experiments(*, file: AnyPath | None = None) -> Iterator[str]:
     for name, experiment in found.items():
         common = build(CommonSettings, experiment.values)
         silos = silo_count(common) or "own"
-        text = f"{common.dataset}, {silos} silos, {common.rounds} rounds"
+        public = data_set(common.dataset).licence
+        size = f" ({public.size_text()})" if public and public.files else ""
+        text = f"{common.dataset}{size}, {silos} silos, {common.rounds} rounds"
+        text += f", about {experiment.minutes} min on two cores" if experiment.minutes else ""
         by_method.setdefault(common.method, []).append(f"  {name:{width}}  {text}")
     for method in sorted(by_method):
         # A plug is not imported for its line

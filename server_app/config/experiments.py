@@ -29,7 +29,8 @@ SIMULATION_FILE = "simulation.yaml"
 class Experiment:
     """A named experiment of simulation.yaml: settings, resources, and the grid to tune over.
 
-    ``trials`` is the number of points that its settings were chosen from, or 0 if it was not tuned.
+    ``trials`` is the number of points that its settings were chosen from, or 0 if it was not tuned;
+    ``minutes`` is how long a run took on two cores, or 0 if that was not measured.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Experiment:
     resources: Mapping[str, Value]
     grid: Mapping[str, Sequence[Value]] = field(default_factory=dict)
     trials: int = 0
+    minutes: int = 0
 
 
 def _settings(content: Any) -> Any:
@@ -83,6 +85,7 @@ class _Parts(FileModel):
     grid: Grid = Field(default_factory=dict)
     resources: FlatSettings = Field(default_factory=dict)
     trials: Annotated[int, Field(ge=0)] = 0
+    minutes: Annotated[int, Field(ge=0)] = 0
 
 
 def simulation_file(given: Path | None) -> Path:
@@ -131,7 +134,7 @@ def _based(
         raise SettingError(f"{path}: experiments {loop} are based on one another")
     own = declared[name]
     if "base" not in own.given():
-        return Experiment(name, own.config, own.resources, own.grid, own.trials)
+        return Experiment(name, own.config, own.resources, own.grid, own.trials, own.minutes)
     base = _based(own.base, declared, path, (*chain, name))
     return Experiment(
         name,
@@ -139,6 +142,7 @@ def _based(
         {**base.resources, **own.resources},
         {**base.grid, **own.grid},
         own.trials or base.trials,
+        own.minutes,
     )
 
 
