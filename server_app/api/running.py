@@ -41,6 +41,7 @@ def simulate(
     seed: int | None = None,
     name: str | None = None,
     track: Track | None = None,
+    no_pictures: bool = False,
     **sources: Unpack[Sources],
 ) -> Run:
     """Run an experiment of simulation.yaml, or a method.
@@ -58,11 +59,14 @@ def simulate(
         seed: the seed, in place of the experiment's.
         name: name of the run directory; if there is one, the run gets a number.
         track: where metrics also go.
+        no_pictures: do not draw pictures at the end; refused with the engine 'ray'.
         sources: what changes the experiment.
     """
     from fedsilo.server_app.records.run_directory import with_free_name
     from fedsilo.server_app.run.planning import planned, start
 
+    if no_pictures and (engine == "ray" or ray_address):
+        raise SettingError("with Ray the app draws the pictures: leave --no-pictures out")
     overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
     overrides |= {"run-name": name} if name else {}
     overrides |= {"track": track} if track else {}
@@ -77,10 +81,11 @@ def simulate(
         engine=engine,
     )
     # PyTorch comes with it, which a fork server may be loading too by now
-    from fedsilo.server_app.studies.finish import finish_run
+    from fedsilo.server_app.studies.finish import add_published, finish_run
 
+    finish = add_published if no_pictures else finish_run
     settings = with_free_name(settings)
-    return load_run(start(settings, resources, engine, ray_address, finish_run).path)
+    return load_run(start(settings, resources, engine, ray_address, finish).path)
 
 
 def _network_name(network: object) -> str:

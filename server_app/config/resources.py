@@ -100,7 +100,7 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
 
 
 def _gpus(most: int) -> list[str]:
-    """Return the GPUs that may be used, at most so many, or 0 for all."""
+    """Return the GPUs that may be used, at most so many, or all if that is 0."""
     named = [gpu for gpu in os.environ.get(VISIBLE, "").split(",") if gpu.strip()]
     if not named:
         import torch

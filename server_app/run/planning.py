@@ -48,7 +48,7 @@ from fedsilo.server_app.run.ready import (
 if TYPE_CHECKING:
     from fedsilo.server_app.run.ending import Finish
 
-_FEW_STEPS = 4000  # of tables, about 1 ms each: what starting processes takes
+_FEW_STEPS = 20_000  # of tables, some 1 ms each: below, starting processes gains little
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
 
 

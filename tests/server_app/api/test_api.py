@@ -42,6 +42,20 @@ def test_simulate_is_the_command_and_gives_its_run(tiny: Tiny, tmp_path: Path) -
     assert resume(run.path).summary == run.summary, "nothing is left to do"
 
 
+def test_a_run_without_pictures_has_all_but_them(tiny: Tiny, tmp_path: Path) -> None:
+    settings = {key: value for key, value in tiny("fedavg").items() if key != "method"}
+    drawn, bare = (
+        simulate("fedavg-digits", settings=settings, name=name, out=tmp_path, no_pictures=no)
+        for name, no in (("drawn", False), ("bare", True))
+    )
+    files = [{path.name for path in run.path.iterdir()} for run in (drawn, bare)]
+    assert {Path(name).suffix for name in files[0] - files[1]} == {".png"}
+    assert files[1] < files[0]
+    assert "published" in bare.summary
+    with pytest.raises(SettingError, match="leave --no-pictures out"):
+        simulate("fedavg-digits", engine="ray", no_pictures=True)
+
+
 def test_a_run_is_read_as_frames(hearts: Path) -> None:
     run = load_run(str(hearts / "fedavg-seed0"))
     metrics, traffic = run.metrics, run.traffic
