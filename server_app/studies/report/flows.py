@@ -78,7 +78,7 @@ def picture(level: str, sites: int, epsilon: str) -> Picture:
         _arrow(60, "the model and its settings", "#555555", up=False),
         _arrow(120, sent, colour, up=True),
         _arrow(180, measured, colour, up=True),
-        '<text x="340" y="240" text-anchor="middle" font-size="15">'
+        '<text x="340" y="240" text-anchor="middle" font-size="16">'
         f"{escape(f'to the server: {mark}')}</text>",
     ]
     svg = (
@@ -111,5 +111,5 @@ def _arrow(y: int, label: str, colour: str, *, up: bool) -> str:
     return (
         f'<line x1="{214 if up else 226}" y1="{y}" x2="{454 if up else 466}" y2="{y}" '
         f'stroke="{colour}" stroke-width="3"/><polygon points="{head}" fill="{colour}"/>'
-        f'<text x="340" y="{y - 10}" text-anchor="middle" font-size="14">{escape(label)}</text>'
+        f'<text x="340" y="{y - 10}" text-anchor="middle" font-size="16">{escape(label)}</text>'
     )
