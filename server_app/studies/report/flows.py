@@ -1,5 +1,6 @@
 """What flows where in a run: short sentences by level of trust, and a picture of it."""
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -14,6 +15,7 @@ from fedsilo.server_app.records.summary import ALWAYS_LEAVES, BY_TRUST, COUNTED
 from fedsilo.server_app.studies.report.page import Picture
 
 _WORDS = 25  # in a sentence at most
+_START = 30  # characters by which a sentence is known, also one of an earlier version
 _BREAKS = re.compile(r"(?<=[;:,.]) (?=\S)")
 
 
@@ -31,8 +33,9 @@ def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
         level: of trust.
         leaves: the sentences of ``privacy.json``; those of the method itself are split.
     """
-    known = {*ALWAYS_LEAVES, *(one for said in BY_TRUST.values() for one in said), COUNTED}
-    own = [short for text in leaves if text not in known for short in shortened(text)]
+    said = (*ALWAYS_LEAVES, *itertools.chain.from_iterable(BY_TRUST.values()), COUNTED)
+    known = tuple(one[:_START] for one in said)
+    own = [short for text in leaves if not text.startswith(known) for short in shortened(text)]
     always = "When something fails, the error's text leaves; it has no values of patients."
     texts = _texts()[level]
     return {

@@ -56,3 +56,8 @@ def test_shortened_cuts_at_the_stop_nearest_the_middle() -> None:
     cut = list(shortened(text))
     assert [len(s.split()) for s in cut] == [20, 10, 1]
     assert cut[2] == "End."
+
+
+def test_sentence_that_every_method_has_is_not_listed_as_the_methods_own() -> None:
+    leaves = ["with each reply: accuracy, loss and entropy of another wording", "its own codebooks"]
+    assert sentences(NOBODY, leaves)["What this method sends"] == ["Its own codebooks."]
