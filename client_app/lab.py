@@ -342,7 +342,7 @@ class Lab:
             kept = {name: torch.nan_to_num(array) for name, array in kept.items()}
         if odd := [name for name, array in kept.items() if not array.isfinite().all()]:
             raise SiteError(
-                f"training diverged, '{odd[0]}' holds values that are not finite: lower "
+                f"training diverged, '{odd[0]}' contains non-finite values: lower "
                 "'learning-rate'; nothing of it was kept"
             )
         if kept:

@@ -103,7 +103,7 @@ def check_data_settings(settings: CommonSettings) -> None:
     for key in sorted(foreign):
         if values[key] != usual[key]:
             raise SettingError(
-                f"setting '{key}' means nothing to data set '{settings.dataset}': remove it"
+                f"setting '{key}' has no effect with data set '{settings.dataset}': remove it"
             )
     check_folds(settings)
     if 0 < settings.image_size < SMALLEST_IMAGE:
@@ -180,7 +180,7 @@ def overview(data_dir: str) -> list[dict[str, str]]:
         data_dir: where to look for files; empty for $FEDSILO_DATA.
 
     Returns:
-        Texts by ``name``, ``kind`` (public, own, made-up), ``licence``, ``source``, ``size``,
+        Texts by ``name``, ``kind`` (public, own, synthetic), ``licence``, ``source``, ``size``,
         ``terms`` and ``here``, empty where there is nothing to say.
     """
     places, rows = find_places(data_dir, ""), []

@@ -187,7 +187,7 @@ def read_site_file(context: Context) -> SiteFile:
     except OSError as error:
         raise RefusedError(f"the site file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise RefusedError("the site file cannot be read: it is no UTF-8 text") from None
+        raise RefusedError("the site file cannot be read: it is not UTF-8 text") from None
     except SettingError as error:
         raise RefusedError(f"the site file cannot be used: {error}") from None
     if site_file.site and site_file.site != (named := own_name(context)):

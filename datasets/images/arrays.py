@@ -59,7 +59,7 @@ class OwnArrays(DataSet):
             try:
                 sample = np.load(path, allow_pickle=False)
             except (OSError, ValueError, EOFError):
-                raise BrokenImageError("is no array of numpy (.npy)") from None
+                raise BrokenImageError("is not a NumPy array (.npy)") from None
             if sample.dtype != x.dtype or sample.shape not in (x.shape[1:], x.shape[2:]):
                 raise BrokenImageError(f"is {kind_of(sample)}, and samples are {x.shape[1:]}")
             return np.asarray(sample.reshape(x.shape[1:]))
@@ -109,7 +109,7 @@ def _read(path: Path, where: str = "") -> tuple[npt.NDArray[Any], npt.NDArray[np
         )
     x = x if x.dtype == np.uint8 else x.astype(np.float32)
     if not np.isfinite(x).all():
-        raise DataError(f"{where}: x holds numbers that are not finite: remove those samples")
+        raise DataError(f"{where}: x contains non-finite numbers: remove those samples")
     if classes.ndim != 1 or classes.dtype.kind not in "US" or len(set(classes.tolist())) < 2:
         raise DataError(f"{where}: classes is {kind_of(classes)}, and must be two names or more")
     right = y.shape == (len(x),) and y.dtype.kind in "iu"

@@ -102,7 +102,7 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
             check_pixels(image.height, image.width)
             yield image
     except UnidentifiedImageError:
-        raise BrokenImageError(f"is no image of {', '.join(formats)}") from None
+        raise BrokenImageError(f"is not an image ({', '.join(formats)})") from None
     except FileNotFoundError:
         raise BrokenImageError("is missing") from None
     except Image.DecompressionBombError:
@@ -111,10 +111,10 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
         raise
     except OSError as error:  # with a number it is the system's, without one the decoder's
         raise BrokenImageError(
-            f"cannot be read: {error.strerror}" if error.errno else "is cut short or damaged"
+            f"cannot be read: {error.strerror}" if error.errno else "is truncated or damaged"
         ) from None
     except Exception:  # decoders raise nearly anything on damaged files
-        raise BrokenImageError("is cut short or damaged") from None
+        raise BrokenImageError("is truncated or damaged") from None
 
 
 def check_pixels(height: int, width: int) -> None:

@@ -59,7 +59,7 @@ def read_folder(folder: Path) -> dict[str, list[Image]]:
     found = {site: _of_site(own) for site, own in sites.items()}
     if len(classes := _classes(found)) < 2:
         raise DataError(
-            f"{folder} holds one class, '{one_line(classes[0], 60)}': a classifier needs two; sort "
+            f"{folder} has one class, '{one_line(classes[0], 60)}': a classifier needs two; sort "
             f"the images into {_LAYOUTS}"
         )
     return found
@@ -121,7 +121,7 @@ class FolderImages(ImageDataSet):
         return list(self._sites(places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Return a silo; without folders of sites the images are those of whoever asks."""
+        """Return a silo; without folders of sites all images belong to the site that asks."""
         if list(self._sites(places)) == [ALONE]:
             return self._load(name, settings, places)
         return super().load(name, settings, places)
@@ -194,7 +194,7 @@ def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
         For each manifest how many images each label has.
 
     Raises:
-        DataError: as of ``read_folder``, or a file is there already. Nothing is written then.
+        DataError: as of ``read_folder``, or a file already exists. Nothing is written then.
     """
     sites = read_folder(folder)
     own = {site: Path("" if site == ALONE else site) / MANIFEST for site in sites}
@@ -215,10 +215,10 @@ def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
 
 
 def refuse_existing(*paths: Path) -> None:
-    """Refuse to write a file that is there already, by a ``DataError``."""
+    """Refuse to write a file that already exists, by a ``DataError``."""
     for path in paths:
         if path.exists():
-            raise DataError(f"{path} is there already: remove it to write it again")
+            raise DataError(f"{path} already exists: remove it to write it again")
 
 
 def write_images(manifest: Path, images: Sequence[Image]) -> None:

@@ -72,7 +72,8 @@ class Isic2019(ImageDataSet):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return a centre's images that are listed, and available if that is listed too.
 
-        An image without a lesion's id stands alone, unless no table knows any image of the centre.
+        An image without a lesion's id counts as its own lesion, unless no table
+        has any image of the centre.
         """
         folder, centre = _folder(places), CENTRES.index(site)
         lesions = _lesions(folder, *_stamps(folder, *(name for name, _ in _LESIONS)))
@@ -127,7 +128,7 @@ def _listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
         place = f"{path}, line {number}"
         image = row["image"]
         if not re.fullmatch(r"[A-Za-z0-9_-]+", image):
-            raise DataError(f"{place}, column 'image': this is no image's name")
+            raise DataError(f"{place}, column 'image': this is not an image name")
         if image in rows:
             raise DataError(f"{place}: image {image} is listed twice")
         target = _number(row["target"], "target", len(DIAGNOSES), place)

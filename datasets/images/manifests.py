@@ -34,7 +34,7 @@ def _names_as_lists(content: Any) -> Any:
         return content
     names = [as_text(name) for name in content]
     if len(set(names)) != len(names):
-        raise fault("under 'classes' a name stands twice")
+        raise fault("under 'classes' a name appears twice")
     return {name: [name] for name in names}
 
 
@@ -173,7 +173,7 @@ class _Manifest:
                 return place
         known = ", ".join(f"'{label}'" for labels in self.classes.values() for label in labels)
         raise DataError(
-            f"{self.where}, line {number}, column 'label': this label is none of "
+            f"{self.where}, line {number}, column 'label': this label is not one of "
             f"{one_line(known, 200)}; correct it, or declare it under 'classes' in "
             f"{self.declaration}"
         )
@@ -181,7 +181,7 @@ class _Manifest:
     def _file(self, number: int, path: str) -> str:
         place = f"{self.where}, line {number}, column 'path'"
         if not path or not path.isprintable():
-            raise DataError(f"{place}: this is no file's name")
+            raise DataError(f"{place}: this is not a file name")
         name = _inside(str(PurePosixPath(self.file).parent), path)
         if name is None:
             raise DataError(f"{place}: the file is outside the data directory; move it there")

@@ -3,7 +3,7 @@
 A recipe reads a folder as its source gives it out and says for every image its file, its label in
 the source's own words, its patient and, where the source has one, its part. Which labels are a
 class is the declaration's word, and nothing is copied or converted. Layouts are those that the
-sources describe; none of these data sets was at hand when this was written.
+sources describe; no recipe has been tried on the real data.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ def write_manifest(name: str, folder: Path) -> Counter[str]:
     if name not in RECIPES:
         raise unknown_name("recipe", name, [FOLDER.name, *RECIPES])
     if not folder.is_dir():
-        raise DataError(f"{folder} is no folder: name that into which '{name}' was unpacked")
+        raise DataError(f"{folder} is not a folder: name that into which '{name}' was unpacked")
     refuse_existing(folder / MANIFEST)
     images = sorted(RECIPES[name].images(folder), key=lambda image: image.path)
     if not images:
@@ -81,7 +81,9 @@ def _inbreast(folder: Path) -> Iterator[Image]:
     for where, row in _rows(folder / "INbreast.csv", ("File Name", "Bi-Rads"), ";"):
         name = row["File Name"]
         if name not in files:
-            raise DataError(f"{where}: no file 'AllDICOMs/{name}_...dcm': bring it, or the rest")
+            raise DataError(
+                f"{where}: no file 'AllDICOMs/{name}_...dcm': copy it, or the remaining files"
+            )
         yield Image(files[name], row["Bi-Rads"], files[name].name.split("_")[1])
 
 
@@ -92,14 +94,14 @@ def _cbis_ddsm(folder: Path) -> Iterator[Image]:
     ]
     if missing := [path.name for path, _ in tables if not path.is_file()]:
         raise DataError(
-            f"{folder} holds no '{missing[0]}': download the case descriptions beside the images"
+            f"{folder} has no '{missing[0]}': download the case descriptions to that folder"
         )
     wanted, found = ("patient_id", "image file path", "pathology"), dict[str, Image]()
     for table, part in tables:
         for where, row in _rows(table, wanted):
             patient, file, pathology = (row[column] for column in wanted)
             if pathology not in _PATHOLOGY:
-                raise DataError(f"{where}: the pathology is none of {', '.join(_PATHOLOGY)}")
+                raise DataError(f"{where}: the pathology is not one of {', '.join(_PATHOLOGY)}")
             series = file.split("/")[0]
             other = found.get(series)
             if other and other.split != part:
@@ -115,7 +117,7 @@ def _series(folder: Path, name: str, where: str) -> Path:
     files = sorted((folder / name).rglob("*.dcm")) if name not in ("", ".", "..") else []
     if len(files) != 1:
         raise DataError(
-            f"{where}: {len(files)} DICOM files below '{name}', and a whole mammogram is one: "
+            f"{where}: {len(files)} DICOM files below '{name}', and a full mammogram has one: "
             "download the series of full mammograms there"
         )
     return files[0]
@@ -136,7 +138,7 @@ def _ranzcr(folder: Path) -> Iterator[Image]:
         uid = row["StudyInstanceUID"]
         path = folder / "train" / f"{uid}.jpg"
         if not path.is_file():
-            raise DataError(f"{where}: no file 'train/{uid}.jpg': bring it, or the rest")
+            raise DataError(f"{where}: no file 'train/{uid}.jpg': copy it, or the remaining files")
         kinds = {line.split(" Catheter")[0] for name, line in kinds_of.items() if row[name] == "1"}
         yield Image(path, "+".join(sorted(kinds)) or "none", row["PatientID"])
 

@@ -39,12 +39,12 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except _DAMAGES as error:
-        raise DataError(f"{path} is damaged or no npz file ({one_line(error, 100)})") from None
+        raise DataError(f"{path} is damaged or not an npz file ({one_line(error, 100)})") from None
     except (NotImplementedError, RuntimeError):  # other compressions, a password
         raise DataError(f"{path} is packed in a way that numpy does not write") from None
     for name, array in found.items():  # numpy returns a member that is no array as bytes
         if not isinstance(array, np.ndarray):
-            raise DataError(f"{path}: {name} is no array")
+            raise DataError(f"{path}: {name} is not an array")
     return found
 
 

@@ -114,7 +114,7 @@ def _opened(folder: Path) -> Iterator[int]:
 def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
     """Let ``fill`` write a new folder, then move it to ``target``.
 
-    A folder that is there already is replaced if ``replace``, else kept: another process made it.
+    A folder that already exists is replaced if ``replace``, else kept: another process made it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent, target.name) as scratch:

@@ -83,7 +83,7 @@ def _unpacked(archive: Path, folder: Path) -> str:
 def unpack(archive: Path, folder: Path) -> int:
     """Put the files of a zip or tar archive into ``folder``; return how many there are.
 
-    All are unpacked beside it before the first gets its name; a file of that name is replaced.
+    All are unpacked next to it before the first gets its name; a file of that name is replaced.
 
     Raises:
         DataError: the archive is damaged, holds a link or a path outside, or cannot be written.
@@ -134,7 +134,7 @@ def _opened(archive: Path) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, 
                 yield tar, _checked(((m.name, m.size, m.isreg()) for m in members), archive)
     except _DAMAGES as error:
         raise DataError(
-            f"{archive} is cut short or no archive ({type(error).__name__}): remove it and "
+            f"{archive} is truncated or not an archive ({type(error).__name__}): remove it and "
             "download it again"
         ) from None
 
@@ -158,5 +158,5 @@ def _checked(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[st
         if not name.endswith("/"):
             sizes[name] = size
     if sum(sizes.values()) > _MOST_BYTES:
-        raise DataError(f"{archive} holds more than {_MOST_BYTES} bytes: nothing was unpacked")
+        raise DataError(f"{archive} has more than {_MOST_BYTES} bytes: nothing was unpacked")
     return sizes

@@ -40,7 +40,8 @@ class PublicFiles:
         name: the data set's name.
         url: where the files come from, ending in '/'; without files where the licence is stated.
         licence: its name, as the source states it or as it is known.
-        terms: what a user must agree to before a download beside giving credit, or an empty string.
+        terms: what a user must agree to before a download, besides giving credit, or an empty
+            string.
         size: bytes of a download, about, where no files are named; 0 if the source does not say.
         folder: where the files are in the data directory.
         files: the files.

@@ -52,7 +52,7 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
             content = _entry((file.metadata() or {}).get(_ENTRY, "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is cut short or no state file ({error})") from None
+        raise CheckpointError(f"{path} is truncated or not a state file ({error})") from None
     facts = content["facts"]
     if content.get("sha256") != state_digest(arrays, facts):
         raise CheckpointError(f"{path} was altered: its checksum does not match its content")

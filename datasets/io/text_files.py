@@ -24,7 +24,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text ({error.reason}): save it as UTF-8") from None
+        raise DataError(f"{path} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
 
 
 def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
@@ -37,7 +37,7 @@ def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
     except (OSError, ValueError):
         return None
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-        return "is no file"
+        return "is not a file"
     return f"has {found.st_size} bytes, more than {most}" if found.st_size > most else None
 
 
@@ -69,7 +69,7 @@ def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, li
     try:
         return [(reader.line_num, line) for line in reader if line]
     except csv.Error as error:
-        raise DataError(f"{where}, line {reader.line_num}: no valid CSV ({error})") from None
+        raise DataError(f"{where}, line {reader.line_num}: not valid CSV ({error})") from None
 
 
 def read_rows(
@@ -98,7 +98,7 @@ def read_rows(
         known = ", ".join([*needed, *(f"{name} (optional)" for name in optional or ())])
         raise DataError(
             f"{path}, line 1: the columns must be {known}: missing {missing}, {surplus} unknown"
-            f"{'' if len(header) == len(set(header)) else ', a name stands twice'}"
+            f"{'' if len(header) == len(set(header)) else ', a name appears twice'}"
         )
     for number, line in lines[1:]:
         if len(line) != len(header):

@@ -53,7 +53,7 @@ def read_yaml(path: Path, error: type[FedsiloError]) -> Any:
     except OSError as reason:
         raise error(f"{path} cannot be read: {reason.strerror}") from None
     except UnicodeDecodeError:
-        raise error(f"{path} is no valid UTF-8 text") from None
+        raise error(f"{path} is not valid UTF-8 text") from None
     except YamlError as refused:
         raise error(str(refused)) from None
 
@@ -81,7 +81,7 @@ def parse_yaml(text: str, file: str = "it") -> Any:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" (line {mark.line + 1})"
         detail = " ".join(str(error).split())
-        raise YamlError(f"{file} is no valid YAML{where}", detail) from None
+        raise YamlError(f"{file} is not valid YAML{where}", detail) from None
 
 
 def _refuse_deep(text: str) -> None:
@@ -120,7 +120,7 @@ def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> i
             _check_keys(node, loader)
         sizes[id(node)] = 1 + sum(_check(child, loader, sizes) for child in _children(node))
         if sizes[id(node)] > _LARGEST:
-            raise YamlError(f"holds more than {_LARGEST} values")
+            raise YamlError(f"has more than {_LARGEST} values")
     elif not sizes[id(node)]:
         raise YamlError(f"refers to itself (line {_line(node)})")
     return sizes[id(node)]
@@ -137,10 +137,10 @@ def _children(node: yaml.Node) -> Iterator[yaml.Node]:
 def _check_scalar(node: yaml.ScalarNode) -> None:
     """Refuse a text that no name, path or line can hold."""
     if _UNWRITABLE.search(node.value):
-        raise YamlError(f"holds a character that is no text (line {_line(node)})")
+        raise YamlError(f"contains a character that is not text (line {_line(node)})")
     if len(node.value) > _LONGEST:
         raise YamlError(
-            f"holds a text of more than {_LONGEST} characters (line {_line(node)}): shorten it"
+            f"contains a text of more than {_LONGEST} characters (line {_line(node)}): shorten it"
         )
 
 

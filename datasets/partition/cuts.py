@@ -111,7 +111,7 @@ def check_partition(data: DataSet, settings: CommonSettings) -> None:
     for key, partition in _OF.items():
         if values[key] != usual[key] and settings.partition != partition:
             raise SettingError(
-                f"setting '{key}' means nothing without partition '{partition}': remove it, or set "
+                f"setting '{key}' has no effect without partition '{partition}': remove it, or set "
                 f"'partition' to '{partition}'"
             )
     if not is_cut(settings):

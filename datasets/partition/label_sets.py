@@ -1,8 +1,8 @@
 """Which labels each silo holds, and which samples of a pool it gets, as partition ``unseen`` cuts.
 
 A silo's share of unseen labels is |labels that it alone holds| / |labels that it holds| (FedEFM,
-section on unseen data). Of K labels S are shared, each by at least two of N silos; the others are
-private, spread as evenly as can be. Nothing is random: labels and rows are dealt out in order.
+section on unseen data). S of K labels are shared, each by at least two of N silos; the others
+are private and spread as evenly as possible. Nothing is random: labels and rows are dealt in order.
 """
 
 import math
@@ -34,17 +34,17 @@ class _Plan:
         shared: S.
         silos: how many silos have a private label more, and how many do not.
         private: the private labels of each of the former, and of the latter.
-        held: the shared labels that they hold.
+        common: how many shared labels they have.
     """
 
     shared: int
     silos: tuple[int, int]
     private: tuple[int, int]
-    held: tuple[int, int]
+    common: tuple[int, int]
 
     def error(self, share: float) -> float:
         """Return how far the worst silo's share is from ``share``."""
-        kinds = zip(self.silos, self.private, self.held, strict=True)
+        kinds = zip(self.silos, self.private, self.common, strict=True)
         shares = [own / (own + held) for silos, own, held in kinds if silos]
         return round(max(abs(one - share) for one in shares), 9)
 
@@ -52,8 +52,8 @@ class _Plan:
 def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
     """Return each silo's labels, so that ``share`` of them are at no other silo.
 
-    Of all that can be, the nearest to the share at the worst silo; of those with private labels as
-    even as can be, with the fewest shared ones. At 0 all silos hold all labels.
+    It is the possible split nearest to the share at the worst silo, with private labels as even as
+    possible and then with the fewest shared ones. At 0 all silos have all labels.
 
     Raises:
         SettingError: there is one silo, or some silo's share would be off by more than 0.05.
@@ -96,7 +96,7 @@ def _impossible(classes: int, silos: int, share: float) -> str:
 
 
 def _common_shares(classes: int, silos: int) -> Iterator[Fraction]:
-    """Return the shares that all silos can have alike."""
+    """Return the shares that every silo can have."""
     yield Fraction(0)
     for shared in range(classes):
         fewer, more = divmod(classes - shared, silos)
@@ -110,7 +110,7 @@ def _common_shares(classes: int, silos: int) -> Iterator[Fraction]:
 
 def _dealt(plan: _Plan) -> list[tuple[int, ...]]:
     """Deal out private labels in order, then shared ones in turn."""
-    kinds = zip(plan.silos, plan.private, plan.held, strict=True)
+    kinds = zip(plan.silos, plan.private, plan.common, strict=True)
     each = [(own, held) for silos, own, held in kinds for _ in range(silos)]
     first_shared = sum(own for own, _ in each)
     sets, next_own, turn = [], 0, 0
@@ -155,7 +155,7 @@ class LabelCut:
 
         Args:
             train_size: training samples of a silo, their last tenth for validation if the pool has
-                no validation part; 0: as many as each label can give an equal part of.
+                no validation part, or 0 for as many as each label can give an equal part of.
             test_size: test samples of a silo; 0 likewise.
 
         Raises:
@@ -241,9 +241,9 @@ class LabelCut:
         return complete and all(sum(parts) == self._need(size) for parts in trained)
 
     def _checked(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
-        """Return ``_sizes``, each label trained on where it is held.
+        """Return ``_sizes``, with each label at the silos that have it.
 
-        Without a ``given`` size it is the largest, and raising it is no advice.
+        Without a ``given`` size it is the largest, and raising it would not help.
         """
         fewer = "lower 'silos', or choose another 'partition'"
         if not self._has("val") and size < VALIDATION_SHARE:

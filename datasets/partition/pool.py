@@ -1,6 +1,6 @@
 """All samples of a data set in one pool, that silos are cut from.
 
-Of images that UEFL's silos are cut from they are the source's, else those of the data set's own
+For images that UEFL's silos are cut from they are the source's, else those of the data set's own
 silos, each in the part (training, validation, test) that it has there: so test images and their
 patients stay test data.
 """
@@ -35,7 +35,8 @@ class CutPool:
         classes: number of labels.
         key: what decides the content.
         facts: what a silo's file says besides.
-        train_size, test_size: images of a silo where the settings name none; 0: as many as can be.
+        train_size, test_size: images of a silo if the settings name none, or 0 for as many as
+            possible.
     """
 
     labels: Mapping[str, Labels]
@@ -110,7 +111,7 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
 
 
 def _facts(silo: Silo) -> dict[str, Any]:
-    """Return what all silos of a data set have alike; of a table its features too."""
+    """Return what all silos of a data set share; for a table also its features."""
     facts: dict[str, Any] = {"classes": list(silo.classes), "schema": silo.schema}
     if silo.features:
         facts["features"] = list(silo.features)

@@ -72,7 +72,7 @@ def open_silo_set(text: str) -> SiloSet:
     """Return the set that setting ``silo-set`` names: ``gaia``, or a CSV file of edges.
 
     Raises:
-        DataError: the file is missing or no CSV, a column, silo or number is wrong, an edge stands
+        DataError: the file is missing or no CSV, a column, silo or number is wrong, an edge appears
             twice or joins a silo with itself, or there is no edge.
     """
     if text == GAIA:
@@ -114,8 +114,8 @@ def _read(path: Path) -> SiloSet:
         ends = [row[column] for column in _EDGE]
         if any(map(site_name_fault, ends)):  # a cell is never quoted
             raise DataError(
-                f"{where}: a silo's name is no plain name of letters, digits, '.', '_' and '-', or "
-                "is 'all', which stands for the mean over sites"
+                f"{where}: a silo's name is not a plain name of letters, digits, '.', '_' and '-', "
+                "or is 'all', which stands for the mean over sites"
             )
         for name in ends:
             names.setdefault(name, len(names))
@@ -147,7 +147,7 @@ def _number(row: Mapping[str, str], column: str, where: str, zero: bool) -> floa
         value = math.nan
     if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
         raise DataError(
-            f"{where}, column '{column}': it is no number {'from 0' if zero else 'above 0'}; leave "
-            "it empty for the run's default"
+            f"{where}, column '{column}': it is not a number {'from 0' if zero else 'above 0'}; "
+            "leave it empty for the run's default"
         )
     return value

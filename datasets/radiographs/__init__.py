@@ -1,4 +1,4 @@
 """X-ray images of any depth, with masks where there are some.
 
-Stands on images and partition; its made-up twins are in synthetic.
+It imports images and partition; its synthetic counterparts are in synthetic.
 """

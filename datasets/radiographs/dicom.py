@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _PREAMBLE, _MAGIC = 128, b"DICM"
 _GREY = ("MONOCHROME1", "MONOCHROME2")  # of the first 0 is white
-_DAMAGED = "has pixel data that are cut short or damaged"
+_DAMAGED = "has pixel data that are truncated or damaged"
 _OTHER_SIZE = "has pixel data of another size than its header says"
 _SURPLUS = "The decoded RLE segment contains"  # more than the header says, which pydicom cuts off
 # Of compressed pictures: JPEG and JPEG-LS (ITU T.81, T.87), JPEG 2000 and HTJ2K (ITU T.800)
@@ -124,22 +124,22 @@ def _header(path: Path, pixels: bool = True) -> FileDataset:
     try:
         # A small file of that kind can hold any number of bytes, which pydicom inflates at once
         if read_file_meta_info(path).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
-            raise BrokenImageError("is compressed as a whole (deflated): save it uncompressed")
+            raise BrokenImageError("is deflated: save it uncompressed")
         return dcmread(path, stop_before_pixels=not pixels)
     except BrokenImageError:
         raise
     except InvalidDicomError:
-        raise BrokenImageError("is no DICOM file") from None
+        raise BrokenImageError("is not a DICOM file") from None
     except FileNotFoundError:
         raise BrokenImageError("is missing") from None
     except OSError as error:
         raise BrokenImageError(f"cannot be read: {error.strerror}") from None
     except Exception:  # damaged files raise nearly anything
-        raise BrokenImageError("is cut short or damaged") from None
+        raise BrokenImageError("is truncated or damaged") from None
 
 
 def _check_kind(dataset: FileDataset, bits: int) -> None:
-    """Refuse what is no single grey image of the declared depth."""
+    """Refuse anything but a single grey image of the declared depth."""
     if "PixelData" not in dataset:
         raise BrokenImageError("is a DICOM without pixel data")
     if any(dataset.get(key) is None for key in _NEEDED):
@@ -161,7 +161,7 @@ def _pixels(dataset: FileDataset) -> npt.NDArray[Any]:
 
     syntax = dataset.file_meta.get("TransferSyntaxUID")
     if syntax is None:
-        raise BrokenImageError("is a DICOM that names no transfer syntax")
+        raise BrokenImageError("is a DICOM file without a transfer syntax")
     try:
         decoder = get_decoder(syntax)
     except NotImplementedError:

@@ -92,7 +92,7 @@ class _WithMasks(Endovascular):
         return read
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Return the images with masks (k, 2, size, size); the others are no faults."""
+        """Return the images with masks (k, 2, size, size); the others are not faults."""
         masks = read_masks(index)
         rows = np.flatnonzero([name in masks for name in index.names])
         decoded = super().decode(index.take(rows), size, settings)
@@ -118,7 +118,7 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
         if "\0" in mask or mask.split(os.sep)[0] == os.pardir:
             raise DataError(
                 f"{index.where}, line {number}, column 'mask': the file is outside the data "
-                "directory, or this is no file's name; move it there"
+                "directory, or this is not a file name; move it there"
             )
         masks[image] = mask
     return masks
@@ -127,7 +127,7 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
 def read_picture(path: Path, bits: int) -> Grey:
     """Return an image file, or a DICOM, of ``bits`` a pixel as (height, width), 0..1.
 
-    Of 8 bits are PNG and JPEG, in colours too, of more grey PNG and TIFF.
+    PNG and JPEG have 8 bits, grey or colour; grey PNG and TIFF may have more.
 
     Raises:
         BrokenImageError: the file is missing, damaged or of another kind or depth.

@@ -97,8 +97,9 @@ def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
     size = layout.label_bytes + _PIXELS
     if not len(content) or len(content) % size:
         raise DataError(
-            f"{path} has {len(content)} bytes, which are no whole records of '{layout.name}', of "
-            f"{size} bytes each: it is cut short or of another set; download it again"
+            f"{path} has {len(content)} bytes, which are not complete records of '{layout.name}', "
+            f"of {size} bytes each: it is truncated or belongs to another data set; "
+            "download it again"
         )
     records = content.reshape(-1, size)
     return records[:, layout.label_bytes :], records[:, layout.label_bytes - 1].astype(np.int64)
@@ -109,14 +110,14 @@ def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
     batch, key = read_batch(path), layout.label_key
     if key not in batch or b"data" not in batch:
         raise DataError(
-            f"{path} has no '{key.decode()}' or no 'data': it is no python batch of "
+            f"{path} has no '{key.decode()}' or no 'data': it is not a Python batch of "
             f"'{layout.name}'; download it again"
         )
     pixels, labels = batch[b"data"], batch[key]
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
         raise DataError(
-            f"{path}: its images are no rows of {_PIXELS} bytes, 32x32 pixels in colour (grey ones "
-            "have 1024): download it again"
+            f"{path}: its images are not rows of {_PIXELS} bytes, 32x32 pixels in colour (grey "
+            "ones have 1024): download it again"
         )
     numbers = isinstance(labels, list) and all(type(n) is int and abs(n) < 2**31 for n in labels)
     if len(pixels) == 0 or not numbers or len(labels) != len(pixels):
@@ -153,7 +154,7 @@ class _Array:
 def _encoded(text: str, encoding: Any) -> bytes:
     """Return bytes, which Python 3 writes as a text by protocol 2."""
     if not isinstance(text, str):
-        raise TypeError("an encoding of what is no text")
+        raise TypeError("an encoding of something other than text")
     return text.encode("latin-1")
 
 
@@ -205,6 +206,6 @@ def read_batch(path: Path) -> dict[bytes, Any]:
         ) from None
     except Exception as error:  # a damaged pickle fails in any way
         raise DataError(
-            f"{path} is cut short or no python batch of CIFAR ({type(error).__name__}): download "
-            "it again"
+            f"{path} is truncated or not a Python batch of CIFAR ({type(error).__name__}): "
+            "download it again"
         ) from None

@@ -41,27 +41,27 @@ def read_idx(path: Path) -> Bytes:
             f"{path} holds {found} where its header {shape} says {length} bytes: download it again"
         )
     except (EOFError, zlib.error):
-        raise DataError(f"{path} is cut short: download it again") from None
+        raise DataError(f"{path} is truncated: download it again") from None
     except gzip.BadGzipFile:
-        raise DataError(f"{path} is damaged or no gzip file: download it again") from None
+        raise DataError(f"{path} is damaged or not a gzip file: download it again") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:  # a zero length beside lengths that no array can have
-        raise DataError(f"{path} is no IDX file: its header says {shape}") from None
+        raise DataError(f"{path} is not an IDX file: its header says {shape}") from None
 
 
 def _shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
     """Read the header and return the shape in it."""
     start = file.read(4)
     if start[:3] != b"\0\0\x08" or len(start) < 4:
-        raise DataError(f"{path} is no IDX file of unsigned bytes")
+        raise DataError(f"{path} is not an IDX file of unsigned bytes")
     dimensions = start[3]
     lengths = file.read(4 * dimensions)
     if dimensions not in (1, 2, 3, 4) or len(lengths) < 4 * dimensions:
-        raise DataError(f"{path} is no IDX file of images or labels: bad or cut header")
+        raise DataError(f"{path} is not an IDX file of images or labels: bad or cut header")
     shape: tuple[int, ...] = struct.unpack(f">{dimensions}I", lengths)
     if math.prod(shape) > _MOST_BYTES:
-        raise DataError(f"{path} is no IDX file that can be used: its header says {shape}")
+        raise DataError(f"{path} is not an IDX file that can be used: its header says {shape}")
     return shape
 
 
@@ -75,7 +75,7 @@ def read_labelled_images(images: Path, labels: Path, classes: int) -> tuple[Byte
     if pixels.ndim != 3 or targets.ndim != 1 or len(pixels) != len(targets):
         raise DataError(
             f"{images.name} {pixels.shape} and {labels.name} {targets.shape} in {images.parent} "
-            "are no images with one label each"
+            "are not images with one label each"
         )
     refuse_out_of_range(targets, classes, labels)
     return pixels, targets
@@ -87,5 +87,6 @@ def refuse_out_of_range(labels: npt.NDArray[np.integer], classes: int, path: Pat
     if len(wrong):
         raise DataError(
             f"{path}: label {labels[wrong[0]]} of image {wrong[0]} is out of range "
-            f"0..{classes - 1}: the file is damaged or of another set; download it again"
+            f"0..{classes - 1}: the file is damaged or belongs to another data set; "
+            "download it again"
         )

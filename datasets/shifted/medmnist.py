@@ -1,7 +1,7 @@
 """MedMNIST v2 (Yang et al. 2023): small medical images of one class each, 28x28 pixels.
 
 Their own split is kept: a silo's training, validation and test images are slices of MedMNIST's. In
-the files images of one class or patient may lie together: they are shuffled, the same each time.
+the files images of one class or patient may be adjacent: they are shuffled, the same each time.
 PneumoniaMNIST is a data set of its own (``datasets.radiographs``), whose file is read here too.
 """
 

@@ -49,7 +49,7 @@ class Source:
         classes: number of labels.
         mean, std: published figures of the training set's pixels on the 0..1 scale, a channel each.
         decode: returns the pool in a folder.
-        train_size, test_size: images of a silo; 0: the pool is shared out equally.
+        train_size, test_size: images of a silo, or 0 to share the pool equally.
         noise: whether distribution D3 has noise.
         forms: folders that may hold the same images in another form.
         listed: returns facts of the files in a folder, if a part of the files is enough.
@@ -83,7 +83,7 @@ def facts_of(folder: Path, names: Iterable[str]) -> Facts:
 def locate(source: Source, places: Places) -> tuple[Path, Facts]:
     """Return the folder that a source is decoded from, and facts of its files.
 
-    Of several forms it is the one with the most files.
+    If there are several forms, it is the one with the most files.
 
     Raises:
         DataError: no data directory is named, or files are missing; with the public source.
@@ -171,7 +171,7 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
 def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple[Rows, Rows]:
     """Return training and validation rows, ascending: a tenth of each label's tracks validates.
 
-    Of a label with fewer tracks one does; its only track trains.
+    A label with fewer tracks gives one; an only track trains.
     """
     chosen: list[int] = []
     for label in np.unique(labels):

@@ -116,7 +116,7 @@ def _listed(path: Path, folder: Path) -> list[_Sign]:
                 f"out, or {_FETCH}"
             )
         if name in seen:
-            raise DataError(f"{where}: {name[:80]!r} stands twice: take the line out")
+            raise DataError(f"{where}: {name[:80]!r} appears twice: take the line out")
         seen.add(name)
         track = f"{folder.name}/{name.split('_')[0]}"
         signs.append(_Sign(folder / name, _label(row["ClassId"], where), track, where))

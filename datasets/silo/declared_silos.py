@@ -23,7 +23,7 @@ def site_name_fault(name: str) -> str | None:
     if _PATTERN.fullmatch(name) and name != "all" and len(name) <= LONGEST:
         return None
     return (
-        f"site '{name}' is no plain name of letters, digits, '.', '_' and '-' of at most "
+        f"site '{name}' is not a plain name of letters, digits, '.', '_' and '-' of at most "
         f"{LONGEST} characters, or is 'all', which stands for the mean over sites"
     )
 
@@ -67,11 +67,11 @@ def _of_distinct_names(content: dict[Any, Any], key: str) -> dict[Any, Any]:
 
 
 def _one_class_each(classes: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return each class's label values in one form; refuse one that stands twice, or none."""
+    """Return each class's label values in one form; refuse one that appears twice, or none."""
     forms = {name: [same_text(value) for value in listed] for name, listed in classes.items()}
     values = [value for listed in forms.values() for value in listed]
     if len(set(values)) != len(values) or not all(forms.values()):
-        raise fault("under 'classes' each label value must stand once, each class have one")
+        raise fault("under 'classes' each label value must appear once, and each class have one")
     return forms
 
 

@@ -182,7 +182,7 @@ class DataSet(ABC):
         applied to new images too, unless the site is "".
 
         Raises:
-            DataError: the data set is no images, or its declaration cannot be read.
+            DataError: the data set has no images, or its declaration cannot be read.
         """
         raise DataError(f"data set '{self.name}' is a table: give rows of one by --table")
 

@@ -1,4 +1,4 @@
-"""What made-up data sets share: numbered images of each site, in an order that is always the same.
+"""What synthetic data sets share: numbered images of each site, in a fixed order.
 
 Each image is of a kind (a class, or what decides it) and shows a subject: a lesion, a patient, a
 sequence. Some images show the subject of the one before.
@@ -59,7 +59,7 @@ def _sequence(
 
 
 class PhantomDataSet(ImageDataSet):
-    """A data set of made-up images, which needs no files.
+    """A data set of synthetic images, which needs no files.
 
     Class attributes:
         key: part of every seed.
@@ -134,7 +134,7 @@ class PhantomDataSet(ImageDataSet):
         return make
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return the reading of real files, since made-up images have none."""
+        """Return the reading of real files, since synthetic images have none."""
         size = settings.image_size or self.own_size(places)
         return lambda path: self.read_file(path, size, settings)
 

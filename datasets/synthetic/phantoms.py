@@ -1,8 +1,8 @@
-"""The three made-up data sets: skin lesions, mammograms, and angiograms with catheter masks.
+"""The three synthetic data sets: skin lesions, mammograms, and angiograms with catheter masks.
 
 Their sites have the names, sizes and class counts of the papers' hospitals. What a class looks like
 is made up so that a small network learns it; each site has a look of its own. No patient is in them
-and they are no substitute for real images.
+and they do not replace real images.
 """
 
 from pathlib import Path
@@ -259,7 +259,7 @@ def _tree(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, float]]:
 
 
 def _catheter(rng: np.random.Generator, line: Points, radius: float) -> Points:
-    """Return a line from a vessel's start to somewhere along it, beside the vessel's middle."""
+    """Return a line from a vessel's start to somewhere along it, next to the vessel's middle."""
     tip = rng.integers(len(line) // 2, len(line))
     aside = rng.uniform(-0.5, 0.5) * radius * np.sin(np.linspace(0, np.pi, tip + 1))
     return line[: tip + 1] + aside[:, None]

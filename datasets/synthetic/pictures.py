@@ -1,4 +1,4 @@
-"""The generator of all made-up pictures: a textured ground, blobs and strokes, and a site's look.
+"""The generator of all synthetic pictures: a textured ground, blobs and strokes, and a site's look.
 
 A picture is a sum of formulas over coordinates from -1 to 1, so that its size only decides how
 finely it is sampled. Lengths are in halves of a picture's side. x grows to the right, y downwards.

@@ -133,7 +133,7 @@ def _texts(name: str, values: Series[Any]) -> list[str]:
     found = {same_text(text) for text in values.dropna().map(str).unique()} - set(_MISSING)
     if not all(map(str.isprintable, found)):
         raise DataError(
-            f"column '{one_line(name, 60)}' holds a text that is no plain line: clean it"
+            f"column '{one_line(name, 60)}' has a text that is not one printable line: clean it"
         )
     try:
         return sorted(found, key=float)

@@ -45,7 +45,7 @@ class Heart(TableDataSet):
         (md5,) = (file.md5 for file in published.files if file.name == name)
         if checksum != md5:
             raise DataError(
-                f"{path} has MD5 {checksum}, not {md5}: it was altered or cut short; run "
+                f"{path} has MD5 {checksum}, not {md5}: it was altered or truncated; run "
                 "'fedsilo fetch heart --data-dir DIR'"
             )
         return content.decode(), str(path)
@@ -53,7 +53,7 @@ class Heart(TableDataSet):
 
 @dataclass(frozen=True)
 class _Population:
-    """A made-up hospital: patients, share with disease, and its mean age and cholesterol."""
+    """A synthetic hospital: patients, share with disease, and its mean age and cholesterol."""
 
     patients: int
     disease: float
@@ -72,7 +72,7 @@ _POPULATIONS: Mapping[str, _Population] = {
 
 
 class SyntheticHeart(TableDataSet):
-    """``heart-synthetic``: made-up patients in the form of the real files."""
+    """``heart-synthetic``: synthetic patients in the form of the real files."""
 
     name = "heart-synthetic"
     origin = "made-up"
@@ -87,7 +87,7 @@ class SyntheticHeart(TableDataSet):
 
 
 def synthetic_text(site: str) -> str:
-    """Return a made-up UCI file of ``site``: the same text each time.
+    """Return a synthetic UCI file of ``site``: the same text each time.
 
     Disease shifts age, pulse, ST depression, angina and the kind of chest pain, as in the real
     data, by round figures.

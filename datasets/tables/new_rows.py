@@ -79,7 +79,7 @@ def _read_frame(path: Path, kind: str) -> DataFrame:
     if not path.is_file() or (fault := file_fault(path)):
         raise DataError(f"{path} {fault if path.is_file() else 'cannot be read: no such file'}")
     if kind == ".xls":
-        raise DataError(f"{path} is of Excel before 2007: save it as .xlsx or CSV")
+        raise DataError(f"{path} is an Excel file from before 2007: save it as .xlsx or CSV")
     try:
         if kind in _PARQUET:
             return pd.read_parquet(path)

@@ -89,7 +89,7 @@ def _check_header(names: list[str], wanted: list[str], where: str) -> None:
         raise DataError(
             f"{where}: the first line does not name the schema's columns: missing {missing}, "
             f"{surplus} that the schema does not know"
-            f"{'' if len(names) == len(set(names)) else ', a name stands twice'}; correct the "
+            f"{'' if len(names) == len(set(names)) else ', a name appears twice'}; correct the "
             "file, declare surplus columns as 'ignored', or set the schema's 'header' to false"
         )
 
@@ -132,7 +132,7 @@ class RowReader:
             value = math.nan
         if not abs(value) < _LARGEST:  # also not a number
             raise DataError(
-                f"{place}: this is no number; correct it or use a mark of a missing value "
+                f"{place}: this is not a number; correct it or use a mark of a missing value "
                 f"({_listed(self.schema.missing)})"
             )
         return value
@@ -143,7 +143,7 @@ class RowReader:
         level = same_text(token)
         if level not in column.levels:
             raise DataError(
-                f"{place}: this is none of the declared levels {_listed(column.levels)}; "
+                f"{place}: this is not one of the declared levels {_listed(column.levels)}; "
                 "correct it, or declare the level in the schema of all sites"
             )
         return [float(level == other) for other in column.levels[1:]]
@@ -156,8 +156,8 @@ class RowReader:
             if text in values:
                 return index
         raise DataError(
-            f"{self.where}, line {number}, column '{self.schema.label.column}': this label is none "
-            f"of {_listed(chain(*classes))}; correct it, or declare it under 'classes'"
+            f"{self.where}, line {number}, column '{self.schema.label.column}': this label is not "
+            f"one of {_listed(chain(*classes))}; correct it, or declare it under 'classes'"
         )
 
 

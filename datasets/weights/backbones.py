@@ -138,7 +138,7 @@ def file_state(path: Path, key: str = "backbone-weights") -> dict[str, Any]:
         state: dict[str, Any] = load_state_dict(str(path), weights_only=True)  # runs no code
     except Exception as error:  # a damaged file fails in any way
         raise SettingError(
-            f"setting '{key}': {path} is cut short or no weights file "
+            f"setting '{key}': {path} is truncated or not a weights file "
             f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
         ) from None
     return state
@@ -203,7 +203,7 @@ def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
     """Put ``arrays`` into ``vit``; what is trained stays so."""
     values = {name: torch.as_tensor(array).float().contiguous() for name, array in arrays.items()}
     if not all(value.isfinite().all() for value in values.values()):
-        raise SettingError(f"setting 'backbone-weights': {where} holds values that are not finite")
+        raise SettingError(f"setting 'backbone-weights': {where} contains non-finite values")
     trained = {name: parameter.requires_grad for name, parameter in vit.named_parameters()}
     vit.load_state_dict(values, assign=True)
     for name, parameter in vit.named_parameters():

@@ -1,10 +1,10 @@
-"""What a run's exchanged weights start from, beside the seed: a run's model, a ViT's, or VGG16's.
+"""Where a run's exchanged weights come from, if not the seed: a run's model, a ViT's, or VGG16's.
 
 A file of exchanged arrays, as a run writes ``model.safetensors``, must fit the network array by
 array, unless only its encoder is wanted, which classes of another data set leave as it is; so
-must the features of VGG16 with batch norm. Of another ViT's weights (CLIP, SAM, LVM-Med) all arrays
-of the blocks are needed; of the rest what fits is taken, resampled where timm can, and what does
-not stays as the seed has it.
+must the features of VGG16 with batch norm. For another ViT's weights (CLIP, SAM, LVM-Med) all
+arrays of the blocks are needed; of the rest what fits is taken, resampled where timm can, and what
+does not stays as the seed has it.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     blocks = [name for name in wanted if name.startswith("blocks.")]
     if missing := [name for name in blocks if name not in fitting]:
         raise SettingError(
-            f"setting 'initial-weights': {where} is of another architecture than the run's ViT: "
+            f"setting 'initial-weights': {where} has another architecture than the run's ViT: "
             f"{len(missing)} of {len(blocks)} arrays of the blocks are not in it "
             f"({', '.join(missing[:3])}); set 'backbone' and 'backbone-...' to those of the "
             "weights, or name other weights"

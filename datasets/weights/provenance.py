@@ -1,6 +1,6 @@
 """Which images a run tests, by its settings; and whether weights have been trained on them.
 
-A run's ``config.toml`` is beside its ``model.safetensors`` and says how its data were split.
+A run's ``config.toml`` is next to its ``model.safetensors`` and says how its data were split.
 """
 
 import tomllib

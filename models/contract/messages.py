@@ -71,8 +71,8 @@ class Instruction:
         run_name: names the run, and with it the site's private state.
         run_dir: run directory in simulation, where sites without a state-dir keep their state.
         evaluate: whether to measure the incoming model.
-        expects_state: the newest private state of this run that the site has told of, as
-            ``state_key``; 0: none.
+        expects_state: the newest private state of this run that the site has reported, as
+            ``state_key``, or 0 for none.
         returns: whether the reply is to carry arrays.
         notes: what else a method tells its sites, by name.
     """
@@ -146,9 +146,9 @@ def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str,
 
 @dataclass(frozen=True)
 class Notes:
-    """Typed notes: what a method's server sends its sites beside arrays; here none.
+    """Typed notes: what a method's server sends its sites in addition to arrays; here none.
 
-    A method derives its own class beside its settings, and both ends use it. It has a field for
+    A method derives its own class next to its settings, and both ends use it. It has a field for
     each note, with a default if it may be missing; on the wire a plain value, or JSON.
     """
 

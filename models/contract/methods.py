@@ -259,7 +259,9 @@ def _plugged_part(room: str, name: str, suffix: str) -> Any:
         return method_part(room, _extended(server), suffix)
     base, what = _base(room), f"module '{module.__name__}'"
     if not (inspect.isclass(part) and issubclass(part, base)):
-        raise SettingError(f"'{server.__name__}{suffix}' of {what} is no class of {base.__name__}")
+        raise SettingError(
+            f"'{server.__name__}{suffix}' of {what} is not a class of {base.__name__}"
+        )
     _refuse_lacking(part, what)
     if room == "models" and "group" not in vars(part):
         part.group = key_of(module.__name__.rpartition(".")[2])  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What all settings have in common that a method has of its own, beside their fields."""
+"""What all settings of a method have in common, in addition to their fields."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class OwnSettings:
         """
 
     def why_unfit(self, facts: SiteFacts) -> str | None:
-        """Say in one line why a site of these facts is of no use to the method, if it is not.
+        """Say in one line why a site of these facts is unusable for the method, if it is.
 
         It is left out before anything is trained; 'min-sites' says whether the run goes on.
         """

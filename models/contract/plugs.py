@@ -68,7 +68,7 @@ def _load_file(path: Path, taken: Collection[str]) -> None:
     if getattr(loaded, _DIGEST, "") == digest and getattr(loaded, "__file__", "") == str(path):
         return
     if not name.isidentifier():
-        raise SettingError(f"plugin {path}: '{name}' is no name of a module; rename the file")
+        raise SettingError(f"plugin {path}: '{name}' is not a module name; rename the file")
     if name in taken or (not hasattr(loaded, _DIGEST) and _is_other_module(name, path)):
         raise SettingError(f"plugin {path}: the name '{name}' is taken; rename the file")
     module = ModuleType(name)
@@ -204,8 +204,8 @@ def with_plugin_settings(values: Mapping[str, Value]) -> dict[str, Value]:
         raise SettingError(f"setting '{_CARRIER}' is no JSON object of single values")
     if common := [key for key in carried if "." not in key]:
         raise SettingError(
-            f"setting '{_CARRIER}' has {shown(common[0])}, which is no method's own: set it by its "
-            "name"
+            f"setting '{_CARRIER}' has {shown(common[0])}, which does not belong to a method: "
+            "set it by its name"
         )
     return rest | carried
 

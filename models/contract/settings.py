@@ -8,13 +8,13 @@ Each states its roles once, and ``keys_with`` lists the settings of a role:
 - combining: what the server makes of replies, which sites need not know;
 - seed: what random numbers start from; machine: what a site computes on;
 - privacy: how much a site may tell; floor: of that, what a hospital may raise at any time;
-- network: what it is built of; vit: what means nothing without a ViT; shape: a ViT's measures;
-- data: which data set; files: where its files lie; pixels: how its images are read;
+- network: what it is built of; vit: what has no effect without a ViT; shape: a ViT's measures;
+- data: which data set; files: where its files are; pixels: how its images are read;
 - partition: how images become silos; silo: how many silos, and how large;
 - sampling: which samples are used; split: which of them train, validate and test; folds: how they
   are shuffled into folds; validation: what of the split leaves the choice of test rows alone;
 - own: where a site's node config goes before the run's config: never what protects the site;
-- circumstance: where a run lies and how it is waited for, which does not change its result.
+- circumstance: where a run is written and how it is waited for, which does not change its result.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,9 @@ class CommonSettings:
         "files FILE.py or modules with plugs, with commas between; at a hospital its own alone",
         roles=("circumstance", "own"),
     )
-    plugin_digests: str = setting("", "SHA-256 of each plug's file or package; empty: those here")
+    plugin_digests: str = setting(
+        "", "SHA-256 of each plug's file or package, or empty for those here"
+    )
     plugin_settings: str = _circumstance("", "a plugged method's settings, as JSON, for 'flwr run'")
     seed: int = _count(42, "seed of every random number", roles="seed")
     rounds: int = _positive(30, "communication rounds", roles="course")
@@ -59,10 +61,12 @@ class CommonSettings:
         9, "silos that images are divided into", roles=("partition", "silo"), maximum=100_000
     )
     min_sites: int = _count(
-        0, "sites that must answer each round; 0: all that joined", roles="circumstance"
+        0, "sites that must answer each round, or 0 for all that joined", roles="circumstance"
     )
     sites_per_round: int = _count(
-        0, "sites that take part in a round, sampled by seed and round; 0: all", roles="course"
+        0,
+        "sites that take part in a round, sampled by seed and round, or 0 for all",
+        roles="course",
     )
     aggregation: str = choice(
         *(AUTO, *AGGREGATIONS),
@@ -82,20 +86,18 @@ class CommonSettings:
     max_update_norm: float = _count(
         100.0,
         "a site's update is refused if its norm is more than this many times the round's median; "
-        "needs three sites, does not apply to secagg; 0: no limit",
+        "needs three sites, does not apply to secagg (0: no limit)",
         roles="combining",
     )
     local_epochs: int = _positive(2, "passes over a site's training data per round")
-    local_steps: int = _count(
-        0, "optimiser steps per round at every site, instead of local-epochs; 0: local-epochs"
-    )
+    local_steps: int = _count(0, "optimiser steps per round at every site, or 0 for local-epochs")
     epoch_steps: int = _count(
-        0, "optimiser steps of an epoch that spans rounds; 0: none does", maximum=100_000
+        0, "optimiser steps of an epoch that spans rounds, or 0 for none", maximum=100_000
     )
     pace: int = _positive(40, "with epoch-steps: steps per round, a divisor of it")
     batch_size: int = setting(32, "samples per optimiser step", roles="step", minimum=2)
     micro_batch: int = _count(
-        0, "samples computed at once; a step accumulates their gradients; 0: all", roles="step"
+        0, "samples computed at once; a step accumulates their gradients (0: all)", roles="step"
     )
     gradient_checkpointing: bool = setting(
         False, "resnet22: save memory by computing activations twice", roles="network"
@@ -129,7 +131,7 @@ class CommonSettings:
         "seed", "published", help="resnet22: new last layers, or Wu et al.'s own", roles="network"
     )
     mc_passes: int = _count(
-        20, "Monte Carlo dropout passes of a measurement; 0: one pass without dropout"
+        20, "Monte Carlo dropout passes of a measurement, or 0 for one pass without dropout"
     )
     loss: str = declared.LOSS
     evidence: str = choice("softplus", "relu", help="evidential loss: how logits become evidence")
@@ -148,10 +150,12 @@ class CommonSettings:
         "resnet22: a file, or empty for the seed",
         roles=("vit", "own"),
     )
-    backbone_width: int = _count(0, "vit: embedding channels; 0: the backbone's", roles=_SHAPE)
-    backbone_depth: int = _count(0, "vit: blocks; 0: the backbone's", roles=_SHAPE)
-    backbone_heads: int = _count(0, "vit: attention heads; 0: the backbone's", roles=_SHAPE)
-    backbone_patch: int = _count(0, "vit: pixels of a patch; 0: the backbone's", roles=_SHAPE)
+    backbone_width: int = _count(
+        0, "vit: embedding channels, or 0 for the backbone's", roles=_SHAPE
+    )
+    backbone_depth: int = _count(0, "vit: blocks, or 0 for the backbone's", roles=_SHAPE)
+    backbone_heads: int = _count(0, "vit: attention heads, or 0 for the backbone's", roles=_SHAPE)
+    backbone_patch: int = _count(0, "vit: pixels of a patch, or 0 for the backbone's", roles=_SHAPE)
     initial_weights: str = setting(
         "",
         "initial exchanged weights: a safetensors file of a run ('encoder:' before it: its encoder "
@@ -169,7 +173,7 @@ class CommonSettings:
         2.5e-4, "vit: step size of b- and g-prompts", roles=("step", "vit"), above=0.0, maximum=1e30
     )
     image_size: int = _count(
-        0, "side of an image in pixels; 0: the data set's own", roles="pixels", maximum=4096
+        0, "side of an image in pixels, or 0 for the data set's own", roles="pixels", maximum=4096
     )
     colour_constancy: bool = setting(False, "shades-of-grey colour constancy", roles="pixels")
     broken_images: str = choice(
@@ -187,7 +191,7 @@ class CommonSettings:
     )
     public_share: float = _count(
         0.0,
-        "share of each site's lesions set apart for pre-training, held by no site",
+        "share of each site's lesions set apart for pre-training, not used by any site",
         roles="sampling",
         below=1.0,
     )
@@ -215,9 +219,11 @@ class CommonSettings:
         "", "silos by name with their links: gaia, or a CSV file of edges", roles="partition"
     )
     silo_train_size: int = _count(
-        0, "training images per silo; 0: the data set's own", roles="silo"
+        0, "training images per silo, or 0 for the data set's own", roles="silo"
     )
-    silo_test_size: int = _count(0, "test images per silo; 0: the data set's own", roles="silo")
+    silo_test_size: int = _count(
+        0, "test images per silo, or 0 for the data set's own", roles="silo"
+    )
     standardise: str = choice(
         *("pooled", "site", "declared"),
         help="a table's features by the mean and deviation of all sites, each site, or the schema",
@@ -228,11 +234,13 @@ class CommonSettings:
         roles=("privacy", "floor"),
     )
     test_folds: int = _count(
-        0, "folds of a site's rows, one of them test data; 0: no folds", roles=("split", "folds")
+        0,
+        "folds of a site's rows, one of them test data, or 0 for no folds",
+        roles=("split", "folds"),
     )
     test_fold: int = _count(0, "number of the test fold, from 0", roles="split")
     val_folds: int = _count(
-        0, "folds of the training rows, one of them validation data; 0: none", roles=_FOLDS
+        0, "folds of the training rows, one of them validation data, or 0 for none", roles=_FOLDS
     )
     val_fold: int = _count(
         0, "number of the validation fold, from 0", roles=("split", "validation")
@@ -250,7 +258,8 @@ class CommonSettings:
         roles="privacy",
     )
     sample_clip_norm: float = _private(
-        0.0, "differential privacy per patient: L2 norm of a sample's gradient (DP-SGD); 0: none"
+        0.0,
+        "differential privacy per patient: L2 norm of a sample's gradient (DP-SGD), or 0 for none",
     )
     noise_multiplier: float = _private(
         0.0, "standard deviation of the noise on a step's gradients, in sample-clip-norms"
@@ -261,10 +270,12 @@ class CommonSettings:
     statistics_noise: float = _private(
         0.0,
         "standard deviation of the noise on statistics (class means, prototypes, measurements, "
-        "label counts), in a patient's part; 0: noise-multiplier",
+        "label counts), in a patient's part, or 0 for noise-multiplier",
     )
     delta: float = setting(1e-5, "delta of (epsilon, delta)", roles="privacy", above=0.0, below=1.0)
-    max_epsilon: float = _private(0.0, "a site spends at most this, then the run ends; 0: no limit")
+    max_epsilon: float = _private(
+        0.0, "a site spends at most this, then the run ends (0: no limit)"
+    )
     secure_aggregation: str = choice(
         *("none", "secagg"),
         help="secagg: sites mask their weights, and the server learns only the sum; needs "
@@ -273,10 +284,10 @@ class CommonSettings:
     )
     clip_norm: float = _summing(0.0, "secagg: L2 norm that a site's update is clipped to")
     secure_threshold: int = _summing(
-        0, "secagg: sites that must stay, more than half; 0: over two thirds"
+        0, "secagg: sites that must stay, more than half, or 0 for over two thirds"
     )
     secure_bits: int = _summing(
-        0, "secagg: bits of a number; 0: what 32-bit sums allow", maximum=30
+        0, "secagg: bits of a number, or 0 for what 32-bit sums allow", maximum=30
     )
     secure_samples: int = _summing(16384, "secagg: most samples of a site's split", minimum=1)
     device: str = setting(
@@ -298,23 +309,29 @@ class CommonSettings:
         False, "compute an optimiser step in one kernel, which rounds differently", roles="machine"
     )
     evaluate_every: int = _count(
-        1, "rounds between evaluations of the global model; 0: only at the end", roles="course"
+        1,
+        "rounds between evaluations of the global model, or 0 to evaluate at the end only",
+        roles="course",
     )
     early_stopping_metric: str = declared.EARLY_STOPPING_METRIC
     patience: int = declared.PATIENCE
     minimum_delta: float = declared.MINIMUM_DELTA
-    data_dir: str = setting("", "folder of the data files; empty: $FEDSILO_DATA", roles=_FOLDERS)
-    cache_dir: str = setting(
-        "", "folder of decoded data; empty: $FEDSILO_CACHE, ~/.cache/fedsilo", roles=_FOLDERS
+    data_dir: str = setting(
+        "", "folder of the data files, or empty for $FEDSILO_DATA", roles=_FOLDERS
     )
-    out: str = _circumstance("", "folder of run directories; empty: $FEDSILO_RUNS, ~/.fedsilo/runs")
+    cache_dir: str = setting(
+        "", "folder of decoded data, or empty for $FEDSILO_CACHE, ~/.cache/fedsilo", roles=_FOLDERS
+    )
+    out: str = _circumstance(
+        "", "folder of run directories, or empty for $FEDSILO_RUNS, ~/.fedsilo/runs"
+    )
     purpose: str = choice(
         *("train", "survey", "meet"),
         help="train; survey the sites' data; or meet: write what sites report of themselves to "
         "<out>/<run-name>-meeting.json",
         roles="circumstance",
     )
-    run_name: str = _circumstance("", "name of the run directory; empty: method, data, time")
+    run_name: str = _circumstance("", "name of the run directory, or empty for method, data, time")
     resume: bool = _circumstance(False, "continue the run run-name from its newest checkpoint")
     reply_timeout: float = _circumstance(3600.0, "seconds to wait for a phase's replies", above=0.0)
     away_timeout: float = _count(
@@ -323,8 +340,8 @@ class CommonSettings:
     join_timeout: float = _circumstance(60.0, "seconds to wait for sites to connect", minimum=0.0)
     site_weights: str = _circumstance(
         "",
-        "file at the server: training samples agreed for each site, the weights in averages; "
-        "empty: those that sites report",
+        "file at the server: training samples agreed for each site, the weights in averages, "
+        "or empty for those that sites report",
     )
     track: str = choice(
         *("none", "tensorboard", "mlflow", "wandb"),

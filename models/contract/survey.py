@@ -24,13 +24,13 @@ _NAMES, _CELLS, _LENGTH = 2000, 200, 200  # features or classes; cells of one; c
 
 def _plain(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("it is no printable text")
+        raise ValueError("it is not printable text")
     return text
 
 
 def _split(name: str) -> str:
     if name not in SPLITS:
-        raise ValueError(f"a split is none of {', '.join(SPLITS)}")
+        raise ValueError(f"a split is not one of {', '.join(SPLITS)}")
     return name
 
 
@@ -68,7 +68,7 @@ class Measured(Part):
 
     @property
     def cells(self) -> int:
-        """How many cells its histogram has; 0: it has none."""
+        """How many cells its histogram has, or 0 if it has none."""
         known = len(self.levels) or (len(self.edges) + 1 if self.edges else 0)
         return known + self.lacking if known else 0
 
@@ -182,7 +182,7 @@ class Survey(Part):
         content = {}
         for key, value in config.items():
             if type(value) is not str:
-                raise ValueError(f"'{key:.40}' is no text")
+                raise ValueError(f"'{key:.40}' is not text")
             content[key.replace("-", "_")] = json.loads(value, parse_constant=_no_number)
         return _ADAPTER.validate_json(json.dumps(content))
 
@@ -191,7 +191,7 @@ _ADAPTER = TypeAdapter(Survey)
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _check_cells(part: str, by_name: Mapping[str, list[Count]], measured: list[Measured]) -> None:

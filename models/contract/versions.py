@@ -34,7 +34,7 @@ def installed_software() -> dict[str, str]:
 
 
 def git_revision() -> str:
-    """Return the checkout's revision, or 'unknown' if this is no checkout."""
+    """Return the checkout's revision, or 'unknown' if this is not a checkout."""
     folder = Path(__file__).resolve().parent
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Around panels: no frame around images, one legend beside all of them."""
+"""Around panels: no frame around images, one legend next to all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def without_frame(axes: Axes) -> None:
 def line_legend(
     figure: Figure, styles: Mapping[str, LineStyle], title: str = "", columns: int = 0
 ) -> None:
-    """Put one legend of lines (name -> style) beside all panels; none of no lines.
+    """Put one legend of lines (name -> style) next to all panels, and none without lines.
 
     With ``columns`` it is below them, in as many columns.
     """

@@ -48,7 +48,7 @@ def class_targets(
         elif array.shape != (size,):
             fault = f"it is {tuple(array.shape)}, not ({size},)"
         elif not array.isfinite().all():
-            fault = "it holds values that are not finite"
+            fault = "it contains non-finite values"
         else:
             values[names[name]], known[names[name]] = array, True
             continue

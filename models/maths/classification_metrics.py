@@ -92,8 +92,8 @@ def classification_metrics(probabilities: Tensor, labels: Tensor) -> dict[str, f
     Balanced accuracy is the mean recall over the classes that occur, of which there must be two: of
     one it would be accuracy under another name. The calibration error is the
     expected one over ``CALIBRATION_BINS`` bins of the largest probability (Guo et al. 2017). AUC is
-    of the second of two classes, or the mean one-against-rest AUC of several that all occur. Of two
-    classes ``average-precision`` of the second is the area under the precision-recall curve as
+    of the second of two classes, or the mean one-against-rest AUC of several that all occur. For
+    two classes ``average-precision`` of the second is the area under the precision-recall curve as
     steps (scikit-learn's definition); answering at random it is that class's share.
     """
     classes = probabilities.shape[1]

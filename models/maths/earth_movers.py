@@ -99,7 +99,7 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
         costs, (supply, demand) = transport_costs(own, other).double(), cross_masses(own, other)
         if not all(part.isfinite().all() for part in (costs, supply, demand)):
             raise SiteError(
-                "transport costs or masses hold values that are not finite: what is compared has "
+                "transport costs or masses contain non-finite values: what is compared has "
                 "diverged; lower 'learning-rate'"
             )
         if differentiable and solver != "cvxpylayers":
@@ -214,7 +214,7 @@ def _check_maps(u: Tensor, v: Tensor) -> None:
     for who, tokens in (("student", u), ("teacher", v)):
         if not tokens.isfinite().all():
             raise SiteError(
-                f"the feature map of the {who} holds values that are not finite: its training "
+                f"the feature map of the {who} contains non-finite values: its training "
                 "diverged; lower 'learning-rate'"
             )
 

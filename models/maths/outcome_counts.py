@@ -18,7 +18,7 @@ BINS = 10
 def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
     """Return the counts that at least ``minimum`` samples are behind.
 
-    Of each class c ``class.<c>.right`` is the number of its samples that are classified as c,
+    For each class c ``class.<c>.right`` is the number of its samples that are classified as c,
     ``class.<c>.false`` that of the other classes' samples, and ``class.<c>.auc`` the area under the
     ROC curve of c against the rest. ``confidence.<bin>.<part>`` and ``uncertainty.<bin>.<part>``
     (see ``bin_counts``) are by tenths of the largest probability, and of the entropy over ln K.

@@ -12,7 +12,7 @@ _LEAST = 2  # samples of a step: batch norm has no variance over one sample
 
 
 def check_pace(settings: CommonSettings) -> None:
-    """Refuse a pace that does not divide the epoch, and settings that have no effect beside it.
+    """Refuse a pace that does not divide the epoch, and settings that have no effect with it.
 
     Raises:
         SettingError: names the setting.
@@ -25,12 +25,12 @@ def check_pace(settings: CommonSettings) -> None:
         )
     if not settings.epoch_steps:
         if settings.pace != usual["pace"]:
-            raise SettingError("setting 'pace' means nothing while 'epoch-steps' is 0: set both")
+            raise SettingError("setting 'pace' has no effect while 'epoch-steps' is 0: set both")
         return
     for key in ("local-epochs", "local-steps", "batch-size"):
         if values[key] != usual[key]:
             raise SettingError(
-                f"setting '{key}' means nothing with 'epoch-steps', where a round is 'pace' steps "
+                f"setting '{key}' has no effect with 'epoch-steps', where a round is 'pace' steps "
                 "of samples/epoch-steps each: remove one of them"
             )
     if settings.epoch_steps % settings.pace:

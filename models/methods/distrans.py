@@ -46,7 +46,7 @@ class DisTransSettings(OwnSettings):
     offset_aggregation: str = setting(
         "mean",
         "mean: all sites continue from the mean offset; embedding: from what a network at the "
-        "server makes of their class shares; none: an offset never leaves its site",
+        "server makes of their class shares (none: an offset never leaves its site)",
         choices=("mean", "embedding", "none"),
     )
     embedding_learning_rate: float = setting(
@@ -57,8 +57,8 @@ class DisTransSettings(OwnSettings):
         """Refuse a network whose head cannot be doubled."""
         if common.network not in OWN_NETWORKS:
             raise SettingError(
-                f"method 'distrans' doubles the head of our own networks, which '{common.network}' "
-                "is none of: choose another 'network'"
+                f"method 'distrans' doubles the head of fedsilo's own networks, and "
+                f"'{common.network}' is not one: choose another 'network'"
             )
 
 

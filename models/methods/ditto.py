@@ -1,4 +1,4 @@
-"""Ditto (Li et al. 2021): FedAvg, and beside it a model of each silo's own that stays near.
+"""Ditto (Li et al. 2021): FedAvg, and a second model of each silo that stays near.
 
 Equations (arXiv:2012.04221):
   (algorithm 1, w) the global model -> strategies.methods.fedavg.FedAvg.round
@@ -13,6 +13,6 @@ from fedsilo.models.contract.settings_schema import setting
 
 @dataclass(frozen=True)
 class DittoSettings(OwnSettings):
-    """Settings of Ditto; with lambda 0, which is ``local`` beside FedAvg, nothing is learned."""
+    """Settings of Ditto; with lambda 0, which is ``local`` and FedAvg, nothing is learned."""
 
     personal_lambda: float = setting(0.1, "lambda: pull towards the global model", above=0.0)

@@ -70,7 +70,7 @@ class FedAlignCLSettings(OwnSettings):
         choices=("complement", "others"),
     )
     discriminator_learning_rate: float = setting(
-        0.0, "step size of the discriminator; 0: learning-rate", minimum=0.0
+        0.0, "step size of the discriminator, or 0 for learning-rate", minimum=0.0
     )
     shared_embeddings: int = setting(
         64, "noisy embeddings of training images that a site sends each round", minimum=2
@@ -174,8 +174,8 @@ def received_discriminator(arrays: Mapping[str, Tensor], channels: int, site: st
     finite = all(array.isfinite().all() for array in arrays.values())
     if {name: array.shape for name, array in arrays.items()} != wanted or not finite:
         raise SiteError(
-            f"the discriminator of site {site} is none of embeddings of {channels} numbers: all "
-            "sites need the same 'network' and 'width'"
+            f"the discriminator of site {site} does not take embeddings of {channels} numbers: "
+            "all sites need the same 'network' and 'width'"
         )
     discriminator.load_state_dict(arrays)
     return discriminator

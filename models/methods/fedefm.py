@@ -46,14 +46,16 @@ class FedEFMSettings(TopologySettings):
         choices=("forward", "reverse"),
     )
     overseas_steps: int = setting(
-        0, "optimiser steps of a model at each neighbour; 0: as many as at home", minimum=0
+        0, "optimiser steps of a model at each neighbour, or 0 for as many as at home", minimum=0
     )
     emd_solver: str = setting(
         "pot",
         "pot: exact; sinkhorn: regularised, batched; cvxpylayers: a reference",
         choices=SOLVERS,
     )
-    emd_grid: int = setting(7, "side that feature maps are pooled to; 0: as they are", minimum=0)
+    emd_grid: int = setting(
+        7, "side that feature maps are pooled to, or 0 to keep them as they are", minimum=0
+    )
     student: str = setting(
         "own",
         "what is distilled at home: own, the silo's model, as in the paper; or experts, the mean "

@@ -39,7 +39,7 @@ class FedEvPromptSettings(OwnSettings):
         choices=("none", "b", "all"),
     )
     distillation_weight: float = setting(
-        1e-6, "weight lambda of distillation; 0: no map leaves a site", minimum=0.0
+        1e-6, "weight lambda of distillation, or 0 so that no map leaves a site", minimum=0.0
     )
     map_scale: str = setting(
         "sum",
@@ -113,7 +113,7 @@ def map_fault(maps: Tensor) -> str | None:
     A rollout map is finite, not negative, and sums to 1.
     """
     if not maps.isfinite().all():
-        return "a map holds values that are not finite"
+        return "a map contains non-finite values"
     if (maps < 0).any():
         return f"a map has a negative value ({maps.min().item():.3g})"
     sums = maps.double().sum(dim=-1)

@@ -3,7 +3,7 @@
 A sample's representation is pulled towards the global model's and away from that of the site's own
 model of its last round (eq. 3, with cosine similarity). It is a projection head's output for the
 mean of the encoder's tokens. The paper puts that head between encoder and classifier; here it is
-beside the classifier, which therefore is the one that every other method trains, from the same
+next to the classifier, which therefore is the one that every other method trains, from the same
 initial weights. On the wire it is ``projection/<name>``.
 
 Equations (arXiv:2103.16257):

@@ -58,7 +58,7 @@ def image_network(settings: CommonSettings) -> str:
 
 
 def check_network_settings(settings: CommonSettings) -> None:
-    """Refuse a changed setting that has no effect: whoever set it believes that it has one.
+    """Refuse a changed setting that has no effect: the user believes that it has one.
 
     Raises:
         SettingError: names the setting and the network that it applies to, or there is no such
@@ -76,7 +76,7 @@ def check_network_settings(settings: CommonSettings) -> None:
             continue  # the other network that takes a file of published weights
         if network != wanted:
             raise SettingError(
-                f"setting '{key}' means nothing to network '{network}': remove it, or "
+                f"setting '{key}' has no effect with network '{network}': remove it, or "
                 f"set 'network' to '{wanted}'"
             )
         if key == "classifier" and not settings.backbone_weights:
@@ -87,6 +87,6 @@ def check_network_settings(settings: CommonSettings) -> None:
         auto_evidential = settings.loss == "auto" and network == "vit"
         if key == "evidence" and settings.loss != "evidential" and not auto_evidential:
             raise SettingError(
-                "setting 'evidence' means nothing to cross-entropy: remove it, or set 'loss' to "
+                "setting 'evidence' has no effect with cross-entropy: remove it, or set 'loss' to "
                 "'evidential'"
             )

@@ -114,8 +114,8 @@ def _refuse_meeting(name: str, network: nn.Module, task: Task) -> None:
     network.train()
     if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise SettingError(
-            f"network '{name}' gives a sample other logits beside another one, so patients meet in "
-            "it, and 'sample-clip-norm' is set: build it so that each sample is by itself"
+            f"network '{name}' gives a sample other logits when its batch changes, so patients "
+            "meet in it, and 'sample-clip-norm' is set: build it so that each sample is by itself"
         )
 
 

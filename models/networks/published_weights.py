@@ -96,7 +96,7 @@ def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -
     for name, array in fitting.items():
         if not array.isfinite().all():
             raise SettingError(
-                f"{setting}: in {where} '{name}' holds values that are not finite; {source.advice}"
+                f"{setting}: in {where} '{name}' contains non-finite values; {source.advice}"
             )
     encoder.load_state_dict(wanted | fitting)
 

@@ -52,7 +52,7 @@ def clipped_gradients(
         inputs: (batch, ...) float.
         labels: (batch,).
         clip_norm: C, the largest L2 norm of one sample's gradient over all parameters.
-        size: samples whose gradients are held at once; 0: as memory allows.
+        size: samples whose gradients are in memory at once, or 0 for as many as fit.
     """
     whole = _WithLoss(network, loss)
     parameters = {n: p.detach() for n, p in whole.named_parameters() if p.requires_grad}

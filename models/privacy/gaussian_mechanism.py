@@ -24,7 +24,7 @@ def clipped_to(values: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tens
     norm = float(sum(value.square().sum() for value in wide.values())) ** 0.5
     if not norm < float("inf"):
         raise SiteError(
-            "the arrays to be sent hold values that are not finite: nothing left the site; lower "
+            "the arrays to be sent contain non-finite values: nothing left the site; lower "
             "'learning-rate'"
         )
     scale = clip_norm / norm if norm > clip_norm else 1.0

@@ -18,22 +18,22 @@ LOSS_BOUND = 3.0  # nats; a sample's loss counts as this much at most
 def noisy_metrics(
     metrics: Mapping[str, float],
     sizes: Mapping[str, int],
-    told: Mapping[str, int],
+    reported: Mapping[str, int],
     classes: int,
     noise_multiplier: float,
 ) -> tuple[dict[str, float], bool]:
     """Return the metrics that may leave, and whether any of them is a measurement.
 
-    Of the model that came: ``accuracy``, ``loss`` (each sample's at most ``LOSS_BOUND``) and
+    For the received model: ``accuracy``, ``loss`` (each sample's at most ``LOSS_BOUND``) and
     ``entropy`` of validation and test data. A patient moves the sum of a number in [0, R] by at
     most R; of m such sums, each in units of R √m, the whole vector by at most 1. Each gets noise of
-    ``noise_multiplier`` in that unit, and is divided by the samples that the site has told, for the
-    real number is not known outside. Other measurements do not leave.
+    ``noise_multiplier`` in that unit, and is divided by the samples that the site has reported,
+    because the real number is not known outside. Other measurements do not leave.
 
     Args:
         metrics: of the reply.
         sizes: samples of each split.
-        told: the same as the site has told.
+        reported: the same, as the site has reported it.
         classes: of the task, which bound the entropy.
         noise_multiplier: z.
     """
@@ -46,5 +46,5 @@ def noisy_metrics(
         split, range_ = split_of(name), ranges[name.rpartition(".")[2]]
         total = metrics[name] * sizes[split]
         total += noise_multiplier * range_ * math.sqrt(len(names)) * draw
-        leaving[name] = min(max(total / max(1, told[split]), 0.0), range_)
+        leaving[name] = min(max(total / max(1, reported[split]), 0.0), range_)
     return leaving, bool(names)

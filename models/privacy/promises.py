@@ -82,8 +82,8 @@ def _check_trust(common: CommonSettings, table: bool) -> None:
         )
     if common.trust == SUMS and common.is_private():
         raise SettingError(
-            "setting 'trust' is 'sums' and 'sample-clip-norm' is set: epsilon is told by each site "
-            "alone; set 'trust' to 'nobody', or 'sample-clip-norm' to 0"
+            "setting 'trust' is 'sums' and 'sample-clip-norm' is set: each site reports its own "
+            "epsilon; set 'trust' to 'nobody', or 'sample-clip-norm' to 0"
         )
     if common.trust == NOBODY and not common.is_private():
         raise SettingError(

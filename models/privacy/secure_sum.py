@@ -1,13 +1,13 @@
 """Sums that reveal no summand: the arithmetic of secure aggregation (Bonawitz et al. 2017, SecAgg).
 
 Equations (section 4 of the paper, numbers modulo 2^32):
-  (weighed) w_k = n_k / B, B = 'secure-samples', a bound on n_k that all know -> weight
+  (weighted) w_k = n_k / B, B = 'secure-samples', a bound on n_k that all know -> weight
   (quantised) q_k = round((w_k u_k + R) / step), step = 2R / (2^bits - 1) -> Quantisation.quantised
   (masked) y_k = q_k + PRG(b_k) + sum_{j > k} PRG(s_kj) - sum_{j < k} PRG(s_kj) -> masked
   (sum) sum_k w_k u_k = step * sum_k q_k - n R -> Quantisation.total
   (theorem 6.5) 2t > n + c: with c sites the server opens no sum of under t - c others -> tolerated
 
-The mean is sum_k w_k u_k over sum_k w_k, and the sites mask n_k beside it: a server that named the
+The mean is sum_k w_k u_k over sum_k w_k, and the sites mask n_k with it: a server that named the
 weights could name one that leaves a single site in the mean.
 
 Flower's own masks (``secaggplus_utils.pseudo_rand_gen``) have a seed of 32 bits, which anyone can
@@ -93,7 +93,7 @@ def why_too_coarse(
 ) -> str | None:
     """Return why rounding so many numbers would distort the mean, or None if it would not.
 
-    ``samples`` are those of all ``sites``; 0: as many as one may have.
+    ``samples`` are those of all ``sites``, or 0 for as many as one may have.
     """
     # A rounding error is uniform over a step, of variance step^2 / 12; over the numbers of an
     # update and over sites the norm grows with the square root

@@ -1,4 +1,4 @@
-"""Measurements as parts of a secure sum: of a known range, weighed by the samples behind them.
+"""Measurements as parts of a secure sum: of a known range, weighted by the samples behind them.
 
 A site masks (v - low) / (high - low) of each, from 0 to 1, times the samples of the split over
 'secure-samples'; of the sums of these and of the samples the mean over all sites' samples is left.

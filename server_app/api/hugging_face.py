@@ -34,7 +34,7 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
     parts = _loaded(name)
     target = data_dir / name.strip("/").replace("/", "--")
     if target.exists():
-        raise DataError(f"{target} is there already: remove it to write it again")
+        raise DataError(f"{target} already exists: remove it to write it again")
     info = next(iter(parts.values())).info
     yield f"licence: {one_line(info.license or 'not stated', 100)}"
     yield f"source: {one_line(info.homepage or name, 200)}"

@@ -84,7 +84,7 @@ def _name_faults(facts: SiteFacts) -> Iterator[str]:
         yield f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
     for key, values in texts.items():
         if not all(_is_plain(value) for value in values):
-            yield f"its '{key}' are what is not printable text of at most {_TEXT} characters"
+            yield f"its '{key}' are not printable text of at most {_TEXT} characters"
     # They are drawn and printed, where these begin a formula or a style
     for key, values in (("distribution", [facts.distribution]), ("class-names", facts.class_names)):
         if any(mark in value for value in values for mark in "$\\"):

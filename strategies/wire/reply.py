@@ -164,7 +164,7 @@ def _array(name: str, spec: ArraySpec, given: Any) -> NDArray:
         raise SiteError(f"array '{name}' cannot be unpacked: {error}") from None
     if not np.isfinite(array).all():
         raise SiteError(
-            f"array '{name}' holds values that are not finite: if training has diverged, lower "
+            f"array '{name}' contains non-finite values: if training has diverged, lower "
             "'learning-rate'"
         )
     return array

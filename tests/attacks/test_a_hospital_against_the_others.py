@@ -178,7 +178,7 @@ def _sites(directory: RunDirectory) -> set[str]:
         (in_arrays("running_var", -1.0), "has a number below 0, which no variance is"),
         (in_arrays("weight", 1e30), "has a number beyond 1e+06"),
         (in_arrays("running_mean", -1e30), "has a number beyond 1e+12"),
-        (in_arrays("bias", float("nan")), "holds values that are not finite"),
+        (in_arrays("bias", float("nan")), "contains non-finite values"),
         (in_metrics(**{"incoming.test.accuracy": 1e308}), "is 1e+308, not 0 to 1"),
         (in_metrics(**{"incoming.val.entropy": 99.0}), "is 99, not 0 to 2.302"),
         (in_metrics(**{"trained.train.loss": 1e300}), "is 1e+300, not -1e+30 to 1e+30"),

@@ -279,7 +279,7 @@ def test_a_setting_that_only_other_data_sets_read_is_refused_by_its_key(
     dataset: str, key: str, value: Value
 ) -> None:
     settings = build(CommonSettings, {"dataset": dataset, key: value})
-    said = f"setting '{key}' means nothing to data set '{dataset}': remove it"
+    said = f"setting '{key}' has no effect with data set '{dataset}': remove it"
     with pytest.raises(SettingError, match=said):
         check_data_settings(settings)
 
@@ -323,7 +323,7 @@ def test_the_keys_of_a_partition_by_label_pass_with_all_images(
 @pytest.mark.parametrize("dataset", DATA_SETS)
 def test_a_share_of_unseen_labels_means_nothing_without_its_partition(dataset: str) -> None:
     settings = build(CommonSettings, {"dataset": dataset, "unseen": 0.5})
-    with pytest.raises(SettingError, match="'unseen' means nothing without partition 'unseen'"):
+    with pytest.raises(SettingError, match="'unseen' has no effect without partition 'unseen'"):
         check_data_settings(settings)
 
 

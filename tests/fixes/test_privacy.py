@@ -20,7 +20,7 @@ PRIVATE: Values = {
 }
 # Parts of the errors that the functions below try
 TRIED = (
-    "hold values that are not finite: nothing left the site; lower",
+    "contain non-finite values: nothing left the site; lower",
     "what was spent in this run is known by nothing else",
     "whose sums were opened is known by nothing else",
 )
@@ -31,7 +31,7 @@ CASES = [
         {"set it to 'secagg'": {"secure-aggregation": "secagg"}},
     ),
     Case(
-        "is told by each site alone; set 'trust' to 'nobody', or 'sample-clip-norm' to 0",
+        "each site reports its own epsilon; set 'trust' to 'nobody', or 'sample-clip-norm' to 0",
         {
             **tiny("fedavg"),
             **SECURE,
@@ -82,7 +82,7 @@ def test_private_run_at_lower_rate_does_not_diverge(tmp_path: Path) -> None:
         return refused(lambda: run_inline(resolve({**values, **SECURE, **named}), 3))
 
     said = attempt(1e12)
-    assert "that are not finite" in said
+    assert "non-finite values" in said
     assert "nothing left the site; lower 'learning-rate'" in said
     assert not attempt(0.01)
 

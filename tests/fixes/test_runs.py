@@ -56,7 +56,7 @@ CASES = [
         {"lower 'learning-rate'": {"learning-rate": 0.001}},
     ),
     Case(
-        "holds values that are not finite: if training has diverged",
+        "contains non-finite values: if training has diverged",
         tiny("fedavg", learning_rate=1e6, optimiser="sgd"),
         {"lower 'learning-rate'": {"learning-rate": 0.001}},
     ),

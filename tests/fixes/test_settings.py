@@ -8,7 +8,7 @@ from tests.support.tiny import TINY
 
 CASES = [
     Case(
-        "setting 'gradient-checkpointing' means nothing to network",
+        "setting 'gradient-checkpointing' has no effect with network",
         tiny("fedavg", gradient_checkpointing=True),
         {
             "remove it": {"gradient-checkpointing": GONE},
@@ -16,7 +16,7 @@ CASES = [
         },
     ),
     Case(
-        "setting 'classifier' means nothing to network",
+        "setting 'classifier' has no effect with network",
         tiny("fedavg", classifier="published"),
         {
             "remove it": {"classifier": GONE},
@@ -37,17 +37,17 @@ CASES = [
         },
     ),
     Case(
-        "setting 'leading-norm' means nothing to network",
+        "setting 'leading-norm' has no effect with network",
         tiny("fedavg", leading_norm=False, network="resnet22"),
         {"remove it": {"leading-norm": GONE}, "set 'network' to 'conv'": {"network": "conv"}},
     ),
     Case(
-        "setting 'prompt-length' means nothing to network",
+        "setting 'prompt-length' has no effect with network",
         tiny("fedavg", prompt_length=3),
         {"remove it": {"prompt-length": GONE}, "set 'network' to 'vit'": {"network": "vit"}},
     ),
     Case(
-        "setting 'evidence' means nothing to cross-entropy",
+        "setting 'evidence' has no effect with cross-entropy",
         tiny("fedavg", evidence="relu"),
         {"remove it": {"evidence": GONE}, "set 'loss' to 'evidential'": {"loss": "evidential"}},
     ),
@@ -113,12 +113,12 @@ CASES = [
         {"set one of them back": {"uefl.dead-codes": GONE}},
     ),
     Case(
-        "means nothing to data set 'digits'",
+        "has no effect with data set 'digits'",
         tiny("fedavg", image_size=32),
         {"remove it": {"image-size": GONE}},
     ),
     Case(
-        "means nothing without partition 'unseen'",
+        "has no effect without partition 'unseen'",
         PHANTOM | {"method": "fedavg", "unseen": 0.5},
         {
             "remove it": {"unseen": GONE},

@@ -204,7 +204,7 @@ def check_tests(
     first, *others = data_sets
     if not tests:
         if paired:
-            raise SettingError("--paired means nothing without --tests: name metrics to test")
+            raise SettingError("--paired has no effect without --tests: name metrics to test")
         return
     if not others:
         raise SettingError(

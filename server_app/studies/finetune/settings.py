@@ -183,4 +183,4 @@ def _refuse_unused(changes: dict[str, Value], of_data: frozenset[str]) -> None:
         if key in ("network", "dataset"):
             raise SettingError(f"--set {key}: give --{key} instead")
         if key not in known:
-            raise SettingError(f"setting '{key}' means nothing to fine-tuning: remove it")
+            raise SettingError(f"setting '{key}' has no effect with fine-tuning: remove it")

@@ -87,4 +87,4 @@ def _text(path: Path, what: str) -> str:
     except OSError as error:
         raise DataError(f"the {what} {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise DataError(f"the {what} {path} cannot be read: it is no UTF-8 text") from None
+        raise DataError(f"the {what} {path} cannot be read: it is not UTF-8 text") from None

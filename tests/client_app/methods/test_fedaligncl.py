@@ -273,7 +273,9 @@ def test_a_discriminator_that_is_none_is_refused(
         rival["discriminators/b/layers.0.bias"] = np.full(4, np.inf, np.float32)
     others = {"embeddings/b": np.ones((4, WIDTH), np.float32)}
     site = _site(opened, weights | others | rival, own={"align_target": "others"})
-    with pytest.raises(SiteError, match="the discriminator of site b is none of embeddings of 16"):
+    with pytest.raises(
+        SiteError, match="the discriminator of site b does not take embeddings of 16"
+    ):
         answer(site)
 
 

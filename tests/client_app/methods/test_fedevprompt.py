@@ -252,7 +252,7 @@ def test_without_others_maps_the_objective_is_the_networks_own(opened: Opened) -
     [
         (a_map(0.5, 0.75, -0.25), r"a map has a negative value \(-0.25\)"),
         (a_map(0.5, 0.25), r"a map sums to 0.75, not to 1"),
-        (a_map(0.5, np.nan), r"a map holds values that are not finite"),
+        (a_map(0.5, np.nan), r"a map contains non-finite values"),
         (np.float32([[1.0]]), r"it is \(1, 1\), not \(any, 16\)"),
         (a_map(1.0)[0], r"it is \(16,\), not \(any, 16\)"),
     ],

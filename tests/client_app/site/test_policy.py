@@ -421,14 +421,14 @@ def test_every_consent_that_a_method_asks_for_is_a_key_of_the_file(
         ("", "cannot be used: it is empty"),
         ("# only this\n", "cannot be used: it is empty"),
         ("- fedavg\n", "it is not a list of 'key: value'"),
-        ("methods: [\n", "it is no valid YAML (line 2)"),
+        ("methods: [\n", "it is not valid YAML (line 2)"),
         ("methods: ['*']\ndatasets: ['*']\n", "it lacks 'records': list what is allowed"),
         ("method: [fedavg]\n", "unknown setting 'method'; did you mean 'methods'?"),
         ("given: {}\n", "unknown setting 'given'"),
         ("methods: [local]\nmethods: ['*']\n", "it has the key 'methods' twice"),
         ("methods: ['*']\nrefused-records: [{a: 1, a: 2}]\n", "it has the key 'a' twice"),
         ("methods: &a [*a]\n", "it refers to itself"),
-        ("methods: !!bool maybe\n", "it is no valid YAML"),
+        ("methods: !!bool maybe\n", "it is not valid YAML"),
         ("methods: ['*']\nmax-rounds: [Smith]\n", "'max-rounds' must be one value"),
         ("methods: [[Smith]]\n", "'methods' must be a list of texts, such as [\"*\"]"),
         ("methods: fedavg\n", "'methods' must be a list of texts"),
@@ -489,7 +489,7 @@ def test_a_file_that_is_not_there_refuses_and_its_path_stays_at_the_site(
         assert str(tmp_path) not in reason
     (tmp_path / "site.yaml").write_bytes(b"\xff\xfe")
     node.node_config["site-file"] = str(tmp_path / "site.yaml")
-    assert "no UTF-8 text" in refusal(node)
+    assert "not UTF-8 text" in refusal(node)
 
 
 def test_the_file_of_another_site_is_refused(hospital: Hospital) -> None:

@@ -65,7 +65,7 @@ def test_momentum_by_hand() -> None:
         ("adam", "{beta: 0.9}", "'beta'"),
         ("adam", "{betas: 3}", "does not take these settings"),
         ("adam", "[betas]", "it must be a mapping, as {momentum: 0.9}"),
-        ("adam", "{betas: ", "it is no valid YAML"),
+        ("adam", "{betas: ", "it is not valid YAML"),
         ("adam", "{weight_decay: 0.1}", "set 'weight-decay' instead"),
     ],
 )

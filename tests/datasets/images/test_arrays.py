@@ -57,7 +57,7 @@ def test_floats_stay_as_they_are_and_a_new_file_is_read_like_them(tmp_path: Path
     assert np.array_equal(image_reader("north", own)(tmp_path / "new.npy"), sample)
     np.save(tmp_path / "other.npy", sample[:1])
     (tmp_path / "text.npy").write_text("no array")
-    for name, said in (("other", "samples are"), ("text", "is no array of numpy")):
+    for name, said in (("other", "samples are"), ("text", "is not a NumPy array")):
         with pytest.raises(BrokenImageError, match=said):
             image_reader("north", own)(tmp_path / f"{name}.npy")
 
@@ -67,7 +67,7 @@ def test_floats_stay_as_they_are_and_a_new_file_is_read_like_them(tmp_path: Path
     [
         ({"x": IMAGES.astype(np.int64)}, "x is int64 .*, and must be 8-bit numbers or floats"),
         ({"x": IMAGES.reshape(12, 256)}, r"x is uint8 \(12, 256\)"),
-        ({"x": np.full((12, 8, 8), np.nan)}, "x holds numbers that are not finite"),
+        ({"x": np.full((12, 8, 8), np.nan)}, "x contains non-finite numbers"),
         ({"y": LABELS[:11]}, "a whole number from 0 to 1 for each of 12 samples"),
         ({"y": LABELS + 1}, "a whole number from 0 to 1"),
         ({"y": LABELS / 2}, "a whole number from 0 to 1"),

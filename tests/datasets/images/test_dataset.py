@@ -232,7 +232,7 @@ def test_broken_images_are_refused_with_their_names_and_nothing_is_cached(places
     said = str(caught.value)
     assert said.startswith("flat, a: 2 of 24 images cannot be used: ")
     assert "2.png is missing" in said
-    assert "7.png is cut short or damaged" in said
+    assert "7.png is truncated or damaged" in said
     assert said.endswith(": fix them, or set 'broken-images' to 'skip'")
     assert str(places.data) not in said
     assert not [path for path in places.cache.rglob("*") if path.is_file()]

@@ -105,7 +105,7 @@ def test_a_file_cut_short_is_broken_in_every_form(tmp_path: Path, form: str) -> 
     content = path.read_bytes()
     assert decode_image(path, 16).shape == (3, 16, 16)
     path.write_bytes(content[: len(content) // 2])
-    assert reason(path).startswith(("is cut short or damaged", "is no image of JPEG, PNG"))
+    assert reason(path).startswith(("is truncated or damaged", "is not an image (JPEG, PNG"))
 
 
 def test_files_that_are_no_images_are_told_without_their_content(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_files_that_are_no_images_are_told_without_their_content(tmp_path: Path)
 
 def test_a_form_for_which_pillow_starts_another_program_is_refused(tmp_path: Path) -> None:
     Image.fromarray(noise(16, 16)).save(tmp_path / "a.eps")
-    assert reason(tmp_path / "a.eps") == "is no image of JPEG, PNG, TIFF, BMP, WEBP"
+    assert reason(tmp_path / "a.eps") == "is not an image (JPEG, PNG, TIFF, BMP, WEBP)"
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
@@ -252,7 +252,7 @@ def test_a_damaged_png_chunk_is_no_crash(tmp_path: Path) -> None:
             reasons.add(str(error))
     assert reasons
     assert reasons <= {
-        "is cut short or damaged",
-        "is no image of JPEG, PNG, TIFF, BMP, WEBP",
+        "is truncated or damaged",
+        "is not an image (JPEG, PNG, TIFF, BMP, WEBP)",
         "has more than 89478485 pixels, by its header: save it smaller",
     }

@@ -111,7 +111,7 @@ def test_the_manifests_of_a_folder_are_the_same_silos(
         assert one.fingerprints == other.fingerprints
         assert (one.schema, one.classes) == (other.schema, other.classes)
     assert main(["manifest", "folder", str(data)]) == 1
-    assert "images.yaml is there already: remove it" in capsys.readouterr().err
+    assert "images.yaml already exists: remove it" in capsys.readouterr().err
 
 
 def test_manifests_list_the_classes_of_all_sites_where_a_site_lacks_one(tmp_path: Path) -> None:
@@ -158,11 +158,11 @@ def gone(data: Path) -> None:
     ("spoil", "said"),
     [
         (empty_class, r"north/a holds no image \(.jpg, .*: add some, or remove the folder"),
-        (one_class, "holds one class, 'b': a classifier needs two"),
+        (one_class, "has one class, 'b': a classifier needs two"),
         (other_classes, "only one of 'north' and 'south' has 'A'; name the folders alike, or run"),
         (no_classes, "west holds no folder of a class: sort the images into SITE/CLASS"),
         (nothing, "holds no folders: sort the images into SITE/CLASS"),
-        (strange_site, "site 'north east' is no plain name .*: rename the folder"),
+        (strange_site, "site 'north east' is not a plain name .*: rename the folder"),
         (gone, "cannot be read: No such file or directory"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_file_that_is_no_image_is_named_by_its_class_and_not_by_its_name(tmp_p
     data = write_sorted(tmp_path / "data")
     (data / "north" / "b" / "3.png").rename(data / "north" / "b" / "mrs-smith.png")
     (data / "north" / "b" / "mrs-smith.png").write_text("no image")
-    with pytest.raises(DataError, match="image 8 of 'b' is no image of JPEG") as refused:
+    with pytest.raises(DataError, match=r"image 8 of 'b' is not an image \(JPEG") as refused:
         load_silo("north", settings(data))
     assert "smith" not in str(refused.value)
     assert load_silo("north", settings(data, broken_images="skip")).dropped == 1

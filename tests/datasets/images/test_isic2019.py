@@ -200,7 +200,7 @@ def test_images_lie_in_any_of_the_usual_folders(places: Places, name: str) -> No
         (line("J", "", 0), "line 17, column 'target'"),
         (line("J", 1, 6), "line 17, column 'center': it must be a number from 0 to 5"),
         (line("J", 1, "0.5"), "line 17, column 'center'"),
-        (line("../J", 1, 0), "line 17, column 'image': this is no image's name"),
+        (line("../J", 1, 0), "line 17, column 'image': this is not an image name"),
         (line("", 1, 0), "line 17, column 'image'"),
         ("J,1\n", "line 17: 2 values, and line 1 names 14 columns"),
     ],

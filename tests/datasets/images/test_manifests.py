@@ -93,7 +93,9 @@ def test_an_image_that_is_no_regular_file_is_named_by_its_line_and_not_opened(
         parts = ["split", *["train"] * 12, *["test"] * 4]
         lines = (places.data / "north" / "list.csv").read_text().splitlines()
         listing(places, *(f"{line},{part}" for line, part in zip(lines, parts, strict=True)))
-    assert "1 of 16 images cannot be used: the image of line 5 is no file: fix" in refused(places)
+    assert "1 of 16 images cannot be used: the image of line 5 is not a file: fix" in refused(
+        places
+    )
 
 
 def test_the_declaration_names_the_silos_in_its_order(
@@ -170,8 +172,8 @@ def test_a_plain_list_of_classes_names_their_labels(places: Places) -> None:
         ("classes: [x, y]", "lacks the key 'sites'"),
         ("sites: {a: a.csv}\nclasses: [x, y]\nimage_size: 3", "did you mean 'image-size'"),
         ("sites: {a: a.csv}\nclasses: [x]", "at least two class names"),
-        ("sites: {a: a.csv}\nclasses: [x, x, y]", "a name stands twice"),
-        ("sites: {a: a.csv}\nclasses: {x: [1], y: [1.0]}", "each label value must stand once"),
+        ("sites: {a: a.csv}\nclasses: [x, x, y]", "a name appears twice"),
+        ("sites: {a: a.csv}\nclasses: {x: [1], y: [1.0]}", "each label value must appear once"),
         ("sites: {a: a.csv}\nclasses: [yes, no]", "write it in quotes"),
         ("sites: {all: a.csv}\nclasses: [x, y]", "'all', which stands for the mean"),
         ("sites: {}\nclasses: [x, y]", "'sites' must map"),
@@ -190,7 +192,7 @@ def test_a_plain_list_of_classes_names_their_labels(places: Places) -> None:
             "sites: {a: a.csv}\nclasses: [x, y]\ntest-share: 1",
             "'test-share' must .* 0.0 to 0.9",
         ),
-        ("sites: [", "no valid YAML"),
+        ("sites: [", "not valid YAML"),
         ("- a", "must be a mapping"),
     ],
 )
@@ -203,11 +205,14 @@ def test_a_wrong_declaration_is_told_with_its_file(places: Places, text: str, sa
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("b.png,carcinoma,P1", "line 3, column 'label': this label is none of 'nevus', '4', 'mel"),
-        ("b.png,,P1", "line 3, column 'label': this label is none of"),
+        (
+            "b.png,carcinoma,P1",
+            "line 3, column 'label': this label is not one of 'nevus', '4', 'mel",
+        ),
+        ("b.png,,P1", "line 3, column 'label': this label is not one of"),
         ("../../b.png,nevus,P1", "line 3, column 'path': the file is outside the data directory"),
         ("/etc/b.png,nevus,P1", "line 3, column 'path': the file is outside"),
-        (",nevus,P1", "line 3, column 'path': this is no file's name"),
+        (",nevus,P1", "line 3, column 'path': this is not a file name"),
         ("x/../a.png,nevus,P1", "line 3, column 'path': the same file is in line 2"),
         ("b.png,nevus", "line 3: 2 values, and line 1 names 3 columns"),
     ],

@@ -111,7 +111,7 @@ def test_a_folder_becomes_a_manifest_and_a_declaration_that_is_read(
     labels = {line.split(",")[1] for line in manifest.splitlines()[1:]}
     assert labels <= {label for known in declaration.classes.values() for label in known}
     assert main(["manifest", name, str(folder)]) == 1
-    assert "is there already: remove it" in capsys.readouterr().err
+    assert "already exists: remove it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,11 @@ def test_a_folder_becomes_a_manifest_and_a_declaration_that_is_read(
         ("cbis-ddsm", "calc_case_description_test_set.csv", "download the case descriptions"),
         ("cbis-ddsm", "Calc-Test_P_00038_LEFT_CC/1.3.6.1/1.3.6.2/000000.dcm", "line 2: 0 DICOM"),
         ("ranzcr", "train.csv", "train.csv is missing: it is the table"),
-        ("ranzcr", "train/1.2.4.jpg", "line 3: no file 'train/1.2.4.jpg': bring it, or the rest"),
+        (
+            "ranzcr",
+            "train/1.2.4.jpg",
+            "line 3: no file 'train/1.2.4.jpg': copy it, or the remaining files",
+        ),
     ],
 )
 def test_what_is_missing_is_one_line_and_nothing_is_written(
@@ -149,7 +153,7 @@ def test_an_image_in_both_parts_is_refused(tmp_path: Path) -> None:
     ("name", "folder", "told"),
     [
         ("ddsm", "", "unknown recipe 'ddsm': known are .*; did you mean 'cbis-ddsm'"),
-        ("ranzcr", "nowhere", "is no folder: name that into which 'ranzcr' was unpacked"),
+        ("ranzcr", "nowhere", "is not a folder: name that into which 'ranzcr' was unpacked"),
     ],
 )
 def test_a_recipe_or_folder_that_is_not_there_is_told(

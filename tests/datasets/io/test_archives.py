@@ -91,7 +91,7 @@ def test_an_archive_cut_short_is_refused_and_nothing_is_unpacked(
     content = write(folder / "archive", FILES).read_bytes()
     # Beyond, what is lost of a tar file is zeros that end it, and gzip's checksum
     (folder / "archive").write_bytes(content[: int(keep * 0.6 * len(content))])
-    with pytest.raises(DataError, match="is cut short or no archive"):
+    with pytest.raises(DataError, match="is truncated or not an archive"):
         unpack(folder / "archive", folder / "data")
     assert _held(folder / "data") == {}
 

@@ -112,5 +112,5 @@ def test_a_state_with_a_bit_flipped_in_any_byte_is_refused(folder: Path, stored:
 @pytest.mark.parametrize("content", [b"", b"{}", b"\0" * 64, b"not a state"])
 def test_a_file_that_is_no_state_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state").write_bytes(content)
-    with pytest.raises(CheckpointError, match="no state file"):
+    with pytest.raises(CheckpointError, match="not a state file"):
         load_state(tmp_path / "state")

@@ -11,7 +11,7 @@ def test_a_file_that_is_missing_or_no_text_is_refused_by_its_path(tmp_path: Path
         read_text(tmp_path / "absent.csv")
     path = tmp_path / "latin.csv"
     path.write_bytes("Größe".encode("latin-1"))
-    with pytest.raises(DataError, match=r"latin\.csv is no UTF-8 text"):
+    with pytest.raises(DataError, match=r"latin\.csv is not UTF-8 text"):
         read_text(path)
 
 
@@ -48,10 +48,10 @@ def test_lines_of_a_listing_come_with_their_numbers(tmp_path: Path) -> None:
         ("", r"line 1: the columns must be a, c \(optional\): missing \['a'\], 0 unknown"),
         ("c\n1\n", r"missing \['a'\], 0 unknown"),
         ("a,Smith\n1,2\n", r"missing \[\], 1 unknown$"),
-        ("a,a\n1,2\n", r"missing \[\], 0 unknown, a name stands twice"),
+        ("a,a\n1,2\n", r"missing \[\], 0 unknown, a name appears twice"),
         ("a,c\n1,2\n3\n", "line 3: 1 values, and line 1 names 2 columns"),
         ("a\n1\n2,Smith\n", "line 3: 2 values, and line 1 names 1 columns"),
-        ("a\n" + "1" * 200_000, r"line 2: no valid CSV \(field larger"),
+        ("a\n" + "1" * 200_000, r"line 2: not valid CSV \(field larger"),
     ],
 )
 def test_a_listing_that_cannot_be_is_told_by_its_line(tmp_path: Path, text: str, said: str) -> None:

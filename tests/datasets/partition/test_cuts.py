@@ -129,7 +129,7 @@ def test_settings_of_another_partition_are_refused() -> None:
     for values in ({"concentration": 1.0}, {"labels-per-silo": 3}):
         (key,) = values
         settings = build(CommonSettings, {"dataset": "digits", **values})
-        with pytest.raises(SettingError, match=f"'{key}' means nothing without partition"):
+        with pytest.raises(SettingError, match=f"'{key}' has no effect without partition"):
             check_data_settings(settings)
 
 

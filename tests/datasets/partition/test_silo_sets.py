@@ -84,14 +84,14 @@ def test_a_file_of_edges_only_is_enough_and_a_link_is_found_from_both_ends(tmp_p
         ),
         ("site,neighbour\n", "has no edge: a silo set has at least 2 silos"),
         ("", "line 1: the columns must be"),
-        ("site,neighbour\na,all\n", "line 2: a silo's name is no plain name"),
-        ("site,neighbour\na,../b\n", r"line 2: a silo's name is no plain name"),
-        ("site,neighbour\n,b\n", "line 2: a silo's name is no plain name"),
+        ("site,neighbour\na,all\n", "line 2: a silo's name is not a plain name"),
+        ("site,neighbour\na,../b\n", r"line 2: a silo's name is not a plain name"),
+        ("site,neighbour\n,b\n", "line 2: a silo's name is not a plain name"),
         *(
-            (f"site,neighbour,gbps\na,b,1\nb,c,{bad}\n", "line 3, column 'gbps': it is no nu")
+            (f"site,neighbour,gbps\na,b,1\nb,c,{bad}\n", "line 3, column 'gbps': it is not a nu")
             for bad in ("fast", "nan", "inf", "0", "-1")
         ),
-        ("site,neighbour,latency-ms\na,b,-0.5\n", "column 'latency-ms': it is no number from"),
+        ("site,neighbour,latency-ms\na,b,-0.5\n", "column 'latency-ms': it is not a number from"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_with_its_line(

@@ -176,9 +176,9 @@ def test_files_that_cannot_be_decoded_are_told_without_their_name(tmp_path: Path
     path = tmp_path / "Meier.png"
     assert reason(lambda: read_grey(path, 16)) == "is missing"
     path.write_text("no image")
-    assert reason(lambda: read_grey(path, 16)) == "is no image of PNG, TIFF"
+    assert reason(lambda: read_grey(path, 16)) == "is not an image (PNG, TIFF)"
     Image.fromarray(ALL_LEVELS).save(path)
     path.write_bytes(path.read_bytes()[:300])
-    assert reason(lambda: read_grey(path, 16)) == "is cut short or damaged"
+    assert reason(lambda: read_grey(path, 16)) == "is truncated or damaged"
     Image.new("RGB", (8, 8)).save(tmp_path / "Meier.jpg")
-    assert reason(lambda: read_grey(tmp_path / "Meier.jpg", 8)) == "is no image of PNG, TIFF"
+    assert reason(lambda: read_grey(tmp_path / "Meier.jpg", 8)) == "is not an image (PNG, TIFF)"

@@ -175,10 +175,10 @@ def test_too_few_training_images_with_masks_are_told(places: Places) -> None:
     ("spoil", "reason"),
     [
         (lambda path: path.unlink(), "has a mask that is missing"),
-        (lambda path: path.write_bytes(b"no image"), "has a mask that is no image of PNG"),
+        (lambda path: path.write_bytes(b"no image"), "has a mask that is not an image (PNG)"),
         (
             lambda path: path.write_bytes(path.read_bytes()[:-30]),
-            "has a mask that is cut short or damaged",
+            "has a mask that is truncated or damaged",
         ),
         (
             lambda path: Image.new("L", (16, 20)).save(path),
@@ -305,5 +305,5 @@ def test_the_declaration_has_the_papers_size_unless_it_says_otherwise(places: Pl
 
 def test_colour_constancy_means_nothing_to_grey_images() -> None:
     check_data_settings(dataclasses.replace(OWN, broken_images="skip", image_size=32))
-    with pytest.raises(SettingError, match="'colour-constancy' means nothing"):
+    with pytest.raises(SettingError, match="'colour-constancy' has no effect"):
         check_data_settings(dataclasses.replace(OWN, colour_constancy=True))

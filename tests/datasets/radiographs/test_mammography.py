@@ -209,7 +209,9 @@ def test_a_pipe_among_the_images_is_told_by_its_line_and_not_waited_for(places: 
     pipe = places.data / "north" / "scans" / "0.png"
     pipe.unlink()
     os.mkfifo(pipe)
-    assert "1 of 20 images cannot be used: the image of line 2 is no file: fix" in refused(places)
+    assert "1 of 20 images cannot be used: the image of line 2 is not a file: fix" in refused(
+        places
+    )
 
 
 def test_a_given_split_is_kept_and_a_patient_in_two_parts_is_refused(places: Places) -> None:
@@ -231,12 +233,12 @@ def test_other_faults_of_a_manifest_are_those_of_images_and_name_this_declaratio
 ) -> None:
     rewrite(places, "south.csv", lambda text: text.replace("IM0,N", "IM0,Meier"))
     told = refused(places, "south")
-    assert "line 2, column 'label': this label is none of 'B', 'N', 'M'" in told
+    assert "line 2, column 'label': this label is not one of 'B', 'N', 'M'" in told
     assert "under 'classes' in mammography.yaml" in told
     assert "Meier" not in told
     rewrite(places, "mammography.yaml", lambda text: text.replace("[M]", f"[M, {'n' * 290}]"))
     told = refused(places, "south")
-    assert "this label is none of 'B', 'N', 'M', 'nnn" in told
+    assert "this label is not one of 'B', 'N', 'M', 'nnn" in told
     assert told.count("n") < 200
     with pytest.raises(DataError, match=r"'mammography' needs a folder with mammography\.yaml"):
         load(dataclasses.replace(places, data=None))
@@ -244,7 +246,7 @@ def test_other_faults_of_a_manifest_are_those_of_images_and_name_this_declaratio
 
 def test_settings_of_colour_and_of_made_up_vendors_mean_nothing(places: Places) -> None:
     for change in ({"colour_constancy": True}, {"intensity_profiles": False}):
-        with pytest.raises(SettingError, match="means nothing to data set 'mammography'"):
+        with pytest.raises(SettingError, match="has no effect with data set 'mammography'"):
             check_data_settings(dataclasses.replace(OWN, **change))
 
 

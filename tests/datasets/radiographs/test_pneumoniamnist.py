@@ -137,11 +137,11 @@ def test_a_damaged_file_is_refused(places: Places) -> None:
     path, whole = the_file(places), the_file(places).read_bytes()
     for content in (b"", b"no npz", whole[:2000], whole[:100] + bytes(900) + whole[1000:]):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"pneumoniamnist\.npz is damaged or no npz.*fetch"):
+        with pytest.raises(DataError, match=r"pneumoniamnist\.npz is damaged or not an npz.*fetch"):
             load(places)
     np.save(path.with_suffix(".npy"), np.zeros(3))
     path.write_bytes(path.with_suffix(".npy").read_bytes())
-    with pytest.raises(DataError, match=r"pneumoniamnist\.npz is damaged or no npz"):
+    with pytest.raises(DataError, match=r"pneumoniamnist\.npz is damaged or not an npz"):
         load(places)
 
 
@@ -186,11 +186,11 @@ def archive(places: Places, name: str, content: bytes) -> Path:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (npy("<i8", "(2000000000000,)", b""), "is damaged or no npz file"),
+        (npy("<i8", "(2000000000000,)", b""), "is damaged or not an npz file"),
         (npy("|O", "(1,)", b"\x80\x04N."), "cannot be loaded when allow_pickle=False"),
         (npy("<i8", "(2,)", bytes(8)), "expected 16 bytes got 8"),
-        (b"no array", "val_labels is no array"),
-        (b"", "val_labels is no array"),
+        (b"no array", "val_labels is not an array"),
+        (b"", "val_labels is not an array"),
         (bytes(10**8), "val_labels.npy is larger than 16777216 bytes"),
     ],
     ids=["too long", "pickle", "cut short", "no array", "empty", "large"],

@@ -93,8 +93,11 @@ def test_a_set_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"\0" * 3072, "has 3072 bytes, .* of 3073 bytes each: it is cut short or of another set"),
-        (b"\0" * 3074, "no whole records of 'cifar10'"),
+        (
+            b"\0" * 3072,
+            "has 3072 bytes, .* of 3073 bytes each: it is truncated or belongs to another data set",
+        ),
+        (b"\0" * 3074, "not complete records of 'cifar10'"),
         (b"", "has 0 bytes"),
         (b"\0" * 3073 + b"\x0a" + b"\0" * 3072, r"label 10 of image 1 is out of range 0..9"),
     ],

@@ -48,9 +48,9 @@ def test_a_file_cut_anywhere_is_refused_by_its_path(path: Path, data: st.DataObj
     [
         (CONTENT + b"\0", r"holds more where its header \(2, 3\) says 6 bytes"),
         (CONTENT[:-1], r"holds 5 bytes where its header \(2, 3\) says 6 bytes"),
-        (b"\0\0\x0d" + CONTENT[3:], "no IDX file of unsigned bytes"),  # 0x0d: float32
-        (b"PK\x08" + CONTENT[3:], "no IDX file of unsigned bytes"),
-        (b"\0\0\x08\0", "no IDX file"),
+        (b"\0\0\x0d" + CONTENT[3:], "not an IDX file of unsigned bytes"),  # 0x0d: float32
+        (b"PK\x08" + CONTENT[3:], "not an IDX file of unsigned bytes"),
+        (b"\0\0\x08\0", "not an IDX file"),
     ],
 )
 def test_a_gzip_file_of_something_else_is_refused(path: Path, content: bytes, says: str) -> None:
@@ -128,5 +128,5 @@ def test_a_label_out_of_range_is_refused_with_its_position(
 def test_files_that_do_not_belong_together_are_refused(
     tmp_path: Path, write_idx: IdxWriter, shape: tuple[int, ...], labels: list[int]
 ) -> None:
-    with pytest.raises(DataError, match=r"images\.gz.*labels\.gz.*no images with one label each"):
+    with pytest.raises(DataError, match=r"images\.gz.*labels\.gz.*not images with one label each"):
         read_labelled_images(*_pair(tmp_path, write_idx, shape, labels), 10)

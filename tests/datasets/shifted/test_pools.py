@@ -62,7 +62,7 @@ def test_a_damaged_file_leaves_no_pool_in_the_cache(small_places: Places) -> Non
     assert small_places.data is not None
     damaged = small_places.data / "mnist" / TEST_LABELS
     damaged.write_bytes(damaged.read_bytes()[:-9])
-    with pytest.raises(DataError, match=f"{TEST_LABELS} is cut short"):
+    with pytest.raises(DataError, match=f"{TEST_LABELS} is truncated"):
         open_pool(MNIST, small_places)
     assert list(small_places.cache.iterdir()) == []
 

@@ -86,7 +86,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
         r"GT-00001.csv, line 4: '00000_00002.ppm' is not in .*00001: put the image there",
     ),
     (_edit("00000_00001.ppm", "../00000/00000_00001.ppm"), r"line 3: '../00000/0.* is not in"),
-    (_edit("00000_00001.ppm", "00000_00000.ppm"), r"line 3: '00000_00000.ppm' stands twice"),
+    (_edit("00000_00001.ppm", "00000_00000.ppm"), r"line 3: '00000_00000.ppm' appears twice"),
     (_edit(";1\n", ";2\n"), r"line 2: ClassId 2 in the folder of class 1"),
     (_edit(";2\n", ";43\n", TEST_CSV), r"line 4: ClassId '43' is out of range 0..42"),
     (_edit(";2\n", ";-2\n", TEST_CSV), r"ClassId '-2' is out of range"),
@@ -104,13 +104,16 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     ),
     (
         lambda root: (root / CLASS / "00000_00002.ppm").write_bytes(b"P6\n9 9\n255\n123"),
-        r"00000_00002.ppm is cut short or damaged: replace the image",
+        r"00000_00002.ppm is truncated or damaged: replace the image",
     ),
     (
         lambda root: (root / CLASS / "00000_00002.ppm").write_bytes(b"P6\n99999 99999\n255\n1"),
         r"00000_00002.ppm has more than \d+ pixels",
     ),
-    (lambda root: (root / CLASS / "00000_00002.ppm").write_bytes(b"GIF89a"), "is no image of PPM"),
+    (
+        lambda root: (root / CLASS / "00000_00002.ppm").write_bytes(b"GIF89a"),
+        r"is not an image \(PPM",
+    ),
 ]
 
 

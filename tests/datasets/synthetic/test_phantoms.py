@@ -231,7 +231,7 @@ def test_an_unknown_site_is_answered_with_the_known_ones(places: Places) -> None
 def test_settings_for_colours_or_files_are_refused_for_angiograms() -> None:
     check_data_settings(settings_of(ANGIOGRAM_PHANTOM))
     for changed in ({"colour_constancy": True}, {"broken_images": "skip"}):
-        with pytest.raises(SettingError, match="means nothing to data set 'angiogram-phantom'"):
+        with pytest.raises(SettingError, match="has no effect with data set 'angiogram-phantom'"):
             check_data_settings(settings_of(ANGIOGRAM_PHANTOM, **changed))
 
 

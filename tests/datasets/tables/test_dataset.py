@@ -258,7 +258,7 @@ def test_without_a_data_folder_or_schema_the_user_is_told_what_to_put_where(
 
 def test_a_bad_row_names_the_file_and_caches_nothing(places: Places) -> None:
     rewrite(places, "north.csv", lambda text: text + "20,divers,1\n")
-    said = r"data/north\.csv, line 22, column 'sex': this is none of the declared levels"
+    said = r"data/north\.csv, line 22, column 'sex': this is not one of the declared levels"
     with pytest.raises(DataError, match=said) as caught:
         load_silo("north", TABLE, places)
     assert "divers" not in str(caught.value)
@@ -404,9 +404,9 @@ def test_classes_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ("label.classes", [0, 1], "'classes' must map at least two class names to lists"),
         ("label.classes", {"ill": [1]}, "'classes' must map at least two class names to lists"),
         ("label.classes.ill", 1, "'label', 'classes', 'ill' must be a list"),
-        ("label.classes.ill", [1, 0], "under 'classes' each label value must stand once"),
-        ("label.classes.ill", ["0.0"], "under 'classes' each label value must stand once"),
-        ("label.classes.ill", [], "under 'classes' each label value must stand once"),
+        ("label.classes.ill", [1, 0], "under 'classes' each label value must appear once"),
+        ("label.classes.ill", ["0.0"], "under 'classes' each label value must appear once"),
+        ("label.classes.ill", [], "under 'classes' each label value must appear once"),
         (
             "missing",
             [None],
@@ -416,8 +416,8 @@ def test_classes_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ("label.classes", {1: [0], "1": [1]}, "under 'classes' two names are the same text"),
         ("sites", {"north": ["a.csv"]}, "'sites', 'north' must be a text or a number; of words"),
         ("sites", {}, "'sites' must map each site's name to its CSV file"),
-        ("sites", {"all": "a.csv"}, "site 'all' is no plain name of letters, digits, '.', '_' "),
-        ("sites", {"north": "n.csv", "a/b": "s.csv"}, "site 'a/b' is no plain name of letters"),
+        ("sites", {"all": "a.csv"}, "site 'all' is not a plain name of letters, digits, '.', '_' "),
+        ("sites", {"north": "n.csv", "a/b": "s.csv"}, "site 'a/b' is not a plain name of letters"),
         ("sites", ["north"], "'sites' must map each site's name to its CSV file"),
         ("policy", "mean", "'policy' must be 'drop' or 'impute'"),
         ("header", "no", "'header' must be true or false"),
@@ -485,6 +485,6 @@ def test_a_file_that_is_no_mapping_is_refused_with_the_keys(tmp_path: Path, cont
 def test_a_file_that_is_missing_or_no_yaml_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.yaml cannot be read"):
         read_schema(tmp_path / "absent.yaml")
-    with pytest.raises(DataError, match=r"schema\.yaml is no valid YAML") as caught:
+    with pytest.raises(DataError, match=r"schema\.yaml is not valid YAML") as caught:
         read_schema(write(tmp_path, "columns: [\nlabel: }"))
     assert "\n" not in str(caught.value)

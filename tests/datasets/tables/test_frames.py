@@ -91,9 +91,12 @@ def test_labels_of_any_type_are_classes_numbers_in_their_order(
         (pd.concat([NORTH, NORTH], axis=1), "silo 'south' has two columns of one name: rename"),
         (NORTH.assign(age=pd.Timestamp(0)), "column 'age' is of type .*: make numbers of it, or"),
         (NORTH.assign(age="old"), "'age' holds numbers at silo 'north' and texts at 'south'"),
-        (NORTH.assign(age=np.inf), "silo 'south', line 2, column 'age': this is no number"),
+        (NORTH.assign(age=np.inf), "silo 'south', line 2, column 'age': this is not a number"),
         (NORTH.assign(age=1j), "column 'age' is of type .*: make numbers of it, or drop it"),
-        (NORTH.assign(stage="two\nlines"), "column 'stage' holds a text that is no plain line"),
+        (
+            NORTH.assign(stage="two\nlines"),
+            "column 'stage' has a text that is not one printable line",
+        ),
     ],
 )
 def test_a_frame_that_cannot_be_used_is_refused_by_site_or_column(

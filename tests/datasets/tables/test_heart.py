@@ -138,7 +138,7 @@ def test_a_file_that_was_altered_after_it_was_cached_is_refused_all_the_same(
     load_silo("switzerland", REAL, places)
     with (data / "heart_disease" / "processed.switzerland.data").open("a") as file:
         file.write("\n")
-    with pytest.raises(DataError, match="it was altered or cut short"):
+    with pytest.raises(DataError, match="it was altered or truncated"):
         load_silo("switzerland", REAL, places)
 
 

@@ -58,8 +58,8 @@ def test_a_bad_row_is_a_fault_and_costs_no_other_row() -> None:
     new = parse(HEADER + "\n".join(rows))
     assert len(new.rows) == 997
     assert list(new.faults) == [6, 502, 1000]
-    assert new.faults[6].startswith("column 'age': this is no number")
-    assert new.faults[502].startswith("column 'stage': this is none of the declared levels")
+    assert new.faults[6].startswith("column 'age': this is not a number")
+    assert new.faults[502].startswith("column 'stage': this is not one of the declared levels")
     assert new.faults[1000].startswith("3 values, and the schema has 6 columns")
 
 

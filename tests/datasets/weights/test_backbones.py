@@ -210,7 +210,7 @@ def test_weights_that_are_not_finite_are_refused(
     state, path = trained(), tmp_path / "vit.safetensors"
     state["blocks.1.mlp.fc1.weight"][3, 2] = bad
     save_file(state, path)
-    assert refusal(common(path)).endswith(f"{path} holds values that are not finite")
+    assert refusal(common(path)).endswith(f"{path} contains non-finite values")
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
@@ -226,7 +226,7 @@ def test_a_file_that_is_cut_short_is_refused(
         whole = save(trained())
     path.write_bytes(whole[: int(kept if kept >= 1 else kept * len(whole))])
     told = refusal(common(path))
-    assert f"'backbone-weights': {path} is cut short or no weights file (" in told
+    assert f"'backbone-weights': {path} is truncated or not a weights file (" in told
 
 
 def test_a_file_of_something_else_is_refused(
@@ -234,7 +234,7 @@ def test_a_file_of_something_else_is_refused(
 ) -> None:
     for name, text in (("vit.safetensors", b"\xff" * 100), ("vit.pth", b"no weights\n")):
         (tmp_path / name).write_bytes(text)
-        assert "is cut short or no weights file" in refusal(common(tmp_path / name))
+        assert "is truncated or not a weights file" in refusal(common(tmp_path / name))
 
 
 class _Opens:
@@ -251,7 +251,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(
     common: Callable[..., CommonSettings], tmp_path: Path
 ) -> None:
     torch.save({"state_dict": trained(), "more": _Opens(tmp_path / "ran")}, tmp_path / "vit.pth")
-    assert "is cut short or no weights file" in refusal(common(tmp_path / "vit.pth"))
+    assert "is truncated or not a weights file" in refusal(common(tmp_path / "vit.pth"))
     assert not (tmp_path / "ran").exists()
 
 

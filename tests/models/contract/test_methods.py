@@ -167,7 +167,10 @@ def test_a_plug_with_a_site_of_its_own_says_whether_all_it_sends_is_bounded(
         ({}, "has 0 classes of Method"),
         ({"One": type("One", (FedAvg,), {}), "Two": type("Two", (FedAvg,), {})}, "has 2 classes"),
         ({"Own": type("Own", (Method,), {})}, "class 'Own' in .* has no function 'round'"),
-        ({"Own": type("Own", (FedAvg,), {}), "OwnSite": 3}, "'OwnSite' of .* no class of SiteMe"),
+        (
+            {"Own": type("Own", (FedAvg,), {}), "OwnSite": 3},
+            "'OwnSite' of .* not a class of SiteMe",
+        ),
     ],
 )
 def test_a_module_that_is_no_method_is_refused_in_a_line(

@@ -16,7 +16,7 @@ def test_whatever_is_told_is_one_printable_line_of_its_length(text: str) -> None
 
 
 def test_a_plain_line_stays_as_it_is() -> None:
-    line = "data/north.csv, line 3, column 'age': '12 é' is no number"
+    line = "data/north.csv, line 3, column 'age': '12 é' is not a number"
     assert one_line(line) == shortened(line) == printable(line) == str(DataError(line)) == line
 
 

@@ -84,7 +84,7 @@ def test_several_entries_have_commas_between() -> None:
         ("own_plug.py", "raise SystemExit(1)\n", "does not import .SystemExit"),
         ("json.py", "", "the name 'json' is taken"),
         ("fedbn.py", "", "the name 'fedbn' is taken"),
-        ("own-plug.py", "", "'own-plug' is no name of a module"),
+        ("own-plug.py", "", "'own-plug' is not a module name"),
     ],
 )
 def test_a_file_that_cannot_be_a_plug_is_refused_in_a_line(
@@ -155,5 +155,5 @@ def test_settings_of_a_plugged_method_travel_as_one_text() -> None:
     for text in ("{", "[1]", '{"own.mu": [1]}'):
         with pytest.raises(SettingError, match="'plugin-settings' is no JSON object"):
             with_plugin_settings({"plugin-settings": text})
-    with pytest.raises(SettingError, match="has 'seed', which is no method's own"):
+    with pytest.raises(SettingError, match="has 'seed', which does not belong to a method"):
         with_plugin_settings({"plugin-settings": '{"own.mu": 0.5, "seed": 1}'})

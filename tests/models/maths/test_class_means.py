@@ -74,7 +74,7 @@ def test_targets_are_read_by_their_names() -> None:
         ("head.weight", [1.0, 2.0], "there are 3 classes, from 0"),
         ("prototype/1", [1.0], r"it is \(1,\), not \(2,\)"),
         ("prototype/1", [[1.0, 2.0]], r"it is \(1, 2\), not \(2,\)"),
-        ("prototype/1", [1.0, math.nan], "values that are not finite"),
+        ("prototype/1", [1.0, math.nan], "non-finite values"),
     ],
 )
 def test_what_cannot_be_a_target_is_refused(name: str, array: list[float], fault: str) -> None:

@@ -195,7 +195,7 @@ def test_closeness_of_maps_that_cannot_be_compared_raises() -> None:
         closeness(u, v[:, :4])
     broken = v.clone()
     broken[0, 0, 0] = float("nan")
-    with pytest.raises(SiteError, match="teacher holds values that are not finite"):
+    with pytest.raises(SiteError, match="teacher contains non-finite values"):
         closeness(u, broken)
     large, other = _maps(0, tokens=LARGEST_LAYER + 1)
     with pytest.raises(SettingError, match=r"676 variables an image, and take about 34 ms"):

@@ -70,8 +70,8 @@ def test_most_certain_of_few_samples_returns_all_and_of_none_nothing() -> None:
         ([[0.5, 0.5], [0.5, 0.625]], "a map sums to 1.125, not to 1"),
         ([[0.5, 0.375]], "a map sums to 0.875, not to 1"),
         ([[0.0, 0.0]], "a map sums to 0, not to 1"),
-        ([[float("nan"), 0.5]], "a map holds values that are not finite"),
-        ([[0.5, 0.5], [float("inf"), 0.5]], "a map holds values that are not finite"),
+        ([[float("nan"), 0.5]], "a map contains non-finite values"),
+        ([[0.5, 0.5], [float("inf"), 0.5]], "a map contains non-finite values"),
     ],
 )
 def test_map_fault_of_an_impossible_map_names_the_fault(

@@ -67,10 +67,10 @@ def test_leading_norms_are_left_out_of_the_grey_encoder_alone() -> None:
     assert "encoder.stages.0.bias" not in exchanged_arrays(_network())
     for network in ("vgg16-bn", "resnet22"):
         settings = CommonSettings(network=network, leading_norm=False)
-        with pytest.raises(SettingError, match=f"means nothing to network '{network}': remove"):
+        with pytest.raises(SettingError, match=f"has no effect with network '{network}': remove"):
             check_network_settings(settings)
     check_network_settings(CommonSettings(leading_norm=False))
-    with pytest.raises(SettingError, match="means nothing to network 'vgg16-bn'"):
+    with pytest.raises(SettingError, match="has no effect with network 'vgg16-bn'"):
         check_network_settings(CommonSettings(dataset="gtsrb", leading_norm=False))
 
 

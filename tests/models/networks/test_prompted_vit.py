@@ -376,17 +376,20 @@ def test_one_set_of_prompts_and_none_need_no_basic_layers() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"backbone_width": 16}, "'backbone-width' means nothing to network 'auto'"),
-        ({"backbone_weights": "timm"}, "'backbone-weights' means nothing"),
-        ({"network": "conv", "prompt_length": 3}, "'prompt-length' means nothing to network 'conv"),
-        ({"network": "mlp", "prompt_sets": "g"}, "'prompt-sets' means nothing"),
-        ({"train_backbone": True}, "'train-backbone' means nothing"),
-        ({"basic_layers": 1}, "'basic-layers' means nothing"),
-        ({"basic_learning_rate": 1.0}, "'basic-learning-rate' means nothing"),
-        ({"evidence": "relu"}, "'evidence' means nothing to cross-entropy"),
+        ({"backbone_width": 16}, "'backbone-width' has no effect with network 'auto'"),
+        ({"backbone_weights": "timm"}, "'backbone-weights' has no effect"),
+        (
+            {"network": "conv", "prompt_length": 3},
+            "'prompt-length' has no effect with network 'conv",
+        ),
+        ({"network": "mlp", "prompt_sets": "g"}, "'prompt-sets' has no effect"),
+        ({"train_backbone": True}, "'train-backbone' has no effect"),
+        ({"basic_layers": 1}, "'basic-layers' has no effect"),
+        ({"basic_learning_rate": 1.0}, "'basic-learning-rate' has no effect"),
+        ({"evidence": "relu"}, "'evidence' has no effect with cross-entropy"),
         (
             {"network": "vit", "loss": "cross-entropy", "evidence": "relu"},
-            "'evidence' means nothing to cross-entropy",
+            "'evidence' has no effect with cross-entropy",
         ),
     ],
 )

@@ -154,7 +154,7 @@ def _infinite(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     [
         (_lacking, "1 arrays are missing .final_bn.weight."),
         (_wide, r"'first_conv.weight' is \(16, 1, 7, 7\), not \(2, 1, 7, 7\): set 'width'"),
-        (_infinite, "'final_bn.bias' holds values that are not finite"),
+        (_infinite, "'final_bn.bias' contains non-finite values"),
         (lambda _: {"weight": torch.zeros(2)}, "holds no ResNet-22"),
         (lambda weights: weights | {"more": torch.zeros(1)}, "1 too many .more."),
     ],

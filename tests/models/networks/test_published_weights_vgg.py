@@ -83,7 +83,7 @@ def _plain(state: State) -> State:
         ),
         (
             lambda state: {**state, "features.4.running_var": torch.full((2,), float("nan"))},
-            "in w.pt 'features.4.running_var' holds values that are not finite",
+            "in w.pt 'features.4.running_var' contains non-finite values",
         ),
         (lambda state: {**state, "features.0.weight": torch.tensor(1.0)}, r"is \(\), not"),
     ],

@@ -18,7 +18,9 @@ def test_clipped_to_leaves_what_is_short_enough() -> None:
 
 
 def test_clipped_to_refuses_values_that_are_not_finite() -> None:
-    with pytest.raises(SiteError, match="not finite: nothing left the site; lower 'learning-rate'"):
+    with pytest.raises(
+        SiteError, match="non-finite values: nothing left the site; lower 'learning-rate'"
+    ):
         clipped_to({"a": torch.tensor([1.0, math.nan])}, 1.0)
 
 

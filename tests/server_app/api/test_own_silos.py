@@ -202,7 +202,7 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
         ),
         ({"a": "patients.csv"}, "silo 'a' is of type str: give a DataFrame, a pair"),
         ({}, "silos names no silo: give a DataFrame"),
-        ({"a b": frame()}, "site 'a b' is no plain name"),
+        ({"a b": frame()}, "site 'a b' is not a plain name"),
         ({"a": frame(), "b": images(4, 16, 16)}, "silo 'a' is tables and 'b' is arrays"),
         ({"a": (np.zeros((4, 16, 16)), [0, 1])}, r"samples \(4, 16, 16\) and labels \(2,\)"),
         ({"a": (np.zeros((4, 16, 16), int), [0, 1, 0, 1])}, "silo 'a': x is int64"),

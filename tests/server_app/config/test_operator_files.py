@@ -40,7 +40,7 @@ def test_a_registry_gives_the_node_of_each_site(path: Path) -> None:
         ({"a": entry("1", "x"), "b": entry("2", "x")}, "one key under two names, 'a' and 'b'"),
         ({"a": entry("1", "x"), "b": entry(1, "y")}, "one node-id under two names, 'a' and 'b'"),
         ({"a": entry("01", "x"), "b": entry("1", "y")}, "one node-id under two names"),
-        ({"a/b": entry("1")}, "site 'a/b' is no plain name"),
+        ({"a/b": entry("1")}, "site 'a/b' is not a plain name"),
         ({"a": "1"}, "'a' must be a mapping with the keys node-id, key"),
         ({"a": {"node-id": "1"}}, "'a' lacks the key 'key'"),
         ({"a": entry("x")}, "'a', 'node-id' must be a node's number"),
@@ -75,7 +75,7 @@ def test_counts_are_read_of_json_and_of_yaml(path: Path) -> None:
         ("north: many", "must be a whole number"),
         ("1: 5", "'1' must be a text"),
         ("north: 1\nnorth: 2", "north"),
-        ("{", "is no valid YAML"),
+        ("{", "is not valid YAML"),
         ("", "must be a mapping"),
     ],
 )
@@ -90,7 +90,7 @@ def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
         with pytest.raises(SettingError, match=r"operator\.json cannot be read: No such file"):
             read(path)
         path.write_bytes(b"\xff\xfe")
-        with pytest.raises(SettingError, match="is no valid UTF-8"):
+        with pytest.raises(SettingError, match="is not valid UTF-8"):
             read(path)
         path.unlink()
 

@@ -126,7 +126,7 @@ def test_a_damaged_file_is_told(content: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["up", "picsr-heart", "--sites", "3"], "means nothing to data set 'heart'"),
+        (["up", "picsr-heart", "--sites", "3"], "has no effect with data set 'heart'"),
         (["up", "--site", "a", "--site", "a"], "site 'a' is named twice"),
         (["up", "--site", "a", "--site", "http"], "site 'http' cannot be a name"),
         (["up", "--site", "../elsewhere"], "site '../elsewhere' cannot be a name"),

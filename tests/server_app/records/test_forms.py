@@ -61,7 +61,7 @@ def test_a_silo_of_another_form_is_refused_by_its_place(
 
 @pytest.mark.parametrize("name", ["../north", "all", "", "a b"])
 def test_what_is_no_site_name_is_none_of_a_run(name: str, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is no plain name"):
+    with pytest.raises(RunDirectoryError, match="is not a plain name"):
         written(tmp_path, "silos.json", {name: SILO}).read_json("silos.json")
 
 

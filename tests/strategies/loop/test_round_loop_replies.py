@@ -26,7 +26,7 @@ def bad_replies(content: Callable[..., RecordDict]) -> dict[str, RecordDict]:
     return {
         "no metrics": no_metrics,
         "metric 'loss' is nan": content(good, loss=float("nan")),
-        "values that are not finite": content({"w": np.float32([1, np.nan])}),
+        "non-finite values": content({"w": np.float32([1, np.nan])}),
         r"float32 \(3,\), expected float32 \(2,\)": content({"w": np.zeros(3, np.float32)}),
         r"float64 \(2,\)": content({"w": np.zeros(2)}),
         r"missing \['w'\], surplus \[\]": content(),

@@ -150,7 +150,7 @@ def test_a_site_answers_with_the_classes_that_it_has(
     ("bad", "fault"),
     [
         ({"logits/0": np.zeros(9)}, r"float32 \(9,\), expected float32 \(10,\)"),
-        ({"logits/0": np.full(10, np.nan)}, "values that are not finite"),
+        ({"logits/0": np.full(10, np.nan)}, "non-finite values"),
         ({"logits/0": np.zeros(10), "logits/1": np.zeros(10)}, r"surplus \['logits/1'\]"),
         ({"logits/0": np.zeros(10), "head.4.bias": np.zeros(10)}, r"surplus \['head.4.bias'\]"),
         ({}, r"missing \['logits/0'\]"),

@@ -246,7 +246,7 @@ def test_what_is_shared_is_averaged_by_samples_beside_the_buffer(
     [
         (maps(2) * 2, r"array 'maps/0': a map sums to 2, not to 1"),
         (maps(2) - np.float32(0.125), r"array 'maps/0': a map has a negative value (-0.125)"),
-        (maps(2) * np.float32(np.nan), r"array 'maps/0': a map holds values that are not finite"),
+        (maps(2) * np.float32(np.nan), r"array 'maps/0': a map contains non-finite values"),
         (maps(2) * 0, r"array 'maps/0': a map sums to 0, not to 1"),
         (maps(2), None),
     ],

@@ -335,7 +335,7 @@ def test_a_private_state_that_is_cut_short_stops_the_run_with_the_sites_name(
     (run.path / "summary.json").unlink()
     path = run.path / "sites/s2a/round-000002-00.safetensors"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(SiteError, match=r"private state of site s2a: .* cut short"):
+    with pytest.raises(SiteError, match=r"private state of site s2a: .* truncated"):
         inline_run({**tiny("fedevprompt"), "resume": True})
 
 
@@ -394,7 +394,7 @@ BAD_GIFTS: dict[str, dict[str, Any]] = {
     r"array 'maps/1' is float32 \(2, 15\), expected float32 \(2, 16\)": {"maps__1": EYE[:, :15]},
     r"array 'maps/1' is float32 \(1, 16\), expected float32 \(2, 16\)": {"maps__1": EYE[:1]},
     r"array 'maps/1' is float64 \(2, 16\), expected": {"maps__1": EYE.astype(np.float64)},
-    r"array 'maps/1' holds values that are not finite": {"maps__1": EYE * np.float32(np.nan)},
+    r"array 'maps/1' contains non-finite values": {"maps__1": EYE * np.float32(np.nan)},
     r"array 'maps/0': a map has a negative value \(-0.5\)": {"maps__0": EYE * 2 - EYE[::-1] / 2},
     r"array 'maps/0': a map sums to 0.5, not to 1": {"maps__0": EYE / 2},
     r"missing \['maps/1'\], surplus \[\]": {"maps__1": None},

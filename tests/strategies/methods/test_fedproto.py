@@ -137,7 +137,7 @@ def test_prototypes_go_to_all_to_train_and_only_if_they_classify_to_measure(
     ("bad", "fault"),
     [
         ({"prototype/0": np.zeros(15)}, r"float32 \(15,\), expected float32 \(16,\)"),
-        ({"prototype/0": np.full(16, np.nan)}, "values that are not finite"),
+        ({"prototype/0": np.full(16, np.nan)}, "non-finite values"),
         ({"prototype/0": np.zeros(16), "prototype/1": np.zeros(16)}, r"surplus \['prototype/1'\]"),
         ({"prototype/0": np.zeros(16), "head.4.bias": np.zeros(10)}, r"surplus \['head.4.bias'\]"),
         ({}, r"missing \['prototype/0'\]"),

@@ -161,13 +161,13 @@ def test_a_run_ends_with_a_routing_document_of_its_own_values(spied_run: Run, ti
 
 def bad_gifts() -> dict[str, dict[str, Any]]:
     return {
-        r"'expert/head.4.bias' holds values that are not finite": {
+        r"'expert/head.4.bias' contains non-finite values": {
             "expert__head.4.bias": np.full(10, np.nan, np.float32)
         },
         r"'expert/head.4.bias' is float32 \(9,\), expected float32 \(10,\)": {
             "expert__head.4.bias": np.zeros(9, np.float32)
         },
-        r"'prototype' holds values that are not finite": {
+        r"'prototype' contains non-finite values": {
             "prototype": np.full((1, 16, 16), np.inf, np.float32)
         },
         r"'prototype' is float32 \(16, 16\), expected float32 \(1, 16, 16\)": {
@@ -199,7 +199,7 @@ def test_a_router_that_is_not_finite_never_reaches_the_mean(
         answer: RecordDict = good(value)(message)
         return answer
 
-    with pytest.raises(SiteError, match=r"site s2a, round 3, .*'router/.*not finite"):
+    with pytest.raises(SiteError, match=r"site s2a, round 3, .*'router/.*non-finite"):
         started(s2a=poisons)
     _, strategy = started(min_sites=2, s2a=poisons)
     assert experts_of(strategy) == ALL

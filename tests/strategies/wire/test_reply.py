@@ -77,8 +77,8 @@ def test_bad_metrics_are_refused_by_name(
         ({"w": np.float32(0)}, "array 'w' is float32 ()"),
         ({"w": GOOD.astype(np.float64)}, "array 'w' is float64 (2, 3), expected float32"),
         ({"w": GOOD.astype(np.int32)}, "array 'w' is int32"),
-        ({"w": GOOD * np.float32(NAN)}, "array 'w' holds values that are not finite"),
-        ({"w": GOOD + np.float32(np.inf)}, "array 'w' holds values that are not finite"),
+        ({"w": GOOD * np.float32(NAN)}, "array 'w' contains non-finite values"),
+        ({"w": GOOD + np.float32(np.inf)}, "array 'w' contains non-finite values"),
     ],
 )
 def test_bad_arrays_are_refused_by_name(

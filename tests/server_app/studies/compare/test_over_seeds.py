@@ -203,7 +203,7 @@ def test_a_method_that_no_seed_changes_is_not_tested_and_says_so(
         (["own", "--tests", "auc"], "--tests compares experiments with one another"),
         (["own", "own", "--tests", "auc"], "name at least two different ones"),
         (["own", "more", "--tests", "auc", "--seeds", "1"], "--seeds is 1: at least 2 are needed"),
-        (["own", "more", "--paired"], "--paired means nothing without --tests"),
+        (["own", "more", "--paired"], "--paired has no effect without --tests"),
         (["own", "mixed"], "of experiment 'mixed' continues over rounds and that of 'own' starts"),
         (["own", "digits", "--tests", "auc"], "'digits' is on data set 'digits' and 'own' on"),
     ],

@@ -121,7 +121,7 @@ def test_the_budget_is_read_or_has_its_defaults(simulation: Simulation) -> None:
         ("tuning: {trials: 0}", "'trials' is 0; it must be a whole number, at least 1"),
         ("tuning: {folds: 1}", "'folds' is 1; it must be a whole number, at least 2"),
         ("tuning: {seeds: '3'}", r"'seeds' is '3' \(str\)"),
-        ("tuning: [", "is no valid YAML"),
+        ("tuning: [", "is not valid YAML"),
     ],
 )
 def test_a_wrong_budget_is_told(text: str, told: str, simulation: Simulation) -> None:

@@ -101,7 +101,7 @@ def test_each_image_has_a_mask_of_its_own(
     with (out / "masks.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["file"] for row in rows] == ["a.png", "b.png", "broken.jpg", "more/c.png"]
-    assert "is no image" in rows[2]["fault"]
+    assert "is not an image" in rows[2]["fault"]
     for name, mask in zip(names, wanted, strict=True):
         written = np.array(Image.open(out / name))
         assert np.array_equal(written, mask.numpy() * 255)

@@ -244,9 +244,12 @@ def test_what_cannot_be_predicted_is_told_in_a_line(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("record,age,kind\np,40,z\n", "line 2, column 'kind': this is none of the declared levels"),
+        (
+            "record,age,kind\np,40,z\n",
+            "line 2, column 'kind': this is not one of the declared levels",
+        ),
         ("record,age\np,40\n", "lacks the columns 'kind'"),
-        ("record,age,kind\np,old,a\n", "line 2, column 'age': this is no number"),
+        ("record,age,kind\np,old,a\n", "line 2, column 'age': this is not a number"),
     ],
 )
 def test_a_table_of_another_schema_is_told_by_its_line(
@@ -272,7 +275,7 @@ def test_bad_rows_are_listed_by_id_the_others_are_predicted_and_the_exit_status_
     assert [bool(row["predicted"]) for row in rows] == [True, False, True]
     printed = capsys.readouterr().out
     assert "1 without a prediction" in printed
-    assert "line 3 (id p2): column 'kind': this is none of" in printed
+    assert "line 3 (id p2): column 'kind': this is not one of" in printed
 
 
 @pytest.mark.parametrize(
