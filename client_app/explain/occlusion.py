@@ -27,10 +27,10 @@ _SQUARES = 8  # along each side
 def explain_by_occlusion(
     network: SiteNetwork,
     split: Split,
-    compute: Compute,
     row: int,
     title: str,
     classes: Sequence[str],
+    compute: Compute,
 ) -> ImageExplanation:
     """Explain one image of ``split`` by ``network``, which is on the compute device."""
     exact = dataclasses.replace(compute, bf16=False)

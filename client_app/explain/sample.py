@@ -63,7 +63,7 @@ def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: 
             return explain_by_grad_cam(network, cases, lab.compute, row, title, names)
         from fedsilo.client_app.explain.occlusion import explain_by_occlusion
 
-        return explain_by_occlusion(network, cases, lab.compute, row, title, names)
+        return explain_by_occlusion(network, cases, row, title, names, lab.compute)
     from fedsilo.client_app.explain.attention import explain_by_attention
 
     return explain_by_attention(cast("PromptedViT", network), cases, lab.compute, row, title, names)

@@ -11,13 +11,13 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.maths.classification_metrics import classification_metrics
 from fedsilo.models.maths.mc_dropout import (
     mc_dropout_probabilities,
     only_dropout_active,
     predictive_entropy,
 )
-from fedsilo.models.maths.outcome_counts import outcome_counts
+from fedsilo.models.measures.classification_metrics import classification_metrics
+from fedsilo.models.measures.outcome_counts import outcome_counts
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
 
@@ -52,9 +52,9 @@ def measure(
 
     ``accuracy`` is of the mean softmax's largest class, ``loss`` its negative log-likelihood in
     nats, ``entropy`` UEFL's eq. 8 in nats, all averaged over the split's samples; the others are
-    those of ``models.maths.classification_metrics``. ``probe`` sees the tokens of every batch and
-    adds its own values. A sample's loss counts as ``loss_bound`` at most. ``counts_from`` adds the
-    ``fedsilo.models.maths.outcome_counts`` of at least so many samples.
+    those of ``models.measures.classification_metrics``. ``probe`` sees the tokens of every batch
+    and adds its own values. A sample's loss counts as ``loss_bound`` at most. ``counts_from`` adds
+    the ``fedsilo.models.measures.outcome_counts`` of at least so many samples.
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
     probabilities = predict_batches(network, batches, settings, compute, key, probe)

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from fedsilo.models.maths.classification_metrics import bin_counts
 from fedsilo.models.maths.dirichlet import vacuity
 from fedsilo.models.maths.mc_dropout import only_dropout_active
+from fedsilo.models.measures.classification_metrics import bin_counts
 from fedsilo.models.networks.site_network import SiteNetwork
 
 BINS = 10

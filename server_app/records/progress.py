@@ -130,21 +130,14 @@ def read_progress(folder: Path) -> Progress | None:
     )
 
 
-def write_progress(folder: Path, progress: Progress) -> None:
-    """Write both files of a run directory."""
-    for name, text in (
-        (FILE, progress.model_dump_json(indent=2) + "\n"),
-        (METRICS_FILE, metrics_text(progress)),
-    ):
-        write_atomically(folder / name, text, lasting=False)
-
-
 def mark_interrupted(folder: Path) -> None:
     """Write that a run was interrupted, whose own process was ended before it could."""
     progress = read_progress(folder)
     if progress and progress.state == "running":
-        ended = {"state": "interrupted", "phase": "", "seconds_left": None}
-        write_progress(folder, progress.model_copy(update=ended))
+        update = {"state": "interrupted", "phase": "", "seconds_left": None}
+        ended = progress.model_copy(update=update)
+        write_atomically(folder / FILE, ended.model_dump_json(indent=2) + "\n", lasting=False)
+        write_atomically(folder / METRICS_FILE, metrics_text(ended), lasting=False)
 
 
 def metrics_text(progress: Progress) -> str:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 import psutil
 
+from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.records import progress as files
@@ -29,7 +30,7 @@ from fedsilo.server_app.records.progress import (
     SiteProgress,
     Status,
     clock,
-    write_progress,
+    metrics_text,
 )
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -221,7 +222,11 @@ class ProgressHook(Hook):
             progress = self._snapshot()
             if not self.directory.path.is_dir():
                 return  # somebody has removed it
-            write_progress(self.directory.path, progress)
+            for name, text in (
+                (files.FILE, progress.model_dump_json(indent=2) + "\n"),
+                (files.METRICS_FILE, metrics_text(progress)),
+            ):
+                write_atomically(self.directory.path / name, text, lasting=False)
         except Exception as error:  # a full disk, an unreadable /proc: the run continues
             self.report(error)
 

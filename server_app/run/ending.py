@@ -11,7 +11,7 @@ from rich.console import Console
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.methods import title_of
 from fedsilo.models.contract.plugs import stated_digests
-from fedsilo.models.maths.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
+from fedsilo.models.measures.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.server_app.records import summary as summaries
 from fedsilo.server_app.records.best_round import write_model
 from fedsilo.server_app.records.recorder import ALL, Recorder

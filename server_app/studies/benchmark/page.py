@@ -167,7 +167,7 @@ def _widths(found: Benchmarked) -> str:
     """Return the median half width of an experiment's intervals, in points, in one line."""
     half = 50 * (found.results["high"] - found.results["low"])
     medians = half.groupby(found.results["experiment"]).median()
-    return ", ".join(f"`{name}` {medians[name]:.1f} points" for name in found.figures)
+    return ", ".join(f"`{name}` {medians.loc[str(name)]:.1f} points" for name in found.figures)
 
 
 def _finding(one: Ranking) -> str:

@@ -19,7 +19,7 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
-from fedsilo.models.maths.intervals import Interval, of_auc, wilson
+from fedsilo.models.measures.intervals import Interval, of_auc, wilson
 from fedsilo.server_app.studies.finetune.request import refuse_target
 from fedsilo.server_app.studies.finished_run import FinishedRun, finished_run
 from fedsilo.server_app.studies.finished_site import sites_of

@@ -27,7 +27,7 @@ from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
 from fedsilo.models.contract.seeding import derive_seed, seeded
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with, setting
-from fedsilo.models.maths.classification_metrics import classification_metrics
+from fedsilo.models.measures.classification_metrics import classification_metrics
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.experiments import read_section, simulation_file

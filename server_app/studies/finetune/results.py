@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsilo.client_app.explain.image_explanation import draw_image
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.state_files import save_state
-from fedsilo.models.maths.segmentation_metrics import image_dice, overlaps
+from fedsilo.models.measures.segmentation_metrics import image_dice, overlaps
 from fedsilo.server_app.studies.compare.tables import Spread, spread_cell
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
 from fedsilo.server_app.studies.finetune.distil import DistilReport

@@ -13,7 +13,7 @@ from fedsilo.client_app.training.loop import Objective, train_locally
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.maths.segmentation_metrics import segmentation_metrics
+from fedsilo.models.measures.segmentation_metrics import segmentation_metrics
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsilo.models.maths.drift import LARGE, population_stability_index, psi_by_chance
-from fedsilo.models.maths.intervals import wilson
+from fedsilo.models.measures.drift import LARGE, population_stability_index, psi_by_chance
+from fedsilo.models.measures.intervals import wilson
 
 _CELLS = 10  # of a numeric feature, equally full in training
 Array = npt.NDArray[np.float64]

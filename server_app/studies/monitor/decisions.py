@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from fedsilo.models.figures.palette import line_styles
-from fedsilo.models.maths.decision_curve import net_benefit
+from fedsilo.models.measures.decision_curve import net_benefit
 from fedsilo.server_app.studies.monitor.groups import Examined
 from fedsilo.server_app.studies.report.page import Block, Picture, Pictures, Section, Table, Text
 from fedsilo.server_app.studies.report.pictures import curves

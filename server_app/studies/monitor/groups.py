@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fedsilo.models.maths.intervals import wilson
+from fedsilo.models.measures.intervals import wilson
 from fedsilo.server_app.studies.report.numbers import with_interval
 from fedsilo.server_app.studies.report.page import Block, Picture, Pictures, Section, Table, Text
 from fedsilo.server_app.studies.report.pictures import Estimate, estimates

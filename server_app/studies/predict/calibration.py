@@ -17,14 +17,14 @@ from fedsilo.client_app.training.evaluation import predict
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError
 from fedsilo.models.contract.messages import INCOMING
-from fedsilo.models.maths.conformal import (
+from fedsilo.models.measures.conformal import (
     conformity_scores,
     coverage_range,
     prediction_sets,
     rows_needed,
     threshold,
 )
-from fedsilo.models.maths.temperature import fit_temperature, mean_loss, tempered
+from fedsilo.models.measures.temperature import fit_temperature, mean_loss, tempered
 from fedsilo.server_app.studies.finetune.request import refuse_target
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model, refuse_other_rows
 from fedsilo.server_app.studies.predict.request import check_coverage

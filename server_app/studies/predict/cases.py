@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.models.maths.intervals import Interval, wilson
-from fedsilo.models.maths.outcome_counts import CONFIDENCE
+from fedsilo.models.measures.intervals import Interval, wilson
+from fedsilo.models.measures.outcome_counts import CONFIDENCE
 from fedsilo.server_app.studies.predict.answers import Predictions
 from fedsilo.server_app.studies.predict.model import SiteModel
 from fedsilo.server_app.studies.predict.reasons import Reasons, reasons_of

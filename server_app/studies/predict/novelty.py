@@ -22,8 +22,8 @@ from fedsilo.client_app.training.standardised import with_figures
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import FedsiloError, SettingError
-from fedsilo.models.maths.conformal import rows_needed
-from fedsilo.models.maths.novelty import (
+from fedsilo.models.measures.conformal import rows_needed
+from fedsilo.models.measures.novelty import (
     FEWEST,
     Booleans,
     Familiar,

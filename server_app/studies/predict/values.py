@@ -9,7 +9,7 @@ import numpy as np
 
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.contract.site_facts import FeatureStatistics
-from fedsilo.models.maths.novelty import Floats
+from fedsilo.models.measures.novelty import Floats
 
 _FEW = 5  # different values of a number that are listed as such
 

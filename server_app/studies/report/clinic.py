@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsilo.models.maths.intervals import Interval, of_auc, wilson
-from fedsilo.models.maths.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
+from fedsilo.models.measures.intervals import Interval, of_auc, wilson
+from fedsilo.models.measures.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.numbers import NONE, share, with_interval
 from fedsilo.server_app.studies.report.page import Picture, Section

@@ -8,7 +8,7 @@ from typing import Any
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.settings import NOBODY, SERVER, SUMS
 from fedsilo.models.contract.versions import FEDSILO
-from fedsilo.models.maths.intervals import Interval, wilson
+from fedsilo.models.measures.intervals import Interval, wilson
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.progress import read_progress
 from fedsilo.server_app.records.run_directory import CONFIG

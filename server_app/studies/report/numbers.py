@@ -1,6 +1,6 @@
 """Numbers as people read them."""
 
-from fedsilo.models.maths.intervals import Interval
+from fedsilo.models.measures.intervals import Interval
 
 NONE = "n/a"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedsilo.models.figures.palette import BLUE, CATEGORIES, GREY, LineStyle
-from fedsilo.models.maths.intervals import Interval
+from fedsilo.models.measures.intervals import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from fedsilo.models.contract.methods import settings_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import defaults
 from fedsilo.models.figures.palette import LineStyle, line_styles
-from fedsilo.models.maths.intervals import of_mean
+from fedsilo.models.measures.intervals import of_mean
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.studies.compare.budgets import Budgets, budget_of
 from fedsilo.server_app.studies.compare.results import experiment_results, of_split, values_by_seed

@@ -26,7 +26,7 @@ from typing import Any
 
 from fedsilo.client_app.summary.suppression import at_least, suppressed
 from fedsilo.models.contract.settings import NOBODY
-from fedsilo.models.maths.outcome_counts import CLASS
+from fedsilo.models.measures.outcome_counts import CLASS
 from fedsilo.server_app.records.summary import by_distribution, means
 from fedsilo.server_app.studies.finished_run import Document, FinishedRun, Rows
 

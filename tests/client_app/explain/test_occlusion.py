@@ -27,6 +27,6 @@ def test_only_the_place_that_the_answer_rests_on_has_a_value() -> None:
 
 def test_an_image_of_odd_size_is_covered_and_explained_in_words() -> None:
     split = Split(torch.rand(2, 3, 17, 9), torch.zeros(2, dtype=torch.int64))
-    found = explain_by_occlusion(Corner(), split, CPU, 1, "one", ["a", "b"])  # type: ignore[arg-type]
+    found = explain_by_occlusion(Corner(), split, 1, "one", ["a", "b"], CPU)  # type: ignore[arg-type]
     assert found.saliency.values.shape == (6, 5)
     assert "rests most on row 1, column 1 of 6 x 5 squares" in found.lines()[-1]

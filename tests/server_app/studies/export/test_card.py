@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
-from fedsilo.models.maths.intervals import wilson
+from fedsilo.models.measures.intervals import wilson
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.export.card import card
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsilo.models.maths.temperature import tempered
+from fedsilo.models.measures.temperature import tempered
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.predict.calibration import calibrate
 from fedsilo.server_app.studies.predict.prediction import predict

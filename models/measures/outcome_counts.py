@@ -8,8 +8,8 @@ import math
 
 from torch import Tensor
 
-from fedsilo.models.maths.classification_metrics import bin_counts, roc_auc
 from fedsilo.models.maths.mc_dropout import predictive_entropy
+from fedsilo.models.measures.classification_metrics import bin_counts, roc_auc
 
 CLASS, CONFIDENCE, UNCERTAINTY = "class", "confidence", "uncertainty"
 BINS = 10

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.models.maths.outcome_counts import BINS, outcome_counts
+from fedsilo.models.measures.outcome_counts import BINS, outcome_counts
 
 # Three of class 0, two of them found, and two of class 1, of which one is taken for 0
 PROBABILITIES = torch.tensor(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import multiclass_jaccard_index
 from torchmetrics.functional.segmentation import dice_score
 
-from fedsilo.models.maths.segmentation_metrics import image_dice, overlaps, segmentation_metrics
+from fedsilo.models.measures.segmentation_metrics import image_dice, overlaps, segmentation_metrics
 
 
 def mask(*ones: int) -> Tensor:

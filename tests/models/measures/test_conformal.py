@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from fedsilo.models.maths.conformal import (
+from fedsilo.models.measures.conformal import (
     conformity_scores,
     coverage_range,
     prediction_sets,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedsilo.models.maths.drift import population_stability_index, psi_by_chance
+from fedsilo.models.measures.drift import population_stability_index, psi_by_chance
 
 
 def test_psi_of_the_same_shares_is_zero() -> None:

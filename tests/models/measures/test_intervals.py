@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.models.maths.intervals import of_auc, of_mean, wilson
+from fedsilo.models.measures.intervals import of_auc, of_mean, wilson
 
 
 def test_a_share_has_wilsons_interval() -> None:

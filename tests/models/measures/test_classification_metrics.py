@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsilo.models.maths.classification_metrics import (
+from fedsilo.models.measures.classification_metrics import (
     CALIBRATION_BINS,
     bin_counts,
     classification_metrics,

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from fedsilo.models.maths.novelty import Seen, familiar, limit_of
+from fedsilo.models.measures.novelty import Seen, familiar, limit_of
 
 
 def test_values_between_seen_ones_are_0_and_others_1_and_their_distance() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsilo.models.maths.decision_curve import net_benefit
+from fedsilo.models.measures.decision_curve import net_benefit
 
 
 def test_net_benefit_weighs_false_alarms_by_the_odds_of_the_threshold() -> None:

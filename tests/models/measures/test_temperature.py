@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fedsilo.models.maths.temperature import fit_temperature, mean_loss, tempered
+from fedsilo.models.measures.temperature import fit_temperature, mean_loss, tempered
 
 
 def test_a_temperature_divides_the_logits() -> None:
