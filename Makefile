@@ -58,7 +58,7 @@ test-docker: setup  ## images, one server and six hospitals by docker-compose; n
 
 export NO_MKDOCS_2_WARNING := 1
 docs: setup  ## the site in build/site, strict; open its index.html (docs/building-docs.md)
-	$(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m mkdocs build --strict
 
 docs-serve: setup  ## the site at http://127.0.0.1:8000 while pages are written
 	DOCS_EXECUTE=no $(BIN)/python -m mkdocs serve

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 
@@ -20,6 +21,7 @@ RESOURCES: dict[str, Value] = {
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MOST = 1_000_000  # of any resource
 _ROOM = 2**30  # bytes of memory that a worker needs
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
@@ -74,15 +76,37 @@ def has_gpu() -> bool:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    """Return the number of cores that this process may use, also within the container's limit."""
+    own = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        quota, period = map(int, (_CGROUP / "cpu.max").read_text().split())
+        return max(1, min(own, round(quota / period)))
+    except (OSError, ValueError):  # "max" is not a number: there is no limit
+        return own
+
+
+def free_memory() -> float:
+    """Return the bytes of memory that are free, also within the container's limit."""
+    return min(psutil.virtual_memory().available, _left_in_container())
+
+
+def _left_in_container() -> float:
+    """Return the bytes that the container may still use, or infinity if it has no limit."""
+    try:
+        limit, used, statistics = (
+            (_CGROUP / f"memory.{name}").read_text() for name in ("max", "current", "stat")
+        )
+        cached = dict(line.split() for line in statistics.splitlines())["inactive_file"]
+        return int(limit) - int(used) + int(cached)  # the page cache makes room
+    except (OSError, ValueError, KeyError):  # "max" is not a number: there is no limit
+        return float("inf")
 
 
 def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
     """Return the variables of each worker of this machine: as many as fit, at most one per site.
 
     Cores, free memory and, if sites are given a share of a GPU, the GPUs are the limits. Each
-    worker sees one GPU.
+    worker sees one GPU then, and otherwise none.
 
     Args:
         resources: as ``check_resources`` returns them.
@@ -90,20 +114,17 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
     room = int((int(resources["init-args-num-cpus"]) or cores()) / each)
     room = min(room, int(resources["num-supernodes"]))
-    room = max(1, min(room, psutil.virtual_memory().available // _ROOM))
+    room = max(1, int(min(room, free_memory() // _ROOM)))
     share = min(float(resources["client-resources-num-gpus"]), 1.0)
-    if not share:
-        return [{} for _ in range(room)]
-    gpus = _gpus(int(resources["init-args-num-gpus"]))
-    seats = [gpu for _ in range(int(1 / share)) for gpu in gpus]
+    gpus = _gpus(int(resources["init-args-num-gpus"])) if share else []
+    seats = gpus * int(1 / share) if gpus else [""] * room
     return [{VISIBLE: gpu} for gpu in seats[:room]]
 
 
 def _gpus(most: int) -> list[str]:
-    """Return the GPUs that may be used, at most so many, or all if that is 0."""
-    named = [gpu for gpu in os.environ.get(VISIBLE, "").split(",") if gpu.strip()]
-    if not named:
-        import torch
+    """Return the GPUs that are there and may be used, at most so many, or all if that is 0."""
+    import torch
 
-        named = [str(number) for number in range(torch.cuda.device_count())]
-    return named[: most or None] or [""]
+    there = torch.cuda.device_count()
+    named = [gpu.strip() for gpu in os.environ.get(VISIBLE, "").split(",") if gpu.strip()]
+    return (named or [str(number) for number in range(there)])[: min(most or there, there)]

@@ -16,10 +16,10 @@ import psutil
 
 from fedsilo.client_app.worker.installed import installed_app, local_changes
 from fedsilo.models.contract.versions import FEDSILO, TRIED_FLOWER, WORKER_FLOWER, git_revision
+from fedsilo.server_app.config.resources import free_memory
 from fedsilo.server_app.doctor.findings import Passed, Refused
 
 GIGABYTE = 10**9
-_CGROUP = Path("/sys/fs/cgroup")
 _PROBE = 2**20  # bytes
 
 
@@ -101,7 +101,7 @@ def memory(least: float, most: float = 0.0) -> str:
     Raises:
         Refused: either is less than ``least``.
     """
-    free = min(psutil.virtual_memory().available, _left_in_container()) / GIGABYTE
+    free = free_memory() / GIGABYTE
     if most and most < least:
         raise Refused(
             f"'max-memory' gives a message {most:g} GB, and PyTorch alone needs {least:g}",
@@ -111,18 +111,6 @@ def memory(least: float, most: float = 0.0) -> str:
         fault = f"{free:.1f} GB of memory are free, and a message needs at least {least:g}"
         raise Refused(fault, "end what else runs here, or raise the container's bound")
     return f"{free:.1f} GB free"
-
-
-def _left_in_container() -> float:
-    """Return the bytes that the container may still use, or infinity if it has no limit."""
-    try:
-        limit, used, statistics = (
-            (_CGROUP / f"memory.{name}").read_text() for name in ("max", "current", "stat")
-        )
-        cached = dict(line.split() for line in statistics.splitlines())["inactive_file"]
-        return int(limit) - int(used) + int(cached)  # the page cache makes room
-    except (OSError, ValueError, KeyError):  # "max" is not a number: there is no limit
-        return float("inf")
 
 
 def own_port(host: str, port: int, what: str, own: str) -> str:

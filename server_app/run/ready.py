@@ -3,12 +3,11 @@
 import os
 from collections.abc import Mapping
 
-import psutil
-
 from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, silo_names
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.resources import free_memory
 
 _PROCESS = 0.4e9  # bytes that a site's process has of its own once PyTorch is imported
 
@@ -76,9 +75,9 @@ def refuse_little_memory(resources: Mapping[str, Value]) -> None:
         SettingError: says how many would start, and what they need.
     """
     share = float(resources["client-resources-num-cpus"])
-    cores = int(resources["init-args-num-cpus"]) or os.cpu_count() or 1
+    cores = int(resources["init-args-num-cpus"]) or os.cpu_count() or 1  # as Ray counts them
     at_once = min(int(resources["num-supernodes"]), int(cores / share) if share else cores)
-    needed, free = at_once * _PROCESS, psutil.virtual_memory().available
+    needed, free = at_once * _PROCESS, free_memory()
     if needed > free:
         raise SettingError(
             f"Ray would start {at_once} processes, which need about {needed / 1e9:.1f} GB, and "

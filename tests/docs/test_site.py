@@ -109,6 +109,11 @@ def test_messages_of_an_error_are_found_by_its_code(generated: ModuleType) -> No
     assert all(texts[error.code] for error in generated.coded_errors())
 
 
+def test_make_docs_is_strict() -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\ndocs: ")[2].splitlines()[1]
+    assert recipe.endswith(" -m mkdocs build --strict")  # with --quiet it ignores warnings
+
+
 def test_every_public_name_has_a_docstring(generated: ModuleType) -> None:
     assert generated.undocumented() == []
 

@@ -1,5 +1,8 @@
 """What sites may use: workers by cores, memory and GPUs, and devices as a client sees them."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -49,10 +52,20 @@ def test_a_gpu_that_is_seen_and_not_used_is_told(
 def test_workers_are_as_many_as_cores_memory_and_sites_allow(
     wanted: dict[str, Value], free: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = type("Memory", (), {"available": free * 2**30})
     monkeypatch.setattr(resources, "cores", lambda: 8)
-    monkeypatch.setattr(resources.psutil, "virtual_memory", lambda: memory)
-    assert worker_environments(check_resources(wanted)) == [{}] * workers
+    monkeypatch.setattr(resources, "free_memory", lambda: free * 2.0**30)
+    # as with Ray, a site that is given no share of a GPU sees none
+    assert worker_environments(check_resources(wanted)) == [{resources.VISIBLE: ""}] * workers
+
+
+@pytest.mark.parametrize(("limit", "most"), [("max 100000", 8), ("250000 100000", 2), ("1 9", 1)])
+def test_cores_are_within_the_containers_limit(
+    limit: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text(limit)
+    monkeypatch.setattr(resources, "_CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert resources.cores() == most
 
 
 @pytest.mark.parametrize(
@@ -69,7 +82,21 @@ def test_each_worker_sees_one_gpu_and_shares_it_with_as_many_as_its_share_allows
     share: float, most: int, seen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resources, "cores", lambda: 16)
-    monkeypatch.setenv(resources.VISIBLE, "4,6")
+    monkeypatch.setattr(resources, "free_memory", lambda: 16 * 2.0**30)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv(resources.VISIBLE, "4, 6")
     told = {"client-resources-num-gpus": share, "init-args-num-gpus": most, "num-supernodes": 9}
     environments = worker_environments(check_resources(told))
     assert [one[resources.VISIBLE] for one in environments] == seen
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_a_share_of_a_gpu_that_is_not_there_leaves_every_core_a_worker(
+    hidden: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "cores", lambda: 8)
+    monkeypatch.setattr(resources, "free_memory", lambda: 16 * 2.0**30)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv(resources.VISIBLE, hidden)
+    wanted = check_resources({"client-resources-num-gpus": 1.0, "num-supernodes": 9})
+    assert worker_environments(wanted) == [{resources.VISIBLE: ""}] * 8

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from fedsilo.models.contract.errors import DataError
+from fedsilo.server_app.config import resources
 from fedsilo.server_app.doctor import machine, run, server, site
 from fedsilo.server_app.doctor.findings import (
     Check,
@@ -111,7 +112,7 @@ def test_a_containers_bound_counts_and_what_is_only_cached_makes_room(
     (tmp_path / "memory.max").write_text(most)
     (tmp_path / "memory.current").write_text("1500000000\n")
     (tmp_path / "memory.stat").write_text("anon 500000000\ninactive_file 1000000000\n")
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(resources, "_CGROUP", tmp_path)
     free = psutil.virtual_memory()._replace(available=10**18)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     assert machine.memory(1.0) == f"{left / 1e9:.1f} GB free"

@@ -1,7 +1,6 @@
 """What is looked at before an engine starts."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ def test_missing_data_and_weights_of_another_network_are_refused(tmp_path: Path)
     ready.refuse_unready(CommonSettings(dataset="heart-synthetic"))
     weights = tmp_path / "weights.pt"
     weights.write_bytes(b"no weights")
-    with pytest.raises(SettingError, match="no weights file"):
+    with pytest.raises(SettingError, match="not a weights file"):
         ready.refuse_unready(CommonSettings(silos=3, initial_weights=str(weights)))
 
 
@@ -62,7 +61,7 @@ def test_fewer_nodes_than_silos_are_refused_unless_min_sites_allows_them(
 
 def test_processes_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_free(free: float) -> None:
-        monkeypatch.setattr(ready.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+        monkeypatch.setattr(ready, "free_memory", lambda: free)
 
     with_free(1.7e9)
     ready.refuse_little_memory(RESOURCES)
