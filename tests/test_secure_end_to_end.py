@@ -53,11 +53,11 @@ class FaultyGrid(InlineGrid):
     change: Change = staticmethod(lambda site, phase, reply: reply)
     came: ClassVar[list[tuple[str, str, Message]]] = []
 
-    def _answer(self, message: Message) -> Message:
+    def answer(self, message: Message) -> Message:
         config = message.content.config_records.get(CONFIG, {})
         phase = str(config.get("phase", message.metadata.message_type))
         site = f"site {list(self.get_node_ids()).index(message.metadata.dst_node_id) + 1}"
-        answer = super()._answer(message)
+        answer = super().answer(message)
         reply = type(self).change(site, phase, answer)
         if reply is None:
             reply = Message(Error(0, "the line is cut"), reply_to=message)

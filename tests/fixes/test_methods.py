@@ -146,7 +146,7 @@ def test_plugin_method_without_initial_weights_runs(
 def test_run_with_failed_site_repaired_or_left_out_continues(
     fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer, cut = InlineGrid._answer, True
+    answer, cut = InlineGrid.answer, True
 
     def answered(grid: InlineGrid, message: Message) -> Message:
         second = message.content.config_records[CONFIG].get("round") == 2
@@ -154,7 +154,7 @@ def test_run_with_failed_site_repaired_or_left_out_continues(
             return Message(Error(0, "the line is cut"), reply_to=message)
         return answer(grid, message)
 
-    monkeypatch.setattr(InlineGrid, "_answer", answered)
+    monkeypatch.setattr(InlineGrid, "answer", answered)
     values = {**tiny("fedavg"), "out": str(tmp_path)}
 
     def attempt(**more: Value) -> str:

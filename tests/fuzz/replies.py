@@ -79,7 +79,7 @@ class ReplayGrid(InlineGrid):
         super().__init__(ClientApp(), {}, partition_configs(SITES))
         self._answers = answers
 
-    def _answer(self, message: Message) -> Message:
+    def answer(self, message: Message) -> Message:
         found = self._answers.get(_key(message), Error(2, "there is no such answer"))
         if isinstance(found, Error):
             return Message(found, reply_to=message)
@@ -93,8 +93,8 @@ class _TakingGrid(InlineGrid):
         super().__init__(app, values, partition_configs(SITES))
         self.taken: dict[Key, RecordDict] = {}
 
-    def _answer(self, message: Message) -> Message:
-        key, reply = _key(message), super()._answer(message)
+    def answer(self, message: Message) -> Message:
+        key, reply = _key(message), super().answer(message)
         if reply.has_content():
             self.taken[key] = copied(reply.content)
         return reply

@@ -282,8 +282,10 @@ def _result(experiments: Mapping[str, Mapping[int, ReportedRun]], runs: Runs, sp
     cell = with_interval(mean(found[best]), of_mean(found[best], *_bounds(metric)))
     seeds = counted(len(found[best]), "seed")
     rest = {name: mean(values) for name, values in found.items() if name != best}
-    second = f"; the next is {max(rest, key=lambda n: rest[n])}, {max(rest.values()):.3f}"
-    return f"Highest {split} {metric}: {best}, {cell} over {seeds}{second if rest else ''}."
+    said = f"Highest {split} {metric}: {best}, {cell} over {seeds}"
+    if not rest:
+        return f"{said}."
+    return f"{said}; the next is {max(rest, key=lambda n: rest[n])}, {max(rest.values()):.3f}."
 
 
 def _unequal(experiments: Mapping[str, Mapping[int, ReportedRun]]) -> list[str]:

@@ -147,7 +147,7 @@ def test_training_draws_logits_to_the_others(opened: Opened) -> None:
     ("came", "fault"),
     [
         (logits(size=9, c1=0.0), r"'logits/1' .* it is \(9,\), not \(10,\)"),
-        (logits(c1=float("nan")), "'logits/1' .* not finite"),
+        (logits(c1=float("nan")), "'logits/1' .* non-finite"),
         (logits(c10=0.0), "'logits/10' .* there are 10 classes"),
     ],
 )

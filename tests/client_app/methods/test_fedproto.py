@@ -290,7 +290,7 @@ def test_the_inference_changes_what_is_measured_and_nothing_that_is_trained(
     ("came", "fault"),
     [
         (prototypes(size=63, c1=0.0), r"'prototype/1' .* it is \(63,\), not \(64,\)"),
-        (prototypes(c1=float("inf")), "'prototype/1' .* not finite"),
+        (prototypes(c1=float("inf")), "'prototype/1' .* non-finite"),
         (prototypes(c10=0.0), "'prototype/10' .* there are 10 classes"),
     ],
 )

@@ -21,7 +21,7 @@ from fedsilo.models.contract.settings import CommonSettings
 FACTS = [3, "site", {"image-size": 16}]
 # These silos' folders, whose keys change only if the silos' arrays do
 FOLDERS = [
-    ({"dataset": "heart-synthetic"}, "cleveland", "heart-synthetic-silos", "9e181757392852c3"),
+    ({"dataset": "heart-synthetic"}, "cleveland", "heart-synthetic-silos", "5814e073e23f5184"),
     ({"dataset": "digits"}, "s1a", "digits-71cbcd25e452961c-silos", "915963f55b5e753f"),
     (
         {"dataset": "digits", "partition": "unseen", "silos": 4},

@@ -158,7 +158,7 @@ def test_a_misspelt_role_is_told() -> None:
 @pytest.mark.parametrize(
     ("method", "decisive"),
     [
-        ("uefl", "95e19dcd96dfd9664054de34ff5ebf621fee25e757fb0bfec0af7872dfa9b42a"),
+        ("uefl", "3fcea43e0f0fc76e48efc562cc2fa7a5e7f2094f168de204d86480e128b1369f"),
         ("fedavg", "e1a212789a68547d68ef5b98b68b3a902310953266a6b22f3a47661986f72914"),
     ],
 )

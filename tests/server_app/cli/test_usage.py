@@ -110,7 +110,10 @@ def test_each_command_has_help_and_no_markup_in_it(
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("simulate", "set config out file plugin engine ray-address supernodes seed name track"),
+        (
+            "simulate",
+            "set config out file plugin engine ray-address supernodes seed name track no-pictures",
+        ),
         ("resume", "engine ray-address supernodes track"),
         ("watch", "deployment once port"),
         ("survey", "deployment set config out file plugin supernodes name"),

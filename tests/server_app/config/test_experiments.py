@@ -75,7 +75,7 @@ def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:
             "'a', '(config|grid)', '1' must be a text",
         ),
         ("tuning: &a [*a]", "refers to itself"),
-        ("experiments: [", "no valid YAML"),
+        ("experiments: [", "not valid YAML"),
         ("rounds: 3", "no mapping 'experiments'"),
     ],
 )

@@ -34,10 +34,10 @@ class _LastingGrid(InlineGrid):
     lives = 10**9
     fails = False
 
-    def _answer(self, message: Message) -> Message:
+    def answer(self, message: Message) -> Message:
         type(self).lives -= 1
         if type(self).lives >= 0:
-            return super()._answer(message)
+            return super().answer(message)
         if type(self).fails:
             return Message(Error(0, "no disk"), reply_to=message)
         raise KeyboardInterrupt
@@ -114,7 +114,7 @@ def test_a_run_without_a_site_names_it(
     tiny: Tiny, inline_run: InlineRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, str]] = []
-    ended, answer = ProgressHook.round_ended, InlineGrid._answer
+    ended, answer = ProgressHook.round_ended, InlineGrid.answer
 
     def look(self: ProgressHook, state: State) -> None:
         seen.append(dict(self.progress.failed))
@@ -127,7 +127,7 @@ def test_a_run_without_a_site_names_it(
         return reply
 
     monkeypatch.setattr(ProgressHook, "round_ended", look)
-    monkeypatch.setattr(InlineGrid, "_answer", without_metrics)
+    monkeypatch.setattr(InlineGrid, "answer", without_metrics)
     progress = _read(inline_run(tiny("fedavg", min_sites=2)).path)
     assert progress.left_out == 2
     assert seen == [{"s2a": "metric 'num-examples' is missing"}] * 2

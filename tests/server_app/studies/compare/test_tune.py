@@ -190,7 +190,7 @@ def test_a_search_reads_no_test_row_and_is_not_run_twice(
     assert _tune("heart", file, tmp_path / "out") == 0
     said = capsys.readouterr().out
     assert "2 points, 2 folds, 1 seeds: 4 runs on training data" in said
-    assert "for simulation.yaml: {learning-rate: 0.03}, and beside 'config' trials: 2" in said
+    assert "for simulation.yaml: {learning-rate: 0.03}, and next to 'config' trials: 2" in said
     assert "warning: the best 'learning-rate', 0.03, is at the upper end of 1e-05 to 0.03" in said
     document = json.loads((folder / "chosen.json").read_text())
     assert document["chosen"] == {"learning-rate": 0.03}, "the other does not move from its start"

@@ -66,7 +66,7 @@ def test_cases_are_sorted_by_what_needs_a_look_first(page: str) -> None:
 def test_imputed_and_unusual_values_are_marked_and_a_refused_case_has_its_reason(
     page: str,
 ) -> None:
-    assert "none of the declared levels" in case_of(page, "unknown")
+    assert "not one of the declared levels" in case_of(page, "unknown")
     far = case_of(page, "far")
     assert "beyond the training values: age" in far
     assert re.search(r"age</th><td>400</td>.*unusual", far)
