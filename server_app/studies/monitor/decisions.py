@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from fedsilo.server_app.studies.report.page import Block, Picture, Pictures, Sec
 from fedsilo.server_app.studies.report.pictures import curves
 
 _THRESHOLDS = [percent / 100 for percent in range(5, 100, 5)]
+_EVEN = 0.5  # from which on the second class is the answer
 _LOWEST = -0.15  # acting on all falls without end: what is below is not drawn
 _TITLE = "Whether acting on it does good"
 
@@ -20,7 +22,8 @@ _TITLE = "Whether acting on it does good"
 def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
     """Yield thresholds between which, and beyond which, at least ``floor`` patients are.
 
-    Two nearer ones would give away what the model said of the few between them.
+    Two nearer ones would give away what the model said of the few between them. 0.5 counts as one
+    of them, as sensitivity and specificity by class are shown for it.
 
     Args:
         scores: (n,) probabilities of the condition.
@@ -28,8 +31,10 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
     """
     before = 0.0
     for threshold in _THRESHOLDS:
-        between = int(((scores >= before) & (scores < threshold)).sum())
-        if between >= floor and int((scores >= threshold).sum()) >= floor:
+        start = max(before, _EVEN) if threshold > _EVEN else before
+        below = (scores >= start) & (scores < threshold)
+        above = (scores >= threshold) & (scores < (_EVEN if threshold < _EVEN else math.inf))
+        if min(int(below.sum()), int(above.sum())) >= floor:
             yield threshold
             before = threshold
 

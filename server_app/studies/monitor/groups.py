@@ -102,7 +102,7 @@ def _both(one: str, other: str) -> str:
 
 
 def grouped(found: Examined, column: Column) -> list[Group]:
-    """Return the groups of a column; too small ones are merged with their neighbours."""
+    """Return the groups of a column; too small ones, empty ones too, are merged with the next."""
     assert found.rows is not None, "a column is of a table"
     place_of, names = column.groups(found.rows)
     hits = found.probabilities.argmax(dim=1) == found.labels
@@ -112,7 +112,7 @@ def grouped(found: Examined, column: Column) -> list[Group]:
         of_class = [inside & (found.labels == label) for label in classes]
         counts = tuple(int(one.sum()) for one in of_class)
         groups.append(Group(name, counts, tuple(int((one & hits).sum()) for one in of_class)))
-    return merged([group for group in groups if sum(group.counts)], found.floor)
+    return merged(groups, found.floor)
 
 
 def merged(groups: Sequence[Group], floor: int) -> list[Group]:

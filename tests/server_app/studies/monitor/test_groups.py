@@ -1,6 +1,7 @@
 """Groups of patients and the decision curve: small groups are merged, numbers by hand."""
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,12 @@ def test_groups_have_the_floor_of_each_class_and_small_ones_are_merged() -> None
     assert (old.name, old.counts, old.right) == ("from 40", (4, 3), (4, 3))
 
 
+def test_an_empty_group_is_merged_as_a_small_one_is() -> None:
+    ages, ill = [45.0] * 4 + [70.0] * 4, [0, 0, 1, 1] * 2
+    young, old = grouped(_examined(ages, [0.1, 0.9] * 4, ill), AGE)
+    assert (young.name, old.name) == ("below 50", "from 50"), "nobody is below 40 or in the fifties"
+
+
 def test_merged_groups_of_too_few_altogether_are_none() -> None:
     assert merged([Group("a", (5, 1), (5, 0)), Group("b", (5, 0), (5, 0))], 2) == []
     assert [
@@ -58,8 +65,19 @@ def test_levels_of_a_category_are_their_own_groups() -> None:
 
 def test_thresholds_have_the_floor_of_patients_between_them() -> None:
     scores = torch.tensor([0.02, 0.04, 0.21, 0.22, 0.23, 0.51, 0.9, 0.91])
-    assert list(thresholds(scores, 2)) == [0.05, 0.25]
-    assert list(thresholds(scores, 3)) == [0.25]
+    assert list(thresholds(scores, 2)) == [0.05, 0.5], "nobody is between 0.25 and 0.5"
+    assert list(thresholds(scores, 3)) == [0.5]
+
+
+@pytest.mark.parametrize("floor", [2, 3, 5])
+def test_thresholds_have_the_floor_of_patients_up_to_one_half_which_class_figures_show(
+    floor: int,
+) -> None:
+    scores = torch.linspace(0.01, 0.99, 50)
+    edges = sorted({0.0, 0.5, *thresholds(scores, floor), 1.0})
+    assert len(edges) > 5
+    for low, high in pairwise(edges):
+        assert int(((scores >= low) & (scores < high)).sum()) >= floor
 
 
 def test_decision_section_has_net_benefit_by_hand() -> None:
@@ -67,9 +85,9 @@ def test_decision_section_has_net_benefit_by_hand() -> None:
     scores = [0.02, 0.04, 0.21, 0.22, 0.23, 0.51, 0.9, 0.91]
     section = decision_section(_examined([50.0] * 8, scores, ill))
     (table,) = [block for block in section.blocks if isinstance(block, Table)]
-    # From 0.05: 4 true, 2 false of 8, odds 1/19; from 0.25: 2 true, 1 false, odds 1/3
+    # From 0.05: 4 true, 2 false of 8, odds 1/19; from 0.5: 2 true, 1 false, odds 1
     assert list(table.rows[0]) == ["0.05", f"{4 / 8 - 2 / 8 / 19:.3f}", f"{4 / 8 - 4 / 8 / 19:.3f}"]
-    assert list(table.rows[1]) == ["0.25", f"{2 / 8 - 1 / 8 / 3:.3f}", f"{4 / 8 - 4 / 8 / 3:.3f}"]
+    assert list(table.rows[1]) == ["0.5", f"{2 / 8 - 1 / 8:.3f}", f"{4 / 8 - 4 / 8:.3f}"]
 
 
 def test_clinic_report_has_groups_and_decisions_of_sites_without_small_classes(
