@@ -143,11 +143,16 @@ def finetune(found: FinetuneResult, *, out: AnyPath) -> None:
     shown([result_table(found), str(out)])
 
 
-def predict(found: Predictions | MaskPredictions, *, out: AnyPath | None = None) -> None:
-    """Print a summary, and the file of predicted classes; exit with 3 where some have none."""
+def predict(
+    found: Predictions | MaskPredictions,
+    *,
+    out: AnyPath | None = None,
+    html: AnyPath | None = None,
+) -> None:
+    """Print a summary and the files of predicted classes; exit with 3 where some have none."""
     shown(found)
     if hasattr(found, "inputs"):
-        line(out)
+        shown([path for path in (out, html) if path is not None])
     if found.faults:
         raise typer.Exit(3)
 

@@ -13,13 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.measures.intervals import Interval, wilson
 from fedsilo.models.measures.outcome_counts import CONFIDENCE
 from fedsilo.server_app.studies.predict.answers import Predictions
 from fedsilo.server_app.studies.predict.model import SiteModel
 from fedsilo.server_app.studies.predict.reasons import Reasons, reasons_of
 from fedsilo.server_app.studies.predict.values import ValueTexts
-from fedsilo.server_app.studies.report.clinic import TITLE, WARNING, Bin, bins, final_figures
+from fedsilo.server_app.studies.report.clinic import (
+    TITLE,
+    WARNING,
+    Bin,
+    bins,
+    final_figures,
+    merged,
+)
 from fedsilo.server_app.studies.report.numbers import counted
 from fedsilo.server_app.studies.report.page import rendered
 from fedsilo.server_app.studies.report.runs import ReportedRun
@@ -177,9 +185,9 @@ def _probabilities(context: _Context, index: int) -> list[tuple[Any, ...]]:
 
 
 def _bin(context: _Context, index: int) -> Bin | None:
-    """Return the run's test samples of about this certainty, if they are enough."""
-    sure, floor = float(context.found.own[index].max()), context.model.common.sums_min_count
-    near = [one for one in context.reliability if one.count >= floor and abs(one.mean - sure) < 0.1]
+    """Return the run's test samples of about this certainty, if there are any."""
+    sure = float(context.found.own[index].max())
+    near = [one for one in context.reliability if abs(one.mean - sure) < 0.1]
     return min(near, key=lambda one: abs(one.mean - sure), default=None)
 
 
@@ -232,14 +240,18 @@ def _texts(model: SiteModel, found: Predictions) -> ValueTexts | None:
     assert model.silo.figures is not None
     schema, floor = table_schema(model), model.common.sums_min_count
     none = np.zeros((0, len(model.silo.features)))
-    rows = none if isinstance(found.novelty, str) else found.novelty.reference.rows
+    rows, novelty = none, found.novelty
+    if not isinstance(novelty, str) and model.common.trust != NOBODY:
+        rows = novelty.reference.rows
     return ValueTexts(schema, rows, model.silo.figures, floor)
 
 
 def _reliability(model: SiteModel) -> list[Bin]:
+    """Return the clinic report's bins: others would give the difference away."""
     name = model.run.path.resolve().name
-    figures = final_figures(ReportedRun(ShownRun(model.run.path), name, name))
-    return bins(figures.values(), CONFIDENCE)
+    run = ShownRun(model.run.path)
+    figures = final_figures(ReportedRun(run, name, name))
+    return merged(bins(figures.values(), CONFIDENCE), run.floor)
 
 
 def _sentence(found: Predictions, model: SiteModel) -> str:
@@ -280,6 +292,8 @@ def _missing(context: _Context) -> list[str]:
         said.append(f"Whether a case is like the training samples is not known: {novelty}.")
     else:
         said += [f"{line[0].upper()}{line[1:]}." for line in novelty.reference.lines()]
+    if context.texts and context.model.common.trust == NOBODY:
+        said.append("What is usual in training is not shown: the run was made for trust nobody.")
     if not context.reliability:
         said.append(
             f"The run, made for trust {context.model.common.trust}, has recorded no counts of "

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.finetune.request import refuse_target
+from fedsilo.server_app.studies.report.pdf import refuse_twice
 
 _SOURCES = ("images", "manifest", "table", "split")
 
@@ -42,15 +43,20 @@ class PredictRequest:
             raise SettingError(f"--id '{self.id}' is a column of a table: give --table too")
         if self.coverage is not None:
             check_coverage(self.coverage)
-        if self.out is not None:
-            for path in (self.out, document_path(self.out)):
-                refuse_target(path, "another --out")
         if self.pdf and self.html is None:
             raise SettingError("--pdf is of a page of cases: name the page by --html")
-        if self.html is not None:
-            refuse_target(self.html, "another --html")
-            if self.pdf:
-                refuse_target(self.html.with_suffix(".pdf"), "another --html")
+        tables = [self.out, document_path(self.out)] if self.out else []
+        refuse_twice([*tables, *self.pages()], "--html")
+        for path in tables:
+            refuse_target(path, "another --out")
+        for path in self.pages():
+            refuse_target(path, "another --html")
+
+    def pages(self) -> list[Path]:
+        """Return the pages to write."""
+        if self.html is None:
+            return []
+        return [self.html, self.html.with_suffix(".pdf")] if self.pdf else [self.html]
 
 
 def document_path(out: Path) -> Path:

@@ -88,9 +88,10 @@ class ValueTexts:
         return ""
 
     def _common(self, names: Sequence[str], counts: Iterable[float], total: int) -> str:
-        """Return the values that at least ``floor`` patients and all but as many have."""
-        return ", ".join(
-            f"{name} ({count / total:.0%})"
-            for name, count in zip(names, counts, strict=True)
-            if self.floor <= count <= total - self.floor
-        )
+        """Return the values that ``floor`` patients or more have, if as many have the others."""
+        found = dict(zip(names, counts, strict=True))
+        shown = {n: c for n, c in found.items() if self.floor <= c <= total - self.floor}
+        # What is left of the total must not be a count below the floor either
+        while shown and len(shown) < len(found) and total - sum(shown.values()) < self.floor:
+            del shown[min(shown, key=shown.__getitem__)]
+        return ", ".join(f"{name} ({count / total:.0%})" for name, count in shown.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ def write_page(
         pdf: whether a PDF is wanted, too.
 
     Raises:
-        SettingError: a file is a folder or exists, or the extra 'pdf' is missing; then nothing is
-            written.
+        SettingError: a file is a folder or exists, page and PDF are one file, or the extra 'pdf' is
+            missing; then nothing is written.
     """
     paths = [out, out.with_suffix(".pdf")] if pdf else [out]
+    refuse_twice(paths, "--out")
     for path in paths:
         if path.is_dir():
             raise SettingError(f"{path} is a folder: name a file, such as {path / 'report.html'}")
@@ -39,6 +40,13 @@ def write_page(
     for path, content in zip(paths, contents, strict=True):
         write_atomically(path, content)
     return paths
+
+
+def refuse_twice(paths: Sequence[Path], option: str) -> None:
+    """Raise a SettingError if two of the files to write are one; ``option`` names another."""
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise SettingError(f"{twice} would be written twice: give {option} another name")
 
 
 def pdf_of(html: str) -> bytes:

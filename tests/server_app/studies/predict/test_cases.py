@@ -3,17 +3,25 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from fedsilo.client_app.explain.columns import column_contributions, explain_columns
+from fedsilo.datasets.tables.schema import Column
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.measures.outcome_counts import CONFIDENCE
 from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.studies.predict import cases
 from fedsilo.server_app.studies.predict.calibration import calibrate
 from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.predict.values import ValueTexts
+from fedsilo.server_app.studies.report.clinic import bins, final_figures, merged
+from fedsilo.server_app.studies.report.runs import ReportedRun
+from fedsilo.server_app.studies.report.shown import ShownRun
 from tests.server_app.studies.predict.test_data_sets import run_of
 from tests.support.browser import chromium, opened
 from tests.support.data_folders import write_images, write_tables
@@ -111,6 +119,44 @@ def test_a_run_for_nobody_gives_a_page_that_says_what_is_missing(tmp_path: Path)
     predict(PredictRequest(run.path, site="switzerland", split="test", html=html))
     page = html.read_text()
     assert "made for trust nobody, keeps nothing of theirs" in page
+    assert "What is usual in training is not shown" in page
+    assert "of patients)" not in page
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ([28, 31, 9], "1 (46%)"),  # 0 as well would give the 9 away
+        ([13, 48, 4, 3], "1 (71%)"),
+        ([28, 40], "0 (41%), 1 (59%)"),
+        ([65, 3], ""),
+        ([30, 38, 0], "1 (56%)"),
+    ],
+)
+def test_common_values_leave_no_count_below_the_floor(counts: list[int], said: str) -> None:
+    names = list("0123"[: len(counts)])
+    column = Column(name="a", kind="categorical", levels=names)
+    levels = np.repeat(np.eye(len(counts)), counts, axis=0)[:, 1:]
+    texts = ValueTexts(None, levels, None, 10)  # type: ignore[arg-type]
+    assert texts._usual(column, levels) == said
+
+
+def test_intervals_are_of_the_clinic_reports_bins(tables: Path) -> None:
+    model = open_model(tables / "table", "north")
+    shown = ShownRun(model.run.path)
+    found = final_figures(ReportedRun(shown, "a", "a"))
+    counts = [one.count for one in cases._reliability(model)]
+    assert counts == [one.count for one in merged(bins(found.values(), CONFIDENCE), shown.floor)]
+    assert counts != [one.count for one in bins(found.values(), CONFIDENCE)]
+
+
+@pytest.mark.parametrize(("out", "html"), [("a.csv", "a.csv"), ("a", "a.json"), ("a", "b.pdf")])
+def test_two_files_of_one_name_are_refused(out: str, html: str, tmp_path: Path) -> None:
+    request = PredictRequest(
+        tmp_path, split="test", out=tmp_path / out, html=tmp_path / html, pdf=html == "b.pdf"
+    )
+    with pytest.raises(SettingError, match="would be written twice: give --html another name"):
+        request.check()
 
 
 def test_images_are_shown_with_a_map_and_a_mixture_with_its_router(

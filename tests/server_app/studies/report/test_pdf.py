@@ -9,7 +9,7 @@ from pypdf import PdfReader
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.report.page import Section, Text, page
-from fedsilo.server_app.studies.report.pdf import pdf_of
+from fedsilo.server_app.studies.report.pdf import pdf_of, write_page
 
 _PAGE = page("A title", [Section("A section", [Text(["One sentence."])])])
 
@@ -52,6 +52,12 @@ def test_pdf_without_its_packages_says_what_to_install(error, fix, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SettingError, match=fix):
         pdf_of(_PAGE)
+
+
+def test_page_that_is_named_as_its_pdf_is_refused(tmp_path):
+    with pytest.raises(SettingError, match="would be written twice: give --out another name"):
+        write_page(tmp_path / "page.pdf", lambda: _PAGE, pdf=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_making_a_pdf_leaves_damaged_images_refused() -> None:
