@@ -112,7 +112,7 @@ def test_what_is_not_there_is_told_in_a_line(hearts: Path, tmp_path: Path) -> No
 def test_a_report_takes_runs_and_folders(hearts: Path, tmp_path: Path) -> None:
     run = load_run(hearts / "local-seed0")
     assert isinstance(run, Run)
-    out = report([run, str(hearts / "local-seed1")], tmp_path / "page.html")
+    (out,) = report([run, str(hearts / "local-seed1")], tmp_path / "page.html")
     assert "local-seed1" in out.read_text()
     with pytest.raises(SettingError, match="exists"):
         report([run], out)
