@@ -10,7 +10,9 @@ from rich.console import Console
 
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.methods import title_of
+from fedsilo.models.contract.one_line import listed
 from fedsilo.models.contract.plugs import stated_digests
+from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.measures.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.server_app.records import summary as summaries
 from fedsilo.server_app.records.best_round import write_model
@@ -141,6 +143,12 @@ def show_end(
         shown, groups = data_set(dataset).headline, _distribution_of(method)
         table = summaries.result_table(values, groups, title, published, shown)
         print_table(console, table)
+        floor = method.common.sums_min_count
+        if "auc" in shown and (few := few_of_a_class(method.participants.facts, floor)):
+            say(
+                f"fewer than {floor} test samples of a class at {listed(few)}: balanced accuracy "
+                "and AUC say little there, and reports do not show them"
+            )
     elif mean := summary["mean"]:
         said = ", ".join(f"{metric} {value:.3f}" for metric, value in sorted(mean.items()))
         say(f"mean over the test samples of all sites: {said}")
@@ -154,6 +162,13 @@ def show_end(
         what = f"validation {best['metric']} {best['value']:.4f}"
         say(f"best round: {best['round']}, {what}{f', kept in {BEST}' if best['model'] else ''}")
     say(f"run directory: {directory.path}")
+
+
+def few_of_a_class(facts: Mapping[str, SiteFacts], floor: int) -> list[str]:
+    """Return the sites that have fewer than ``floor`` test samples of a class."""
+    return [
+        site for site, own in facts.items() if min(own.label_counts.get("test") or [floor]) < floor
+    ]
 
 
 Values = Mapping[str, Mapping[str, float]]
