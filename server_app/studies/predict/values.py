@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from fedsilo.client_app.summary.suppression import suppressed
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.measures.novelty import Floats
@@ -77,21 +80,29 @@ class ValueTexts:
         if column.levels:
             first = 1 - known.sum(axis=1, keepdims=True)
             counts = np.hstack([first, known]).sum(axis=0)
-            return self._common(column.levels, counts, len(known))
+            return self._common(column.name, column.levels, counts.astype(int).tolist())
         found, counts = np.unique(known[:, 0], return_counts=True)
         if len(found) <= _FEW:
-            return self._common([f"{value:.4g}" for value in found], counts, len(known))
+            return self._common(column.name, [f"{one:.4g}" for one in found], counts.tolist())
         for share in (0.05, 0.25):
             if len(known) * share >= self.floor:
                 low, high = np.quantile(known[:, 0], (share, 1 - share))
                 return f"{low:.4g} to {high:.4g} ({1 - 2 * share:.0%} of patients)"
         return ""
 
-    def _common(self, names: Sequence[str], counts: Iterable[float], total: int) -> str:
-        """Return the values that ``floor`` patients or more have, if as many have the others."""
-        found = dict(zip(names, counts, strict=True))
-        shown = {n: c for n, c in found.items() if self.floor <= c <= total - self.floor}
-        # What is left of the total must not be a count below the floor either
-        while shown and len(shown) < len(found) and total - sum(shown.values()) < self.floor:
-            del shown[min(shown, key=shown.__getitem__)]
-        return ", ".join(f"{name} ({count / total:.0%})" for name, count in shown.items())
+    @cached_property
+    def _secret(self) -> int:
+        """What decides which further count is hidden: the same for the same training rows."""
+        return int.from_bytes(hashlib.sha256(self.training.tobytes()).digest()[:7], "big")
+
+    def _common(self, column: str, names: Sequence[str], counts: Sequence[int]) -> str:
+        """Return the values that ``floor`` patients or more have, and their shares.
+
+        Others are hidden too where those of fewer patients would follow from the total.
+        """
+        shown = suppressed(counts, self.floor, self._secret, column)
+        return ", ".join(
+            f"{name} ({count / sum(counts):.0%})"
+            for name, count in zip(names, shown, strict=True)
+            if count is not None
+        )

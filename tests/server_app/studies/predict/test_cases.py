@@ -126,19 +126,18 @@ def test_a_run_for_nobody_gives_a_page_that_says_what_is_missing(tmp_path: Path)
 @pytest.mark.parametrize(
     ("counts", "said"),
     [
-        ([28, 31, 9], "1 (46%)"),  # 0 as well would give the 9 away
-        ([13, 48, 4, 3], "1 (71%)"),
-        ([28, 40], "0 (41%), 1 (59%)"),
-        ([65, 3], ""),
-        ([30, 38, 0], "1 (56%)"),
+        ([28, 31, 9], {"0 (41%)", "1 (46%)"}),  # both would give the 9 away
+        ([13, 48, 4, 3], {"0 (19%)", "1 (71%)"}),
+        ([28, 40], {"0 (41%), 1 (59%)"}),
+        ([65, 3], {""}),
+        ([30, 38, 0], {"0 (44%)", "1 (56%)"}),
     ],
 )
-def test_common_values_leave_no_count_below_the_floor(counts: list[int], said: str) -> None:
-    names = list("0123"[: len(counts)])
-    column = Column(name="a", kind="categorical", levels=names)
+def test_common_values_leave_no_count_below_the_floor(counts: list[int], said: set[str]) -> None:
+    column = Column(name="a", kind="categorical", levels=list("0123"[: len(counts)]))
     levels = np.repeat(np.eye(len(counts)), counts, axis=0)[:, 1:]
     texts = ValueTexts(None, levels, None, 10)  # type: ignore[arg-type]
-    assert texts._usual(column, levels) == said
+    assert texts._usual(column, levels) in said
 
 
 def test_intervals_are_of_the_clinic_reports_bins(tables: Path) -> None:
