@@ -164,7 +164,7 @@ def errors_page() -> str:
         "",
         "A command that fails prints one line, `fedsilo: error[CODE]: what was wrong, where, what "
         "to do`, and ends with exit code 1. In Python the same line is a `FedsiloError`, whose "
-        "`code` is the code. An error without a code needs no explanation beyond its line.",
+        "`code` is the code. An error of the system, such as a full disk, has none.",
         "",
     ]
     for cls in coded_errors():

@@ -112,6 +112,16 @@ class RunDirectoryError(FedsiloError):
     code = "run-directory"
 
 
+class RunFailedError(FedsiloError):
+    """One of the runs that a command started did not end well.
+
+    Fix: correct what the message says of that run, and give the command again: finished runs stay
+    and are used. If a process died, memory may be short: start fewer at once by ``--jobs``.
+    """
+
+    code = "run-failed"
+
+
 class ExportError(FedsiloError):
     """A model cannot be exported, or the exported one gives other answers.
 

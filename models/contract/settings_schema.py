@@ -24,6 +24,7 @@ S = TypeVar("S")
 
 _LARGEST = 2**63 - 1  # what Flower's run config can hold
 _LONGEST, _QUOTED = 4096, 100  # characters of a text, and of one that an error quotes
+_LISTED = 30  # names in an error
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -172,9 +173,13 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown method, data set or experiment."""
     names, name = sorted(map(str, known)), one_line(name, _QUOTED)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return SettingError(f"unknown {what} '{name}': known are {listed(names)}{hint}")
+    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.4):
+        hint = f"; did you mean '{near[0]}'?"
+    elif len(names) > _LISTED and what in ("experiment", "method"):
+        hint = f": 'fedsilo {what}s' lists all {len(names)}"
+    else:
+        hint = f": known are {listed(names)}"
+    return SettingError(f"unknown {what} '{name}'{hint}")
 
 
 def build(cls: type[S], values: Mapping[str, Value]) -> S:

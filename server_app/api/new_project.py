@@ -5,7 +5,7 @@ from pathlib import Path
 from shutil import copytree, ignore_patterns
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.run.arguments import AnyPath
+from fedsilo.server_app.run.arguments import AnyPath, as_word
 
 
 def new(project: AnyPath) -> Iterator[str]:
@@ -21,4 +21,4 @@ def new(project: AnyPath) -> Iterator[str]:
     copytree(made, folder, ignore=ignore_patterns("__pycache__"), dirs_exist_ok=True)
     for path in sorted(folder.iterdir()):
         yield str(path)
-    yield f"next:  cd {folder} && fedsilo simulate first"
+    yield f"next:  cd {as_word(folder)} && fedsilo simulate first"

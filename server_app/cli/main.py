@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Annotated
 
 import click
@@ -12,8 +13,10 @@ import typer.core
 import typer.main
 
 from fedsilo.models.contract.errors import FedsiloError, error_line
+from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.versions import FEDSILO
 from fedsilo.server_app.cli.commands import add_commands, panels
+from fedsilo.server_app.run.arguments import as_word
 from fedsilo.server_app.run.processes import VERBOSE, end_if_bound
 
 
@@ -37,10 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # the reader of our output has left
         return 1
     except OSError as error:
-        print(f"fedsilo: error: {error.filename or 'system'}: {error.strerror}", file=sys.stderr)
+        told = error.strerror or one_line(error)
+        print(f"fedsilo: error: {error.filename or 'system'}: {told}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("fedsilo: interrupted; 'fedsilo resume RUN-DIR' continues", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        hint = f"; to continue: fedsilo resume {as_word(Path(error.args[0]))}" if error.args else ""
+        print(f"fedsilo: interrupted{hint}", file=sys.stderr)
         return 130
 
 

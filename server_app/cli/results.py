@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.run.arguments import AnyPath, path_of
+from fedsilo.server_app.run.arguments import AnyPath, as_word, path_of
 
 if TYPE_CHECKING:
     from fedsilo.server_app.deploy.commands import MemberStatus
@@ -86,8 +86,8 @@ def watch(look: Callable[[], View], *, once: bool = False, port: int | None = No
 
 def simulate(run: Run) -> None:
     """Print what one may do with a run next."""
-    path = run.path if not run.path.is_relative_to(Path.cwd()) else run.path.relative_to(Path.cwd())
-    line(f"next:  fedsilo report {path} --out {path.name}.html   a page of its results")
+    path, page = as_word(run.path), as_word(Path(f"{run.path.name}.html"))
+    line(f"next:  fedsilo report {path} --out {page}   a page of its results")
     line(f"       fedsilo card {path}   a model card")
     line(f"       fedsilo predict {path} --help   classes of new samples")
 

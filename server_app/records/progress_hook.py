@@ -121,8 +121,9 @@ class ProgressHook(Hook):
         except Exception as error:
             self._end("failed", one_line(error))
             raise
-        except BaseException:
+        except BaseException as error:
             self._end("interrupted")
+            error.args = (str(self.directory.path),)  # the command says how to resume it
             raise
         finally:
             self.ending.set()

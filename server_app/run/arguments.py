@@ -1,6 +1,7 @@
 """What the commands' functions take: paths, runs and settings, in the forms that suit a caller."""
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,3 +122,9 @@ def refuse_below(minimum: int, option: str, value: int | None) -> None:
     """
     if value is not None and value < minimum:
         raise SettingError(f"--{option} is {value}; it must be at least {minimum}")
+
+
+def as_word(path: Path) -> str:
+    """Return a path as typed in a shell here: quoted, and relative if it is below this folder."""
+    below = path.is_relative_to(Path.cwd())
+    return shlex.quote(str(path.relative_to(Path.cwd()) if below else path))

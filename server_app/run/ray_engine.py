@@ -31,7 +31,7 @@ from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.resources import check_device, check_resources
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.progress import mark_interrupted, read_progress
-from fedsilo.server_app.records.run_directory import SUMMARY, RunDirectory, runs_folder
+from fedsilo.server_app.records.run_directory import CONFIG, SUMMARY, RunDirectory, runs_folder
 from fedsilo.server_app.run import processes
 from fedsilo.server_app.run.processes import end_run
 from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, unused_cluster
@@ -83,7 +83,8 @@ def run_with_ray(
                 error = _flwr_run(app, config, wanted, environment, directory)
         except KeyboardInterrupt:
             mark_interrupted(directory.path)
-            raise
+            begun = [str(directory.path)] if (directory.path / CONFIG).is_file() else []
+            raise KeyboardInterrupt(*begun) from None
     if not error and not (directory.path / SUMMARY).is_file():
         error = (
             f"the Flower run ended without a summary in {directory.path}: see the log above, then "

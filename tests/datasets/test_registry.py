@@ -60,11 +60,8 @@ def test_data_sets_with_public_files_can_be_fetched_and_the_others_have_none() -
 @pytest.mark.parametrize(
     ("name", "near"), [("hart", "heart"), ("tabel", "table"), ("heart-syntetic", "heart-synthetic")]
 )
-def test_an_unknown_data_set_is_answered_with_the_known_ones_and_the_nearest(
-    name: str, near: str
-) -> None:
-    known = ", ".join(sorted(DATA_SETS))
-    said = f"unknown data set '{name}': known are {known}; did you mean '{near}'"
+def test_an_unknown_data_set_is_answered_with_the_nearest(name: str, near: str) -> None:
+    said = f"unknown data set '{name}'; did you mean '{near}'"
     settings = dataclasses.replace(TABLE, dataset=name)
     with pytest.raises(SettingError, match=said):
         data_set(name)

@@ -1,5 +1,6 @@
 """The site: a strict build, pages made from the code, and nothing that is loaded from the web."""
 
+import ast
 import importlib.util
 import os
 import re
@@ -107,6 +108,16 @@ def test_messages_of_an_error_are_found_by_its_code(generated: ModuleType) -> No
     texts = generated.messages()
     assert "--site needs --deployment: without one it is a key of --node-config" in texts["setting"]
     assert all(texts[error.code] for error in generated.coded_errors())
+
+
+def test_every_error_that_is_raised_has_a_code(generated: ModuleType) -> None:
+    without = [
+        f"{name}:{node.lineno}"
+        for name, tree in generated._sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise) and ast.unparse(node).startswith("raise FedsiloError")
+    ]
+    assert without == []
 
 
 def test_make_docs_is_strict() -> None:

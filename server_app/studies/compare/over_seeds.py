@@ -21,8 +21,8 @@ from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.registry import data_set, load_silo
 from fedsilo.models.contract.errors import (
     DataError,
-    FedsiloError,
     RunDirectoryError,
+    RunFailedError,
     SettingError,
     without_prefix,
 )
@@ -160,7 +160,7 @@ class Job:
         """Run or resume it in its own process.
 
         Raises:
-            FedsiloError: it failed, with the run's own error line.
+            RunFailedError: it failed, with the run's own error line.
         """
         resume = ["--set", "resume=true"] if self.directory.path.is_dir() else []
         done = subprocess.run(
@@ -173,7 +173,7 @@ class Job:
         if done.returncode:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
             said = without_prefix(lines[-1])
-            raise FedsiloError(f"{self.directory.path.name} failed: {said}")
+            raise RunFailedError(f"{self.directory.path.name} failed: {said}")
 
 
 def compare(

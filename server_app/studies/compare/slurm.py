@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedsilo.models.contract.errors import FedsiloError, SettingError, needs_extra
+from fedsilo.models.contract.errors import (
+    FedsiloError,
+    RunFailedError,
+    SettingError,
+    needs_extra,
+)
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import parse_assignment
 
@@ -86,13 +91,13 @@ class SlurmPool(ThreadPoolExecutor):
         job = self._executor.submit(_outcome_or_reason, work, *args, **kwargs)
         self._jobs.append(job)
         if error := job.exception():
-            raise FedsiloError(
+            raise RunFailedError(
                 f"job {job.job_id} of Slurm failed: {_last_words(str(error))}; "
                 f"its log is {job.paths.stderr}. Finished runs stay: run this again"
             )
         outcome, reason = job.result()
         if reason:
-            raise FedsiloError(reason)
+            raise RunFailedError(reason)
         done: Outcome = outcome
         return done
 

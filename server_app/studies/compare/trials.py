@@ -24,7 +24,7 @@ from rich.progress import Progress
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import silo_names
-from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.errors import FedsiloError, RunFailedError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings, resolve
@@ -81,7 +81,7 @@ def run_missing(
         ended: is called with each run and its outcome; an exception of it ends all.
 
     Raises:
-        FedsiloError: a worker process died.
+        RunFailedError: a worker process died.
         Exception: what ``work`` or ``ended`` raised; started runs finish, no other begins.
     """
     started = [(run, pool.submit(work, run)) for run in missing]
@@ -90,7 +90,7 @@ def run_missing(
         for future in as_completed(run_of):
             ended(run_of[future], future.result())
     except BrokenProcessPool:
-        raise FedsiloError(
+        raise RunFailedError(
             "a worker process died, perhaps for lack of memory: finished trials stay; run this "
             "again with fewer --jobs"
         ) from None
@@ -131,7 +131,7 @@ def run_trials(trials: Sequence[Trial], folder: Path, jobs: Jobs) -> list[dict[s
 
         def ended(work: _Work, failure: str | None) -> None:
             if failure:
-                raise FedsiloError(f"trial {dict(work[0].label)} failed: {failure}")
+                raise RunFailedError(f"trial {dict(work[0].label)} failed: {failure}")
             bar.advance(task)
 
         # A job of Slurm does not end with this command

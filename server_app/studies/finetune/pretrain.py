@@ -23,7 +23,7 @@ from fedsilo.datasets.io.locations import BACKBONES, find_places
 from fedsilo.datasets.io.state_files import save_state
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
+from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.seeding import derive_seed, seeded
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with, setting
@@ -157,7 +157,7 @@ class _Trainer:
             for epoch in range(1, recipe.epochs + 1):
                 loss = self._epoch()
                 if not math.isfinite(loss) or not self._is_finite():
-                    raise FedsiloError(
+                    raise SettingError(
                         f"pre-training diverged in epoch {epoch}: lower 'learning-rate' in the "
                         "simulation file's 'pretraining'; no weights were written"
                     )

@@ -28,7 +28,11 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["simulate", "uefl-digit"], "unknown experiment 'uefl-digit'"),
+        (
+            ["simulate", "uefl-digit"],
+            "unknown experiment 'uefl-digit'; did you mean 'uefl-digits'",
+        ),
+        (["simulate", "zz"], "unknown experiment 'zz': 'fedsilo experiments' lists all "),
         (["simulate", "uefl-digits", "--set", "rouns=1"], "did you mean 'rounds'"),
         (["simulate", "uefl-digits", "--set", "rounds=0"], "at least 1"),
         (["simulate", "uefl-digits", "--set", "uefl.gamma=-1"], "at least 0"),

@@ -182,9 +182,14 @@ def _ending(error: BaseException) -> Callable[[list[str]], int]:
 def test_an_interrupt_exits_with_130_and_says_how_to_go_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command_line, "_invoke", _ending(KeyboardInterrupt()))
-    assert main(["settings"]) == 130
-    assert capsys.readouterr().err == ("fedsilo: interrupted; 'fedsilo resume RUN-DIR' continues\n")
+    said = "fedsilo: interrupted; to continue: fedsilo resume 'runs/a b'\n"
+    for error, line in (
+        (KeyboardInterrupt(str(Path.cwd() / "runs" / "a b")), said),
+        (KeyboardInterrupt(), "fedsilo: interrupted\n"),  # no run has begun
+    ):
+        monkeypatch.setattr(command_line, "_invoke", _ending(error))
+        assert main(["settings"]) == 130
+        assert capsys.readouterr().err == line
 
 
 def test_a_full_disk_is_one_line(

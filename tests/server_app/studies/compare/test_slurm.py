@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.errors import FedsiloError, RunFailedError, SettingError
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.studies.compare.slurm import Slurm, SlurmPool, read_jobs
 from fedsilo.server_app.studies.compare.trials import Trial, run_missing, run_trials
@@ -60,7 +60,7 @@ def test_each_run_is_a_job_of_its_own(tmp_path: Path) -> None:
 
 def test_a_job_that_fails_is_told_with_its_log(tmp_path: Path) -> None:
     with (
-        pytest.raises(FedsiloError, match=r"ZeroDivisionError: number 1; its log is .*slurm"),
+        pytest.raises(RunFailedError, match=r"ZeroDivisionError: number 1; its log is .*slurm"),
         SlurmPool(LOCAL, tmp_path) as pool,
     ):
         run_missing(pool, _falling, [1], lambda *_: None)
@@ -69,7 +69,7 @@ def test_a_job_that_fails_is_told_with_its_log(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_a_runs_own_error_is_one_line(tmp_path: Path) -> None:
     with (
-        pytest.raises(FedsiloError, match=r"^site a, round 1: training diverged$"),
+        pytest.raises(RunFailedError, match=r"^site a, round 1: training diverged$"),
         SlurmPool(LOCAL, tmp_path) as pool,
     ):
         run_missing(pool, _falling, [0], lambda *_: None)

@@ -241,7 +241,9 @@ def test_training_that_diverges_writes_no_file(
     file.write_text(EXPERIMENTS.replace("warmup-epochs: 1", "learning-rate: 1.0e+30"))
     assert pretrained("skin", "--save-as", str(file.parent / "w")) == 1
     error = capsys.readouterr().err
-    assert error.startswith("fedsilo: error: pre-training diverged in epoch 1: lower 'learning-ra")
+    assert error.startswith(
+        "fedsilo: error[setting]: pre-training diverged in epoch 1: lower 'learning-ra"
+    )
     assert error.count("\n") == 1
     assert not (file.parent / "w").exists()
 
