@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +68,7 @@ def _overall(run: ReportedRun, figures: Figures) -> dict[str, Any]:
         return {"overall": rows}
     alt = "; ".join(f"{row[0]}: {row[2]}, {row[1]} samples" for row in rows if row[0] in drawn)
     label = f"share of test {run.noun(2)} that is right"
-    svg = estimates(_id(run.name, "accuracy"), {"accuracy": drawn}, label)
+    svg = estimates(f"{run.name}-accuracy", {"accuracy": drawn}, label)
     picture = Picture(svg, f"Accuracy by site. {alt}.", "Accuracy by site, 95 % intervals.")
     return {"overall": rows, "accuracy": [picture] if drawn else []}
 
@@ -128,7 +127,7 @@ def _class_pictures(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) ->
                 for title, by_site in series.items()
                 for site, e in by_site.items()
             ]
-            svg = estimates(_id(run, f"class-{name}"), series, "share, with 95 % interval")
+            svg = estimates(f"{run}-class-{name}", series, "share, with 95 % interval")
             alt = f"Class {name} by site. {'; '.join(said)}."
             yield Picture(svg, alt, f"Class {name}: by site.")
 
@@ -150,7 +149,7 @@ def _certainty(run: ReportedRun, figures: Figures) -> dict[str, Any]:
             if "calibration-error" in f
         ],
         "diagrams": [
-            _diagram(_id(run.name, name), found[family], label, diagonal=family == CONFIDENCE)
+            _diagram(f"{run.name}-{name}", found[family], label, diagonal=family == CONFIDENCE)
             for family, (name, label) in families.items()
             if found[CONFIDENCE] and (found[family] or family == UNCERTAINTY)
         ],
@@ -176,11 +175,6 @@ def _bin_rows(found: Sequence[Bin]) -> list[list[str]]:
         ]
         for b in found
     ]
-
-
-def _id(run: str, picture: str) -> str:
-    """Return a picture's name, unique in a page of several runs."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{run}-{picture}".lower()).strip("-")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -200,13 +201,17 @@ def svg_of(figure: Figure, name: str) -> str:
 
     Args:
         figure: what is drawn.
-        name: of the picture, one in its page; all ids in the SVG begin with it.
+        name: of the picture, one in its page; all ids in the SVG begin with it, without what HTML
+            would take for more than a name.
     """
     import matplotlib
 
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if plain != name:  # another name may give the same
+        plain += f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata=_NO_METADATA)
     svg = text.getvalue()
     svg = _STYLE.sub("", svg[svg.index("<svg") :])  # its style would apply to the page
-    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg).strip()
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{plain}-", svg).strip()

@@ -1,5 +1,6 @@
 """A page: nothing of its content is taken for HTML, nothing in it is loaded, bytes do not vary."""
 
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -120,3 +121,10 @@ def test_cells_that_read_as_numbers(cell: str) -> None:
 @pytest.mark.parametrize("cell", ["va", "no samples", "epoch 3", "- a dash"])
 def test_cells_of_words(cell: str) -> None:
     assert not is_number(cell)
+
+
+def test_svg_has_no_more_of_a_name_than_a_name_in_html_may_have() -> None:
+    svgs = [svg_of(_figure(), name) for name in ('by-a"><b>\\1', "by-a-b-1")]
+    ids = [set(re.findall(r'id="(.*?)"', svg)) for svg in svgs]
+    assert all(re.fullmatch(r"by-a-b-1-[\w.-]+", one) for one in ids[0])
+    assert not ids[0] & ids[1]
