@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
+from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import GPU_SHARE
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.resources import check_device, check_resources, worker_environments
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 _PRELOADED = ("answer", "hello", "lab", "session")  # modules of client_app
 _DEATHS = 3  # of the workers that answer one message, until its site counts as failed
+_PAUSES = (0.0, 0.1, 1.0)  # seconds before each try to start a worker
 _WAIT = 30.0  # seconds that a pull waits at most
 _LARGE = 2**16  # bytes: from here on an object is in shared memory
 
@@ -146,11 +149,24 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        """Start the process; the one before has ended."""
-        context = get_context("forkserver")
-        self.pool = ProcessPoolExecutor(1, context, _begin, self.arguments)
-        with _without_main():
-            self.process = self.pool.submit(os.getpid)
+        """Start the process; the one before has ended.
+
+        Raises:
+            ProcessError: the machine starts none.
+        """
+        for pause in _PAUSES:
+            time.sleep(pause)
+            self.pool = ProcessPoolExecutor(1, get_context("forkserver"), _begin, self.arguments)
+            try:
+                with _without_main():
+                    self.process = self.pool.submit(os.getpid)
+                return
+            except (EOFError, OSError) as error:  # the fork server was killed just now
+                reason = one_line(error)
+        raise ProcessError(
+            f"a process for sites could not be started ({reason}): take --engine inline, which "
+            "starts none"
+        )
 
     def submit(self, parcel: Parcel) -> Future[Parcel]:
         """Have the process answer a packed message; one that was killed idle is started again."""

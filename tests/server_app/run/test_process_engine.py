@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from multiprocessing import forkserver
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run import process_engine
 from fedsilo.server_app.run.inline_engine import flower_identity
 from fedsilo.server_app.run.process_engine import Packing, run_with_processes, unpack
-from fedsilo.server_app.run.processes import runs
+from fedsilo.server_app.run.processes import ProcessError, runs
 from tests.support.soak import in_soak
 
 Tiny = Callable[..., dict[str, Value]]
@@ -81,9 +83,12 @@ def test_shared_memory_without_room_is_one_line() -> None:
 
 
 class _Killing(process_engine.ProcessGrid):
-    """A grid that kills the worker of a training message, so many times of one node."""
+    """A grid that kills the worker of a training message, so many times of one node.
 
-    node, times, killed = 1002, 1, set[int]()
+    With ``fork_server`` the process from which workers are forked goes too.
+    """
+
+    node, times, killed, fork_server = 1002, 1, set[int](), False
 
     def _dispatch(self) -> None:
         super()._dispatch()
@@ -94,6 +99,8 @@ class _Killing(process_engine.ProcessGrid):
                 type(self).times -= 1
                 self.killed.add(process)
                 os.kill(process, signal.SIGKILL)
+                if self.fork_server:
+                    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -110,10 +117,18 @@ def _run(values: dict[str, Value], out: Path, nodes: int = 3) -> RunDirectory:
     return run_with_processes(resolve(named), resources)
 
 
-def test_a_message_whose_worker_is_killed_twice_is_answered_by_a_third(
-    killing: type[_Killing], tiny: Tiny, inline_run: InlineRun, tmp_path: Path
+@pytest.mark.parametrize(
+    ("times", "fork_server"), in_soak([(2, False), (1, True)], but=[(2, False)])
+)
+def test_a_message_whose_worker_is_killed_is_answered_by_another(
+    times: int,
+    fork_server: bool,
+    killing: type[_Killing],
+    tiny: Tiny,
+    inline_run: InlineRun,
+    tmp_path: Path,
 ) -> None:
-    killing.times = 2
+    killing.times, killing.fork_server = times, fork_server
     directory = _run(tiny("uefl"), tmp_path / "killed")
     assert killing.times == 0
     assert directory.read_json("summary.json")["failures"] == []
@@ -134,6 +149,30 @@ def test_a_message_whose_worker_is_killed_thrice_counts_as_failed(
     directory = _run(tiny("fedavg", min_sites=2), tmp_path / "goes-on")
     failures = directory.read_json("summary.json")["failures"]
     assert [failure["site"] for failure in failures] == ["s2a"]
+
+
+@pytest.mark.parametrize(("ends", "starts"), [(0, True), (2, True), (3, False)])
+def test_a_worker_starts_though_the_fork_server_ended_just_now(
+    ends: int, starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = iter([EOFError("unexpected EOF"), ConnectionRefusedError(), EOFError()][:ends])
+
+    class Pool:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def submit(self, _: object) -> Future[int]:
+            if error := next(errors, None):
+                raise error
+            return Future()
+
+    monkeypatch.setattr(process_engine, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(process_engine, "_PAUSES", (0.0, 0.0, 0.0))
+    if starts:
+        assert not process_engine.Worker(({}, {}, [])).process.done()
+        return
+    with pytest.raises(ProcessError, match="could not be started"):
+        process_engine.Worker(({}, {}, []))
 
 
 @pytest.mark.parametrize("by", in_soak([signal.SIGKILL, signal.SIGINT], but=[signal.SIGKILL]))
