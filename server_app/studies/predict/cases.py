@@ -201,9 +201,10 @@ def _notes(context: _Context, index: int, answered: bool) -> list[str]:
     found, notes = context.found, []
     if answered and (alike := _bin(context, index)):
         span = wilson(alike.right, alike.count)
+        before = "" if found.probabilities is found.own else " before calibration"
         notes.append(
             f"Of {alike.count} test samples of the run with a probability of about "
-            f"{alike.mean:.2f}, {alike.right / alike.count:.0%} were right (95 % interval "
+            f"{alike.mean:.2f}{before}, {alike.right / alike.count:.0%} were right (95 % interval "
             f"{span.low:.0%} to {span.high:.0%})."
         )
     if answered and found.sets is not None:

@@ -18,6 +18,7 @@ from fedsilo.server_app.studies.report.flows import picture, sentences, shortene
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.hospital_files import AuditLog
 from fedsilo.server_app.studies.report.runs import ReportedRun, taking_part
+from fedsilo.server_app.studies.report.shown import rests_on_classes
 
 _LISTS = ("methods", "datasets", "records", "refused_records")
 _FIGURES = ("delta", "sample-clip-norm", "noise-multiplier", "statistics-noise")
@@ -92,9 +93,21 @@ def _measurements(run: ReportedRun) -> dict[str, Any]:
     measured = Counter((row["site"], row["metric"].partition(".")[0]) for row in run.run.sent)
     sites = sorted({site for site, _ in measured})
     names = sorted({name for _, name in measured})
+    # A split without samples of a class has no AUC of it: the number would say that there are none
+    hiding = {
+        site
+        for site, known in run.run.silos.items()
+        if any(None in counts for counts in known["label_counts"].values())
+    }
+
+    def cell(site: str, name: str) -> str:
+        if site in hiding and rests_on_classes(name):
+            return f"up to {max(measured[other, name] for other in sites)}"
+        return str(measured[site, name])
+
     return {
         "measurement_columns": [METRICS, *sites],
-        "measurements": [[name, *(str(measured[site, name]) for site in sites)] for name in names],
+        "measurements": [[name, *(cell(site, name) for site in sites)] for name in names],
     }
 
 

@@ -37,6 +37,11 @@ Counts = Sequence[int | None]
 Values = Mapping[str, Mapping[str, float]]
 
 
+def rests_on_classes(metric: str) -> bool:
+    """Return whether a metric, or a family of them, is of each class by itself."""
+    return metric == CLASS or _OTHERS_MODELS.sub("", metric) in _OVER_CLASSES
+
+
 class ShownRun(FinishedRun):
     """A finished run without what its pages must not show."""
 

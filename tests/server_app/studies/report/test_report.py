@@ -11,6 +11,7 @@ import pytest
 
 from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.studies.report.dpo import dpo_data
 from fedsilo.server_app.studies.report.report import (
     READERS,
     Reader,
@@ -18,6 +19,7 @@ from fedsilo.server_app.studies.report.report import (
     report,
     write_report,
 )
+from fedsilo.server_app.studies.report.runs import reported_runs
 
 
 def _copy(run: Path, to: Path, **changes: Any) -> Path:
@@ -112,6 +114,18 @@ def test_data_protection_finds_bytes_and_no_guarantee(hearts: Path) -> None:
     assert "models stayed at the sites" in report(
         [hearts / "local-seed0"], ReportOptions(reader="dpo")
     )
+
+
+def test_data_protection_hides_how_many_figures_of_classes_a_site_with_few_samples_sent(
+    hearts: Path,
+) -> None:
+    (run,) = reported_runs([hearts / "fedavg-seed0"])
+    found = dpo_data(run, None)
+    place = found["measurement_columns"].index("switzerland")
+    cells = {row[0]: row[place] for row in found["measurements"]}
+    assert cells["auc"].startswith("up to ")
+    assert cells["class"].startswith("up to ")
+    assert cells["accuracy"].isdigit(), "each split has one"
 
 
 def test_data_protection_finds_epsilon(private: Path) -> None:
