@@ -164,7 +164,8 @@ def engine_for(
         return "ray" if engine == "auto" else engine
     workers = len(worker_environments(resources))
     if reason := _why_inline(common, resources, workers):
-        print(f"fedsilo: sites train in this process, {reason} (--engine processes: side by side)")
+        hint = " (--engine processes: side by side)" if workers > 1 else ""
+        print(f"fedsilo: sites train one after another in this process, as {reason}{hint}")
         return "inline"
     print(
         f"fedsilo: sites train in {workers} processes side by side (--engine inline: in this one)"
@@ -175,12 +176,12 @@ def engine_for(
 def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
     """Return why a run is quicker in one process, or an empty text if it is not."""
     if workers == 1:
-        return "one is all that cores, memory and sites allow"
+        return "cores, memory, GPUs and sites allow no second one"
     if data_set(common.dataset).is_table and (steps := _steps(common)) < _FEW_STEPS:
-        return f"{steps} steps of tables take less than starting others"
+        return f"{steps} steps of tables take less time than starting others"
     if common.device == "cpu" or resources["client-resources-num-gpus"] or not has_gpu():
         return ""
-    return "which has the GPU to itself"
+    return "sites are given no share of the GPU"
 
 
 def _steps(common: CommonSettings) -> int:

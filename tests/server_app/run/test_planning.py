@@ -44,10 +44,13 @@ def test_engine_auto_takes_this_process_for_little_work_and_on_one_core(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(resources, "cores", lambda: cores)
+    monkeypatch.setattr(resources, "free_memory", lambda: 16 * 2.0**30)
     common, wanted = CommonSettings(dataset=dataset, rounds=rounds), check_resources({})
     assert engine_for(common, wanted, engine, address) == chosen
     said = capsys.readouterr().out
     assert said.count("\n") == (engine == "auto" and chosen != "ray")
+    several = "(--engine processes: side by side)" in said  # offered where there can be several
+    assert several == (engine == "auto" and chosen == "inline" and cores > 1)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,7 @@ def test_engine_auto_leaves_a_gpu_of_which_sites_get_no_share_to_this_process(
     share: float, there: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resources, "cores", lambda: 8)
+    monkeypatch.setattr(resources, "free_memory", lambda: 16 * 2.0**30)
     monkeypatch.setattr("torch.cuda.is_available", lambda: there)
     monkeypatch.setenv(resources.VISIBLE, "0")
     wanted = check_resources({"client-resources-num-gpus": share})
