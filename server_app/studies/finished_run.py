@@ -66,8 +66,10 @@ def finished_run(path: Path) -> FinishedRun:
     """Return the run of a folder.
 
     Raises:
-        RunDirectoryError: it has not ended, or another version of fedsilo made it.
+        RunDirectoryError: there is none, it has not ended, or another version of fedsilo made it.
     """
+    if not path.is_dir():
+        raise RunDirectoryError(f"there is no run directory {path}: name one")
     if not has_ended(path):
         raise RunDirectoryError(f"the run in {path} has not ended: 'fedsilo resume {path}'")
     if has_begun(path):

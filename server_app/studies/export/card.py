@@ -17,7 +17,7 @@ import yaml
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_set
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
 from fedsilo.models.measures.intervals import Interval, of_auc, wilson
 from fedsilo.server_app.studies.finetune.request import refuse_target
@@ -85,8 +85,8 @@ def card_text(
             [
                 name,
                 as_text(known["distribution"]),
-                *(floored(known["sizes"].get(split), floor) for split in _SPLITS),
-                floored(known["dropped"], floor),
+                *(_samples(known, split, floor) for split in _SPLITS),
+                floored(known["dropped"], floor) if reported.trust == SERVER else NONE,
             ]
             for name, known in sorted(run.silos.items(), key=lambda one: -_size(one[1], "train"))
         ],
@@ -96,13 +96,17 @@ def card_text(
         values=[
             [
                 name,
-                floored(run.silos[name]["sizes"].get("test"), floor),
+                _samples(run.silos[name], "test", floor),
                 *(_cell(run, name, m) for m in metrics),
             ]
             for name in sites
         ],
         guarantee=_guarantee(run.summary["privacy"]["guarantee"]),
-        few=[name for name, known in run.silos.items() if _size(known, "test") < _FEW],
+        few=[
+            name
+            for name, known in run.silos.items()
+            if "test" in known["sizes"] and _size(known, "test") < _FEW
+        ],
         form=form,
         usage=usage,
         facts=facts,
@@ -115,15 +119,23 @@ def _size(known: Mapping[str, Any], split: str) -> int:
     return known["sizes"].get(split) or 0
 
 
+def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
+    """Return how many samples a split has, 'n/a' where the site does not tell at all."""
+    return floored(known["sizes"][split], floor) if split in known["sizes"] else NONE
+
+
 def _by_class(run: ReportedRun, site: str) -> Iterator[list[str]]:
     """Yield a row for each class of a site whose figures may be shown."""
     counts = run.run.silos[site]["label_counts"].get("test", [])
     figures = final_figures(run).get(site, {})
-    names = run.class_names(site)
+    # At 'trust: sums' no count of a single site is there
+    names = run.class_names(site) if counts else []
     for one in class_outcomes(figures, names, counts, _size(run.run.silos[site], "test")):
         found = (one.sensitivity(), one.specificity(), one.area())
         cells = (with_interval(*pair) if pair else NONE for pair in found)
-        yield [site, as_text(one.name), f"{one.samples:,}", *cells]
+        row = [site, as_text(one.name), f"{one.samples:,}", *cells]
+        if any(cell != NONE for cell in row[3:]):
+            yield row
 
 
 def as_text(said: str) -> str:

@@ -30,6 +30,11 @@ def test_a_run_has_ended_when_its_summary_is_there(tmp_path: Path) -> None:
     assert run.metrics == [{"round": "1", "value": "0.5"}]
 
 
+def test_a_folder_that_is_missing_is_not_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match=r"there is no run directory .*/none: name one"):
+        finished_run(tmp_path / "none")
+
+
 def test_a_file_that_is_missing_is_told_when_it_is_asked_for(tmp_path: Path) -> None:
     RunDirectory(tmp_path).write_json("summary.json", {})
     run = finished_run(tmp_path)

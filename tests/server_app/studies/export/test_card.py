@@ -9,9 +9,11 @@ import pytest
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
+from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.measures.intervals import wilson
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.export.card import card
+from tests.server_app.studies.predict.test_data_sets import run_of
 
 
 def test_a_card_is_filled_from_the_run(finished: Path) -> None:
@@ -100,3 +102,12 @@ def test_card_has_the_sections_of_mitchell_et_al_and_the_runs_numbers(hearts: Pa
     assert f"{figures['switzerland'].get('auc', -1):.3f}" not in text, "it rests on one patient"
     assert "| switzerland | switzerland | 30 | < 10 | 16 |" in text
     assert "| cleveland | disease | 48 |" in text
+
+
+def test_card_at_trust_sums_says_that_no_count_is_known(tmp_path: Path) -> None:
+    sums: dict[str, Value] = {"trust": "sums", "secure-aggregation": "secagg"}
+    sums |= {"standardise": "declared", "clip-norm": 1.0}
+    text = card(run_of("heart-synthetic", tmp_path, "", **sums).path)
+    assert "| va | va | n/a | n/a | n/a | n/a |" in text
+    assert "Fewer than 100 test rows" not in text, "how many there are is not known"
+    assert "By site and class" not in text

@@ -232,7 +232,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
             "--split test",
             "is a file: name the run's",
         ),
-        ("nowhere", "--split test", "has not ended"),
+        ("nowhere", "--split test", "there is no run directory"),
     ],
 )
 def test_what_cannot_be_predicted_is_told_in_a_line(
