@@ -212,6 +212,12 @@ class ProcessGrid(InlineGrid):
         self._home: dict[int, Worker] = {}
         self._deaths = Counter[str]()
 
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue messages and return their ids; what came too late before is forgotten."""
+        self._waiting.clear()
+        self._replies.clear()
+        return super().push_messages(messages)
+
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that have come among those to ``message_ids``; wait for the first.
 

@@ -151,6 +151,16 @@ def test_a_message_whose_worker_is_killed_thrice_counts_as_failed(
     assert [failure["site"] for failure in failures] == ["s2a"]
 
 
+def test_messages_that_nobody_waits_for_any_more_are_not_answered(
+    sent: Callable[..., Message],
+) -> None:
+    grid = process_engine.ProcessGrid({}, [{}], [])  # without workers
+    grid.push_messages([sent()])
+    (key,) = grid.push_messages([sent()])
+    assert list(grid._waiting) == [key]
+    assert list(grid.pull_messages([key])) == []
+
+
 @pytest.mark.parametrize(("ends", "starts"), [(0, True), (2, True), (3, False)])
 def test_a_worker_starts_though_the_fork_server_ended_just_now(
     ends: int, starts: bool, monkeypatch: pytest.MonkeyPatch
