@@ -213,7 +213,7 @@ class ProcessGrid(InlineGrid):
         self._deaths = Counter[str]()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages and return their ids; what came too late before is forgotten."""
+        """Queue messages and return their ids; forget those of before that nobody waits for."""
         self._waiting.clear()
         self._replies.clear()
         return super().push_messages(messages)
