@@ -158,3 +158,13 @@ def needs_extra(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
         yield
     except ImportError:
         raise SettingError(missing_extra(what, extra, otherwise)) from None
+
+
+class ProcessError(FedsiloError):
+    """A process could not be started, or did not end well.
+
+    Fix: run the command again with ``fedsilo --verbose`` to see what Flower or Ray printed, or use
+    ``--engine inline``, which starts no process.
+    """
+
+    code = "process"

@@ -61,13 +61,9 @@ class CommonSettings:
         9, "silos that images are divided into", roles=("partition", "silo"), maximum=100_000
     )
     min_sites: int = _count(
-        0, "sites that must answer each round, or 0 for all that joined", roles="circumstance"
+        0, "sites that must answer each round (0: all that joined)", roles="circumstance"
     )
-    sites_per_round: int = _count(
-        0,
-        "sites that take part in a round, sampled by seed and round, or 0 for all",
-        roles="course",
-    )
+    sites_per_round: int = _count(0, "sites sampled for each round (0: all)", roles="course")
     aggregation: str = choice(
         *(AUTO, *AGGREGATIONS),
         help="how the sites' weights are combined: auto, norm-clip of real sites where the method "
@@ -90,9 +86,9 @@ class CommonSettings:
         roles="combining",
     )
     local_epochs: int = _positive(2, "passes over a site's training data per round")
-    local_steps: int = _count(0, "optimiser steps per round at every site, or 0 for local-epochs")
+    local_steps: int = _count(0, "optimiser steps per round at every site (0: local-epochs)")
     epoch_steps: int = _count(
-        0, "optimiser steps of an epoch that spans rounds, or 0 for none", maximum=100_000
+        0, "optimiser steps of an epoch that spans rounds (0: none)", maximum=100_000
     )
     pace: int = _positive(40, "with epoch-steps: steps per round, a divisor of it")
     batch_size: int = setting(32, "samples per optimiser step", roles="step", minimum=2)
@@ -130,9 +126,7 @@ class CommonSettings:
     classifier: str = choice(
         "seed", "published", help="resnet22: new last layers, or Wu et al.'s own", roles="network"
     )
-    mc_passes: int = _count(
-        20, "Monte Carlo dropout passes of a measurement, or 0 for one pass without dropout"
-    )
+    mc_passes: int = _count(20, "Monte Carlo dropout passes (0: one pass without dropout)")
     loss: str = declared.LOSS
     evidence: str = choice("softplus", "relu", help="evidential loss: how logits become evidence")
     class_weights: str = declared.CLASS_WEIGHTS
@@ -150,12 +144,10 @@ class CommonSettings:
         "resnet22: a file, or empty for the seed",
         roles=("vit", "own"),
     )
-    backbone_width: int = _count(
-        0, "vit: embedding channels, or 0 for the backbone's", roles=_SHAPE
-    )
-    backbone_depth: int = _count(0, "vit: blocks, or 0 for the backbone's", roles=_SHAPE)
-    backbone_heads: int = _count(0, "vit: attention heads, or 0 for the backbone's", roles=_SHAPE)
-    backbone_patch: int = _count(0, "vit: pixels of a patch, or 0 for the backbone's", roles=_SHAPE)
+    backbone_width: int = _count(0, "vit: embedding channels (0: the backbone's)", roles=_SHAPE)
+    backbone_depth: int = _count(0, "vit: blocks (0: the backbone's)", roles=_SHAPE)
+    backbone_heads: int = _count(0, "vit: attention heads (0: the backbone's)", roles=_SHAPE)
+    backbone_patch: int = _count(0, "vit: pixels of a patch (0: the backbone's)", roles=_SHAPE)
     initial_weights: str = setting(
         "",
         "initial exchanged weights: a safetensors file of a run ('encoder:' before it: its encoder "
@@ -173,7 +165,7 @@ class CommonSettings:
         2.5e-4, "vit: step size of b- and g-prompts", roles=("step", "vit"), above=0.0, maximum=1e30
     )
     image_size: int = _count(
-        0, "side of an image in pixels, or 0 for the data set's own", roles="pixels", maximum=4096
+        0, "side of an image in pixels (0: the data set's own)", roles="pixels", maximum=4096
     )
     colour_constancy: bool = setting(False, "shades-of-grey colour constancy", roles="pixels")
     broken_images: str = choice(
@@ -218,12 +210,8 @@ class CommonSettings:
     silo_set: str = setting(
         "", "silos by name with their links: gaia, or a CSV file of edges", roles="partition"
     )
-    silo_train_size: int = _count(
-        0, "training images per silo, or 0 for the data set's own", roles="silo"
-    )
-    silo_test_size: int = _count(
-        0, "test images per silo, or 0 for the data set's own", roles="silo"
-    )
+    silo_train_size: int = _count(0, "training images per silo (0: the set's own)", roles="silo")
+    silo_test_size: int = _count(0, "test images per silo (0: the set's own)", roles="silo")
     standardise: str = choice(
         *("pooled", "site", "declared"),
         help="a table's features by the mean and deviation of all sites, each site, or the schema",
@@ -235,12 +223,12 @@ class CommonSettings:
     )
     test_folds: int = _count(
         0,
-        "folds of a site's rows, one of them test data, or 0 for no folds",
+        "folds of a site's rows, one of them test data (0: no folds)",
         roles=("split", "folds"),
     )
     test_fold: int = _count(0, "number of the test fold, from 0", roles="split")
     val_folds: int = _count(
-        0, "folds of the training rows, one of them validation data, or 0 for none", roles=_FOLDS
+        0, "folds of the training rows, one of them validation data (0: none)", roles=_FOLDS
     )
     val_fold: int = _count(
         0, "number of the validation fold, from 0", roles=("split", "validation")
@@ -259,7 +247,7 @@ class CommonSettings:
     )
     sample_clip_norm: float = _private(
         0.0,
-        "differential privacy per patient: L2 norm of a sample's gradient (DP-SGD), or 0 for none",
+        "differential privacy per patient: L2 norm of a sample's gradient (DP-SGD) (0: none)",
     )
     noise_multiplier: float = _private(
         0.0, "standard deviation of the noise on a step's gradients, in sample-clip-norms"
@@ -270,7 +258,7 @@ class CommonSettings:
     statistics_noise: float = _private(
         0.0,
         "standard deviation of the noise on statistics (class means, prototypes, measurements, "
-        "label counts), in a patient's part, or 0 for noise-multiplier",
+        "label counts), in a patient's part (0: noise-multiplier)",
     )
     delta: float = setting(1e-5, "delta of (epsilon, delta)", roles="privacy", above=0.0, below=1.0)
     max_epsilon: float = _private(
@@ -284,10 +272,10 @@ class CommonSettings:
     )
     clip_norm: float = _summing(0.0, "secagg: L2 norm that a site's update is clipped to")
     secure_threshold: int = _summing(
-        0, "secagg: sites that must stay, more than half, or 0 for over two thirds"
+        0, "secagg: sites that must stay, more than half (0: over two thirds)"
     )
     secure_bits: int = _summing(
-        0, "secagg: bits of a number, or 0 for what 32-bit sums allow", maximum=30
+        0, "secagg: bits of a number (0: what 32-bit sums allow)", maximum=30
     )
     secure_samples: int = _summing(16384, "secagg: most samples of a site's split", minimum=1)
     device: str = setting(

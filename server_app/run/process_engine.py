@@ -8,9 +8,7 @@ shared memory without a name: nothing of it stays, in whatever way a process end
 from __future__ import annotations
 
 import gc
-import io
 import os
-import pickle
 import signal
 import sys
 import time
@@ -24,22 +22,21 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.forkserver import ensure_running
 from threading import Thread
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
+from fedsilo.models.contract.errors import ProcessError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import GPU_SHARE
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.resources import check_device, check_resources, worker_environments
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
-from fedsilo.server_app.run.processes import ProcessError
+from fedsilo.strategies.wire.parcels import Packing, Parcel, unpack
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedsilo.server_app.records.run_directory import RunDirectory
     from fedsilo.server_app.run.ending import Finish
 
@@ -47,89 +44,6 @@ _PRELOADED = ("answer", "hello", "lab", "session")  # modules of client_app
 _DEATHS = 3  # of the workers that answer one message, until its site counts as failed
 _PAUSES = (0.0, 0.1, 1.0)  # seconds before each try to start a worker
 _WAIT = 30.0  # seconds that a pull waits at most
-_LARGE = 2**16  # bytes: from here on an object is in shared memory
-
-Parcel = tuple[bytes, "Tensor | None"]  # a pickled message, and the large objects that it names
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles all but large bytes, which it collects."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5)
-        self.large: list[bytes] = []
-        self._end = 0
-
-    def persistent_id(self, obj: Any) -> tuple[int, int] | None:
-        """Return where large bytes will be, and None for anything else."""
-        if type(obj) is not bytes or len(obj) < _LARGE:
-            return None
-        self.large.append(obj)
-        begin, self._end = self._end, self._end + len(obj)
-        return begin, self._end
-
-
-class _Unpickler(pickle.Unpickler):
-    """Takes large bytes from shared memory."""
-
-    def __init__(self, data: bytes, shared: Tensor | None) -> None:
-        super().__init__(io.BytesIO(data))
-        self._shared = memoryview(b"") if shared is None else shared.numpy().data
-
-    def persistent_load(self, pid: tuple[int, int]) -> bytes:
-        """Return a copy of the bytes between two places."""
-        return bytes(self._shared[slice(*pid)])
-
-
-class Packing:
-    """Packs messages for another process; what goes to several sites is shared once."""
-
-    def __init__(self) -> None:
-        self._before: list[bytes] = []
-        self._shared: Tensor | None = None
-
-    def pack(self, message: Message) -> Parcel:
-        """Return the message in a form that another process can open.
-
-        Raises:
-            ProcessError: there is no room in shared memory.
-        """
-        pickler = _Pickler(file := io.BytesIO())
-        pickler.dump(message)
-        same = len(pickler.large) == len(self._before) and all(
-            one is other for one, other in zip(pickler.large, self._before, strict=True)
-        )
-        if not same:
-            self._shared = _shared(pickler.large) if pickler.large else None
-            self._before = pickler.large
-        return file.getvalue(), self._shared
-
-
-def _shared(parts: list[bytes]) -> Tensor:
-    """Return the parts, one after the other, in shared memory.
-
-    Raises:
-        ProcessError: there is no room for them.
-    """
-    import torch
-    import torch.multiprocessing  # teaches multiprocessing to hand over a tensor's memory
-
-    together = bytearray().join(parts)
-    try:
-        shared: Tensor = torch.frombuffer(together, dtype=torch.uint8)
-        shared.share_memory_()  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        raise ProcessError(
-            f"shared memory has no room for {len(together)} bytes of a message: make /dev/shm "
-            "larger (docker run --shm-size=2g), or take --engine inline"
-        ) from None
-    return shared
-
-
-def unpack(parcel: Parcel) -> Message:
-    """Return the message in a parcel."""
-    message: Message = _Unpickler(*parcel).load()
-    return message
 
 
 @dataclass

@@ -13,7 +13,7 @@ from threading import Thread
 
 import psutil
 
-from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.errors import ProcessError
 
 VERBOSE = "FEDSILO_VERBOSE"  # set by --verbose: show what Flower and Ray print
 RUN_MARK = "FLWR_HOME"  # a folder that each run has of its own; all its processes know it
@@ -21,16 +21,6 @@ _PARENT = "FEDSILO_ENDS_WITH"  # the process with which a command is to end
 _PASSES = 5
 _LOOK = 0.5  # seconds from one look for a parent to the next
 _UNWINDING = 5.0  # seconds
-
-
-class ProcessError(FedsiloError):
-    """A process could not be started, or did not end well.
-
-    Fix: run the command again with ``fedsilo --verbose`` to see what Flower or Ray printed, or use
-    ``--engine inline``, which starts no process.
-    """
-
-    code = "process"
 
 
 def tool(name: str) -> str:

@@ -25,6 +25,7 @@ import tomli_w
 from rich.console import Console
 from rich.text import Text
 
+from fedsilo.models.contract.errors import ProcessError
 from fedsilo.models.contract.settings import GPU_SHARE
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import git_revision
@@ -49,7 +50,7 @@ _NOISE = re.compile(
 )
 
 
-class RayRunError(processes.ProcessError):
+class RayRunError(ProcessError):
     """The Flower run did not end well."""
 
 

@@ -15,14 +15,15 @@ import psutil
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.errors import ProcessError, SiteError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run import process_engine
 from fedsilo.server_app.run.inline_engine import flower_identity
-from fedsilo.server_app.run.process_engine import Packing, run_with_processes, unpack
-from fedsilo.server_app.run.processes import ProcessError, runs
+from fedsilo.server_app.run.process_engine import run_with_processes
+from fedsilo.server_app.run.processes import runs
+from fedsilo.strategies.wire.parcels import Packing, unpack
 from tests.support.soak import in_soak
 
 Tiny = Callable[..., dict[str, Value]]
@@ -69,7 +70,7 @@ def test_what_goes_to_several_sites_is_shared_once(sent: Callable[..., Message])
 def test_shared_memory_without_room_is_one_line() -> None:
     code = (
         "import resource\n"
-        "from fedsilo.server_app.run.process_engine import _shared\n"
+        "from fedsilo.strategies.wire.parcels import _shared\n"
         "from fedsilo.models.contract.errors import FedsiloError\n"
         "assert len(_shared([b'x' * 90_000])) == 90_000\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"  # as a full /dev/shm

@@ -1,0 +1,102 @@
+"""Messages between processes of one machine: pickled, with their large parts in shared memory.
+
+Only the processes that a command forks for itself exchange them; what comes from other machines is
+never unpickled (``strategies/wire/records.py``).
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Message
+
+from fedsilo.models.contract.errors import ProcessError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LARGE = 2**16  # bytes: from here on an object is in shared memory
+
+Parcel = tuple[bytes, "Tensor | None"]  # a pickled message, and the large objects that it names
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles all but large bytes, which it collects."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.large: list[bytes] = []
+        self._end = 0
+
+    def persistent_id(self, obj: Any) -> tuple[int, int] | None:
+        """Return where large bytes will be, and None for anything else."""
+        if type(obj) is not bytes or len(obj) < _LARGE:
+            return None
+        self.large.append(obj)
+        begin, self._end = self._end, self._end + len(obj)
+        return begin, self._end
+
+
+class _Unpickler(pickle.Unpickler):
+    """Takes large bytes from shared memory."""
+
+    def __init__(self, data: bytes, shared: Tensor | None) -> None:
+        super().__init__(io.BytesIO(data))
+        self._shared = memoryview(b"") if shared is None else shared.numpy().data
+
+    def persistent_load(self, pid: tuple[int, int]) -> bytes:
+        """Return a copy of the bytes between two places."""
+        return bytes(self._shared[slice(*pid)])
+
+
+class Packing:
+    """Packs messages for another process; what goes to several sites is shared once."""
+
+    def __init__(self) -> None:
+        self._before: list[bytes] = []
+        self._shared: Tensor | None = None
+
+    def pack(self, message: Message) -> Parcel:
+        """Return the message in a form that another process can open.
+
+        Raises:
+            ProcessError: there is no room in shared memory.
+        """
+        pickler = _Pickler(file := io.BytesIO())
+        pickler.dump(message)
+        same = len(pickler.large) == len(self._before) and all(
+            one is other for one, other in zip(pickler.large, self._before, strict=True)
+        )
+        if not same:
+            self._shared = _shared(pickler.large) if pickler.large else None
+            self._before = pickler.large
+        return file.getvalue(), self._shared
+
+
+def _shared(parts: list[bytes]) -> Tensor:
+    """Return the parts, one after the other, in shared memory.
+
+    Raises:
+        ProcessError: there is no room for them.
+    """
+    import torch
+    import torch.multiprocessing  # teaches multiprocessing to hand over a tensor's memory
+
+    together = bytearray().join(parts)
+    try:
+        shared: Tensor = torch.frombuffer(together, dtype=torch.uint8)
+        shared.share_memory_()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        raise ProcessError(
+            f"shared memory has no room for {len(together)} bytes of a message: make /dev/shm "
+            "larger (docker run --shm-size=2g), or take --engine inline"
+        ) from None
+    return shared
+
+
+def unpack(parcel: Parcel) -> Message:
+    """Return the message in a parcel."""
+    message: Message = _Unpickler(*parcel).load()
+    return message
