@@ -118,7 +118,9 @@ def _run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         write_data(words[2], Path(words[words.index("--data-dir") + 1]))
         return
     added = [part for one in _of(SMALL, text) or [] for part in ("--set", one)]
-    added += ["--engine", "inline"] if words[1] == "simulate" else []
+    if words[1] == "simulate":  # pictures take as long as such a run: of one they are drawn
+        added += ["--engine", "inline"]
+        added += [] if words[2] == "picsr-heart" else ["--no-pictures"]
     arguments = [*words[1:], *added, *(_of(FEWER, text) or [])]
     if words[1:] == ["simulate", "uefl-digits", "--name", "digits"]:  # "interrupt it with Ctrl-C"
         with monkeypatch.context() as patched:

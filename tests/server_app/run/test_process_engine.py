@@ -217,6 +217,7 @@ def test_processes_end_with_the_command_and_the_run_resumes(
     assert _bytes(resumed) == _bytes(inline_run(values, out=tmp_path / "whole"))
 
 
+@pytest.mark.soak
 def test_a_script_without_a_guard_runs_once(tiny: Tiny, tmp_path: Path) -> None:
     script = tmp_path / "study.py"
     values = {**tiny("fedavg", rounds=1), "run-name": "run", "out": str(tmp_path)}
