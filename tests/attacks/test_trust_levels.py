@@ -47,9 +47,15 @@ def test_a_trusted_server_reads_rows_by_every_method_that_sends_weights(
 @pytest.mark.parametrize("attack", sorted(READ))
 def test_a_trusted_server_that_breaks_the_trust_reads_rows(attack: str, tmp_path: Path) -> None:
     messages, rows = READ[attack]
-    site = attacked(attack, 0.0, tmp_path, messages)
-    assert site.answered == site.messages, "nothing of it is refused"
-    assert site.hospital.recovered(site.candidates) >= rows
+    found = []
+    for number in range(3):  # a hospital's batches are random: an inversion may find no row in one
+        (folder := tmp_path / str(number)).mkdir()
+        site = attacked(attack, 0.0, folder, messages)
+        assert site.answered == site.messages, "nothing of it is refused"
+        found.append(site.hospital.recovered(site.candidates))
+        if found[-1] >= rows:
+            return
+    pytest.fail(f"an attacker recovered {found} rows, in no attempt {rows}")
 
 
 @pytest.mark.parametrize("attack", sorted(PLANES))
