@@ -4,12 +4,12 @@
     python benchmarks/authors.py --uefl DIR --data-dir DATA [--dataset fmnist] [--csv FILE]
 
 The authors' ``train.main`` runs as it is: their outer loop, local training, averaging, codebook and
-K-means. Given to it are our silos, and our encoder and head in place of theirs, with the weights of
-the seed; so what differs is the method's code. Their loop has no last round: it is ended after
+K-means. It gets our silos, and our encoder and head in place of theirs, with the seed's weights, so
+that only the method's code differs. Their loop has no last round: this script ends it after
 ``--rounds``. Accuracy is that of the final model on each silo's test samples, and its mean.
 
-Nothing of theirs is in this repository. Their code loads data sets by OpenCV and idx2numpy, which
-this script needs not: the modules that would import them are left out.
+Nothing of theirs is in this repository. Their modules that load data sets need OpenCV and
+idx2numpy; this script replaces them, so that neither package has to be installed.
 """
 
 import argparse

@@ -56,9 +56,9 @@ def main(grid: Grid, context: Context) -> None:
 
 def _run(grid: Grid, context: Context) -> None:
     from fedsilo.server_app.config.settings import resolve
+    from fedsilo.server_app.run import ready
     from fedsilo.server_app.run.meeting import write_meeting
     from fedsilo.server_app.run.ray_engine import LAUNCH_VARIABLE
-    from fedsilo.server_app.run.ready import refuse_few_nodes, refuse_unready
     from fedsilo.server_app.run.runner import run
     from fedsilo.server_app.studies.finish import finish_run
     from fedsilo.server_app.studies.survey.collect import run_survey
@@ -66,8 +66,9 @@ def _run(grid: Grid, context: Context) -> None:
     settings = resolve(context.run_config)
     launch: dict[str, Any] = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
     if not launch and type(grid).__name__ == _SIMULATION_GRID:  # 'flwr run' itself
-        refuse_few_nodes(settings.common, len(list(grid.get_node_ids())))
-        refuse_unready(settings.common)
+        ready.refuse_few_nodes(settings.common, len(list(grid.get_node_ids())))
+        ready.refuse_without_a_silo(settings.common)
+        ready.refuse_by_first_silo(settings.common)
     if settings.common.purpose == "meet":
         write_meeting(grid, settings)
     elif settings.common.purpose == "survey":

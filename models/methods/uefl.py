@@ -257,8 +257,8 @@ def uncertain_sites(
     """
     values = list(entropies.values())
     level = min(values) if threshold == "least" else sum(values) / len(values)
-    threshold_value = (1 + gamma) * level
-    return sorted(site for site, entropy in entropies.items() if entropy > threshold_value)
+    limit = (1 + gamma) * level
+    return sorted(site for site, entropy in entropies.items() if entropy > limit)
 
 
 def round_marks(extended: Mapping[str, Sequence[str]], refreshed: Sequence[int]) -> dict[int, str]:

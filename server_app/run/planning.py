@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsilo.datasets.registry import DATA_SETS, cut_of, data_set, load_silo, silo_names
+from fedsilo.datasets.registry import DATA_SETS, data_set, load_silo, silo_names
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.plugs import module_of, plugin_entries
@@ -40,9 +40,9 @@ from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.server_app.run.process_engine import run_with_processes, start_fork_server
 from fedsilo.server_app.run.ray_engine import run_with_ray
 from fedsilo.server_app.run.ready import (
+    refuse_by_first_silo,
     refuse_little_memory,
-    refuse_missing_weights,
-    refuse_unready,
+    refuse_without_a_silo,
 )
 
 if TYPE_CHECKING:
@@ -215,11 +215,10 @@ def start(
         )
     # Refused here and now, not from inside a Flower run
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
-    refuse_missing_weights(settings.common)
-    cut_of(settings.common)  # a cut that leaves a silo empty would otherwise fail at every silo
+    refuse_without_a_silo(settings.common)
     chosen = engine_for(settings.common, resources, engine, ray_address)
     if chosen == "ray":
-        refuse_unready(settings.common)
+        refuse_by_first_silo(settings.common)
         if not ray_address:
             refuse_little_memory(resources)
         return run_with_ray(settings, resources, ray_address or "")

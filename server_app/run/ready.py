@@ -12,11 +12,11 @@ from fedsilo.server_app.config.resources import free_memory
 _PROCESS = 0.4e9  # bytes that a site's process has of its own once PyTorch is imported
 
 
-def refuse_missing_weights(common: CommonSettings) -> None:
-    """Refuse a file of weights that is not there; it takes no data and no network.
+def refuse_without_a_silo(common: CommonSettings) -> None:
+    """Refuse what is seen before a silo is opened: missing weights, a cut that cannot be made.
 
     Raises:
-        SettingError: says where it was looked for.
+        FedsiloError: the first fault; of weights it says where they were looked for.
     """
     named = common.initial_weights
     if named and not named.startswith("timm:"):
@@ -27,22 +27,21 @@ def refuse_missing_weights(common: CommonSettings) -> None:
         from fedsilo.datasets.weights.backbones import weights_file
 
         weights_file(common)
+    cut_of(common)  # a cut that leaves a silo empty would otherwise fail at every silo
 
 
 def _has_resnet_weights(common: CommonSettings) -> bool:
     return common.network == "resnet22" and bool(common.backbone_weights)
 
 
-def refuse_unready(common: CommonSettings) -> None:
-    """Refuse what every simulated site would refuse: its cut, its data, what it starts from.
+def refuse_by_first_silo(common: CommonSettings) -> None:
+    """Refuse what every simulated site would refuse: its data, what it starts from.
 
-    One silo is opened. Made-up data are not: nothing in them can be missing.
+    One silo is opened. Synthetic data are not: nothing in them can be missing.
 
     Raises:
         FedsiloError: the first fault.
     """
-    refuse_missing_weights(common)
-    cut_of(common)  # a cut that leaves a silo empty would otherwise fail at every silo
     if data_set(common.dataset).origin == "made-up" or not (names := silo_names(common)):
         return
     silo = load_silo(names[0], common)

@@ -118,7 +118,7 @@ def _run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         write_data(words[2], Path(words[words.index("--data-dir") + 1]))
         return
     added = [part for one in _of(SMALL, text) or [] for part in ("--set", one)]
-    if words[1] == "simulate":  # pictures take as long as such a run: of one they are drawn
+    if words[1] == "simulate":  # drawing takes as long as such a run, so that one alone draws
         added += ["--engine", "inline"]
         added += [] if words[2] == "picsr-heart" else ["--no-pictures"]
     arguments = [*words[1:], *added, *(_of(FEWER, text) or [])]

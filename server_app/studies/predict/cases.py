@@ -262,8 +262,7 @@ def _sentence(found: Predictions, model: SiteModel) -> str:
     return (
         f"The model says which of {', '.join(found.classes)} applies to each of "
         f"{counted(cases, 'case')}. {model.run.summary['title']} trained it at {sites}. "
-        f"{unread} cases could not be used, and {held} have no answer as they are unlike the "
-        "training samples."
+        f"Not used: {counted(unread, 'case')}. Unlike the training samples, no answer: {held}."
     )
 
 

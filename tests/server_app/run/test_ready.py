@@ -29,20 +29,20 @@ def test_missing_weights_are_refused_without_data(
 ) -> None:
     common = CommonSettings(dataset="mnist", data_dir=str(tmp_path), **settings)
     if not told:
-        ready.refuse_missing_weights(common)
+        ready.refuse_without_a_silo(common)
         return
     with pytest.raises(SettingError, match=told):
-        ready.refuse_missing_weights(common)
+        ready.refuse_without_a_silo(common)
 
 
 def test_missing_data_and_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is missing in"):
-        ready.refuse_unready(CommonSettings(dataset="mnist", data_dir=str(tmp_path)))
-    ready.refuse_unready(CommonSettings(dataset="heart-synthetic"))
+        ready.refuse_by_first_silo(CommonSettings(dataset="mnist", data_dir=str(tmp_path)))
+    ready.refuse_by_first_silo(CommonSettings(dataset="heart-synthetic"))
     weights = tmp_path / "weights.pt"
     weights.write_bytes(b"no weights")
     with pytest.raises(SettingError, match="not a weights file"):
-        ready.refuse_unready(CommonSettings(silos=3, initial_weights=str(weights)))
+        ready.refuse_by_first_silo(CommonSettings(silos=3, initial_weights=str(weights)))
 
 
 @pytest.mark.parametrize(
