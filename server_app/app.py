@@ -62,7 +62,9 @@ def _run(grid: Grid, context: Context) -> None:
     from fedsilo.server_app.run.runner import run
     from fedsilo.server_app.studies.finish import finish_run
     from fedsilo.server_app.studies.survey.collect import run_survey
+    from fedsilo.strategies.wire.messaging import retry_soon
 
+    retry_soon()
     settings = resolve(context.run_config)
     launch: dict[str, Any] = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
     if not launch and type(grid).__name__ == _SIMULATION_GRID:  # 'flwr run' itself

@@ -33,6 +33,7 @@ from fedsilo.client_app.worker.installed import installed_app
 from fedsilo.client_app.worker.polling import PollInterval, end_with
 from fedsilo.client_app.worker.task import answer_by, answer_task
 from fedsilo.models.contract.errors import FedsiloError, SettingError, error_line
+from fedsilo.strategies.wire.messaging import retry_soon
 
 CANNOT = 3  # exit code: it would fail again
 _RENEWED_AFTER = 1000  # tasks
@@ -123,6 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         secret = _secret(given.secret)
         installed = installed_app()
         preload()
+        retry_soon()
     except FedsiloError as error:
         print(error_line(error), file=sys.stderr)
         return CANNOT

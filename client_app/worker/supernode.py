@@ -23,6 +23,7 @@ from flwr.common.constant import Status
 from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR
 
 from fedsilo.client_app.worker.polling import LONG, SHORT, PollInterval, end_with
+from fedsilo.strategies.wire.messaging import retry_soon
 
 READ = "1.39.0"  # the Flower version whose waits are known
 _WAITS = "flwr.supernode.start_client_internal"
@@ -128,6 +129,7 @@ def main() -> None:
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     end_with(os.getppid())
+    retry_soon()
     if why := shorten_waits(package_version, importlib.import_module(_WAITS)):
         print(f"fedsilo: {why}", file=sys.stderr)
     flower_supernode()

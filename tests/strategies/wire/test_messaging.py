@@ -2,12 +2,14 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.supercore.inflatable import inflatable_utils as objects
 
 from fedsilo.models.contract.messages import CONFIG, EVALUATE
 from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
-from fedsilo.strategies.wire.messaging import arriving
+from fedsilo.strategies.wire.messaging import arriving, retry_soon
 
 
 def exchange(
@@ -166,3 +168,32 @@ def test_of_many_sites_few_are_asked_for_at_once() -> None:
     replies = exchange(grid, asks(range(1001, 1021)), 60)
     assert sorted(replies) == list(range(1001, 1021))
     assert max(asked) <= 8
+
+
+def test_retry_soon_asks_again_for_an_object_on_its_way_within_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for function in (objects.pull_objects, objects.pull_and_inflate_object_from_tree):
+        monkeypatch.setattr(function, "__kwdefaults__", dict(function.__kwdefaults__))
+    asked: list[float] = []
+
+    def pull(object_id: str) -> bytes:
+        asked.append(time.monotonic())
+        if len(asked) == 1:
+            raise objects.ObjectUnavailableError(object_id)
+        return b"content"
+
+    assert retry_soon()
+    assert objects.pull_objects(["a"], pull) == {"a": b"content"}
+    assert asked[1] - asked[0] < 0.5, "Flower's own wait is a second"
+
+
+def test_retry_soon_with_a_flower_without_that_wait_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(objects.pull_objects, "__kwdefaults__", None)
+    before = dict(objects.pull_and_inflate_object_from_tree.__kwdefaults__)
+    assert not retry_soon()
+    assert objects.pull_and_inflate_object_from_tree.__kwdefaults__ == before
+    monkeypatch.delattr(objects, "pull_objects")
+    assert not retry_soon()
