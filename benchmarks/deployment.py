@@ -1,12 +1,15 @@
 """What a phase costs over two hospitals as processes: by Flower's own executor and by the worker.
 
-    python benchmarks/deployment.py [--rounds 10] [--csv FILE]
+    python benchmarks/deployment.py [--rounds 10] [--ways worker] [--checkout NAME] [--csv FILE]
 
 The same run twice, FedAvg on digits over TLS on the loopback: once under a bare
 ``flower-supernode``, which starts a process for each message, once under the worker, which forks
-one. A phase is the time from one train message at the first hospital to the next. CPU seconds are
-of a hospital's whole tree of processes between the first and the last of them; ``own`` is what the
-hospital itself says that training and measuring took.
+one. A phase is the time from one train message at the first hospital to the next: a round. CPU
+seconds are of a hospital's or the server's whole tree of processes between the first and the last
+of them; ``own`` is what the hospital itself says that training and measuring took.
+
+An existing CSV keeps its other lines, so that a second checkout can add its own: run its copy of
+this file, one after the other on the same machine.
 """
 
 import argparse
@@ -20,17 +23,20 @@ from pathlib import Path
 from threading import Event, Thread
 from unittest import mock
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import psutil
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.server_app.deploy import commands, run
-from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
+from fedsilo.server_app.deploy.deployment import SERVER, Deployment, read_deployment
 from fedsilo.server_app.deploy.making import DeploymentRequest
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.processes import tool
 
 SITES = 2
+Seen = tuple[float, npt.NDArray[np.float64]]  # when, and CPU seconds of a hospital and the server
 WAYS = ("flower-supernode", "worker")
 _LOOK = 0.01  # seconds
 _SETTINGS = ("local-epochs=1", "mc-passes=0", "evaluate-every=0", "device=cpu", "threads=1")
@@ -46,7 +52,7 @@ def measured(way: str, rounds: int) -> dict[str, str | float]:
             )
             directory = run.run("fedavg-digits", deployment.folder, sources, print, name="timed")
         phases = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(received)]
-        spent = received[-1][1] - received[0][1]
+        at_site, at_server = received[-1][1] - received[0][1]
         traffic = pd.read_csv(directory / "traffic.csv")
         own = traffic[(traffic["site"] == site) & (traffic["phase"] == "train")]["seconds"]
         return {
@@ -55,7 +61,8 @@ def measured(way: str, rounds: int) -> dict[str, str | float]:
             "phase median s": round(statistics.median(phases), 2),
             "phase worst s": round(max(phases), 2),
             "own median s": round(float(own.median()), 2),
-            "CPU s a message": round(spent / len(phases), 2),
+            "CPU s a message": round(at_site / len(phases), 2),
+            "server CPU s": round(at_server / len(phases), 2),
         }
 
 
@@ -78,9 +85,9 @@ def _started(way: str, folder: Path) -> Iterator[Deployment]:
 
 
 @contextmanager
-def _watched(deployment: Deployment, site: str) -> Iterator[list[tuple[float, float]]]:
+def _watched(deployment: Deployment, site: str) -> Iterator[list[Seen]]:
     """Note when each train message comes, by the SuperNode's log, and the CPU spent till then."""
-    seen: list[tuple[float, float]] = []
+    seen: list[Seen] = []
     ended = Event()
     log = deployment.log(site)
     start = log.stat().st_size
@@ -91,7 +98,8 @@ def _watched(deployment: Deployment, site: str) -> Iterator[list[tuple[float, fl
                 file.seek(start)
                 count = file.read().count(b"Receiving: train")
             if count > len(seen):
-                seen.extend([(time.monotonic(), _cpu(deployment, site))] * (count - len(seen)))
+                spent = np.array([_cpu(deployment, member) for member in (site, SERVER)])
+                seen.extend([(time.monotonic(), spent)] * (count - len(seen)))
 
     thread = Thread(target=watch)
     thread.start()
@@ -102,9 +110,9 @@ def _watched(deployment: Deployment, site: str) -> Iterator[list[tuple[float, fl
         thread.join()
 
 
-def _cpu(deployment: Deployment, site: str) -> float:
-    """Return the CPU seconds of a hospital's processes, those that have ended too."""
-    process = deployment.process(site)
+def _cpu(deployment: Deployment, member: str) -> float:
+    """Return the CPU seconds of a member's processes, those that have ended too."""
+    process = deployment.process(member)
     total = 0.0
     for one in [process, *process.children(recursive=True)] if process else []:
         with suppress(psutil.NoSuchProcess):
@@ -116,11 +124,17 @@ def main() -> None:
     """Measure both ways, print the table, and write it where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--checkout", default="after", help="its name in the table")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--csv", type=Path)
     given = parser.parse_args()
-    table = pd.DataFrame([measured(way, given.rounds) for way in WAYS])
+    table = pd.DataFrame([measured(way, given.rounds) for way in given.ways])
+    table.insert(0, "checkout", given.checkout)
     print(table.to_string(index=False))
     if given.csv:
+        if given.csv.exists():
+            both = pd.concat([pd.read_csv(given.csv), table])
+            table = both.drop_duplicates(["checkout", "way"], keep="last")
         write_atomically(given.csv, table.to_csv(index=False, lineterminator="\n"))
 
 

@@ -107,7 +107,8 @@ def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say
 
 def _refuse_incomplete(deployment: Deployment) -> None:
     gone = [member for member in deployment.members if not deployment.process(member)]
-    away = [site for site in deployment.sites if site not in online(deployment)] if not gone else []
+    seen = online(deployment) if not gone else deployment.sites
+    away = [site for site in deployment.sites if site not in seen]
     if gone or away:
         raise DeploymentError(
             f"{', '.join(gone or away)} of {deployment.folder} {'down' if gone else 'offline'}: "

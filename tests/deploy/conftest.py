@@ -1,11 +1,13 @@
 """A deployment for a module's tests; all but the smallest take minutes: ``make test-deploy``."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
@@ -15,7 +17,8 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.processes import app_folder, end_trees
+from fedsilo.server_app.run.processes import app_folder, bound_environment, end_trees
+from tests.support.deployed import ended_with_tests, run_deployed, run_options
 from tests.support.tiny import TINY
 
 Deployed = Callable[[Mapping[str, Value], str], tuple[int, RunDirectory]]
@@ -37,9 +40,14 @@ def deployment(
     if os.environ.get("FEDSILO_DEPLOY") != "1" and not always:
         pytest.skip("takes minutes: make test-deploy")
     folder = tmp_path_factory.mktemp("deployment")
-    sites = str(request.module.SITES)
-    told = {"allow-embeddings": True} | LOW | getattr(request.module, "NODE_CONFIG", {})
-    if rules := getattr(request.module, "SITE_FILE", ""):
+    with ended_with_tests(folder):
+        yield from _brought_up(request.module, folder)
+
+
+def _brought_up(module: ModuleType, folder: Path) -> Iterator[Deployment]:
+    sites = str(module.SITES)
+    told = {"allow-embeddings": True} | LOW | getattr(module, "NODE_CONFIG", {})
+    if rules := getattr(module, "SITE_FILE", ""):
         told["site-file"] = str(folder / "site.yaml")
         (folder / "site.yaml").write_text(rules)
     own = [part for key, value in told.items() for part in ("--node-config", _toml(key, value))]
@@ -75,15 +83,7 @@ def folder(deployment: Deployment) -> Path:
 def deployed(folder: Path) -> Deployed:
     """Return a function that runs settings on the deployment: its exit code, its run."""
 
-    def run(values: Mapping[str, Value], name: str) -> tuple[int, RunDirectory]:
-        config = folder / f"{name}-asked.toml"
-        lines = (f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-        config.write_text("".join(lines))
-        told = ("--config", str(config), "--name", name, "--deployment", str(folder))
-        code = main(["deploy", "run", "fedavg-digits", *told])
-        return code, RunDirectory(read_deployment(folder).runs / name)
-
-    return run
+    return functools.partial(run_deployed, folder)
 
 
 @pytest.fixture
@@ -92,14 +92,12 @@ def begin(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(values: Mapping[str, Value], name: str, *more: str) -> subprocess.Popen[str]:
-        config = folder / f"{name}-asked.toml"
-        lines = (f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-        config.write_text("".join(lines))
-        command = [sys.executable, "-m", "fedsilo.server_app.cli", "deploy", "run", "fedavg-digits"]
-        command += ["--config", str(config), "--name", name, "--deployment", str(folder), *more]
+        options = (*run_options(folder, values, name), *more)
+        command = [sys.executable, "-m", "fedsilo.server_app.cli", *options]
         process = subprocess.Popen(
             command,
             cwd=app_folder(),
+            env=bound_environment(),  # it ends with the tests, however they end
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

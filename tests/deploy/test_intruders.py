@@ -19,7 +19,7 @@ from fedsilo.server_app.deploy.deployment import (
 )
 from fedsilo.server_app.deploy.flower import flwr
 from fedsilo.server_app.deploy.making import DeploymentRequest
-from fedsilo.server_app.run.processes import app_folder, end_trees, free_ports, tool
+from fedsilo.server_app.run.processes import RUN_MARK, app_folder, end_trees, free_ports, tool
 
 SITES = 2
 _LIMIT = 60.0  # seconds until a refusal is in a log
@@ -51,7 +51,8 @@ def _tried(folder: Path, scratch: Path, options: Sequence[str], refused: str) ->
         *("--port", port, "--node-config", 'site="stranger"', *options),
     ]
     log = scratch / "stranger.log"
-    environment = deployment.environment(SERVER) | {"FLWR_HOME": str(scratch / "flwr")}
+    home = folder / "strangers" / scratch.name  # in the folder whose processes end with the tests
+    environment = deployment.environment(SERVER) | {RUN_MARK: str(home)}
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     try:

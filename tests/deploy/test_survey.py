@@ -10,6 +10,7 @@ import pytest
 
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
+from tests.support.deployed import ended_with_tests
 
 SITE_FILE = """
 methods: ["*"]
@@ -37,7 +38,8 @@ def up(tmp_path: Path, real_data: Path) -> Iterator[Up]:
         )
         return read_deployment(folder)
 
-    yield start
+    with ended_with_tests(folder):
+        yield start
     assert main(["deploy", "down", "--deployment", str(folder)]) == 0
 
 

@@ -13,7 +13,7 @@ from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.deploy.deployment import read_deployment
 from fedsilo.server_app.records.progress import Progress
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.processes import app_folder
+from fedsilo.server_app.run.processes import app_folder, bound_environment
 from fedsilo.server_app.studies.watch.view import View, look_at_deployment
 from tests.support.deployed import kill
 
@@ -47,6 +47,7 @@ def test_a_hospital_that_is_killed_and_comes_back_is_seen_to(
     watcher = subprocess.Popen(
         [sys.executable, "-m", "fedsilo.server_app.cli", "watch", "--deployment", str(folder)],
         cwd=app_folder(),
+        env=bound_environment(),
         stdout=subprocess.DEVNULL,
     )
     kill(deployment, site)
