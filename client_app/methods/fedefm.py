@@ -10,11 +10,11 @@ from torch import Tensor
 from fedsilo.client_app.methods.base import Answer, Lab, TokenClassifier
 from fedsilo.client_app.methods.decentralised import DecentralisedSite, own_model, reply
 from fedsilo.client_app.training.loop import Objective
-from fedsilo.models.contract.array_names import by_site
+from fedsilo.models.contract.array_names import by_site, with_prefix
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import TRAINED, measurement
 from fedsilo.models.methods.cross import metric_from
-from fedsilo.models.methods.decentralised import MODEL, mixed
+from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, mixed
 from fedsilo.models.methods.fedefm import (
     CLOSENESS,
     EXPERT,
@@ -34,12 +34,18 @@ class FedEFMSite(DecentralisedSite):
     def overseas(self, lab: Lab) -> Answer:
         """Train each visitor on this silo's data (eq. 1) and send it back."""
         returned: dict[str, Tensor] = {}
-        for owner, arrays in by_site(lab.arrays(VISITOR)).items():
+        for owner, trained in self._trained(lab, VISITOR).items():
+            returned |= with_prefix(f"{VISITOR}{owner}/", trained)
+        return lab.reply(send=returned)
+
+    def _trained(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
+        """Return, by owner, the models that came below ``prefix``, trained here."""
+        trained = {}
+        for owner, arrays in by_site(lab.arrays(prefix)).items():
             visitor = lab.classifier(arrays)
             lab.fit(visitor, steps=self.settings.overseas_steps, aside=(OVERSEAS, owner))
-            trained = exchanged_arrays(visitor)
-            returned |= {f"{VISITOR}{owner}/{name}": array for name, array in trained.items()}
-        return lab.reply(send=returned)
+            trained[owner] = exchanged_arrays(visitor)
+        return trained
 
     def distil(self, lab: Lab) -> Answer:
         """Distil from the returned experts; without any, train plainly."""
@@ -52,7 +58,13 @@ class FedEFMSite(DecentralisedSite):
     train = distil  # in round 1 no model has been overseas
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the student: the silo's own model, or the mean of what was returned."""
+        """Return the student: the silo's own model, or the mean of what was returned.
+
+        By 'fedefm.visit' average it is half the own model, half the mean of the visitors.
+        """
+        if visitors := self._trained(lab, NEIGHBOUR):
+            shares = dict.fromkeys(visitors, 0.5 / len(visitors))
+            return mixed({**visitors, lab.site: self._home_model(lab)}, {**shares, lab.site: 0.5})
         returned = by_site(lab.arrays(EXPERT))
         if returned and self.settings.student == "experts":
             return mixed(returned, dict.fromkeys(returned, 1.0))

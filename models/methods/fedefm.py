@@ -73,6 +73,12 @@ class FedEFMSettings(TopologySettings):
         "model that stayed there (eq. 1 to the letter)",
         choices=("fresh", "persistent"),
     )
+    visit: str = setting(
+        "train",
+        "what comes of visits: train, experts that go home to distil from; or average, the host's "
+        "start is half its own model, half the mean of the visitors (the authors' public code)",
+        choices=("train", "average"),
+    )
     teacher_weight: str = setting(
         "sum",
         "teachers' terms in the loss: their sum (eq. 11), or their mean over the neighbours",

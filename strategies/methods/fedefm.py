@@ -13,7 +13,7 @@ server relays, the |N(i)| experts come down once more.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from fedsilo.models.contract.array_names import arrays_below, by_site, with_prefix
 from fedsilo.models.contract.messages import DISTIL, SECONDS, TRAIN, TRAINED, measurement
@@ -72,6 +72,8 @@ class FedEFM(Decentralised):
 
     def round(self, state: FedEFMState, ask: Ask) -> FedEFMState:
         """Train at home first; then have models trained at the neighbours and distil them back."""
+        if self.settings.visit == "average":
+            return cast(FedEFMState, super().round(state, ask))
         theta = {s: self.theta_for(s, state, ask) for s in ask.sites}
         expected = dict.fromkeys(ask.sites, self.model(state))
         if not state.round:
@@ -155,6 +157,8 @@ class FedEFM(Decentralised):
     def disclosures(self) -> Disclosures:
         """Name own and visiting models, and the closeness."""
         where = f"in the topology '{self.kind()}'"
+        if self.settings.visit == "average":
+            return super().disclosures()
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
             f"its neighbours {where}, and their mean over all silos to all silos",

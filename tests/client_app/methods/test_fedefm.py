@@ -189,3 +189,37 @@ def test_a_silos_images_change_nothing_that_another_sends_before_their_models_me
     }
     assert len(silos) == 5
     assert changed == {"s2a"}
+
+
+def test_by_average_a_silo_starts_from_half_its_model_and_half_the_visitors_mean(
+    opened: Opened, weights: Arrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Own model 1, visitors 2 and 4, each a step of 1 further: 1 / 2 + (3 + 5) / 4 = 2.5."""
+    own = {"visit": "average", "overseas_steps": 1}
+    mine = after_round_1(opened, weights, **own)
+    ones = {name: np.ones_like(array) for name, array in mine.items()}
+    came = {
+        f"neighbour/{s}/{n}": k * a for s, k in (("s2a", 2), ("s3a", 4)) for n, a in ones.items()
+    }
+    site = opened("fedefm", came, own=own, **(HOME | {"phase": "train", "step": 0}))
+    visits: list[Any] = []
+
+    def fit(self: Lab, network: nn.Module, **given: Any) -> None:
+        visits.append((given["steps"], given["aside"]))
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter += 1
+
+    monkeypatch.setattr(Lab, "fit", fit)
+    monkeypatch.setattr(
+        type(site.session.method),
+        "_home_model",
+        lambda self, lab: {n: torch.ones(a.shape) for n, a in mine.items()},
+    )
+    start = start_of(site)
+    assert visits == [(1, ("overseas", "s2a")), (1, ("overseas", "s3a"))]
+    trained = dict(
+        site.classifier({n: torch.from_numpy(a) for n, a in mine.items()}).named_parameters()
+    )
+    for name in trained:
+        np.testing.assert_array_equal(start[name].numpy(), np.full_like(mine[name], 2.5))

@@ -155,3 +155,13 @@ def test_a_persistent_visitor_goes_on_from_what_stayed_at_its_host(
     for site in ("s1a", "s2a", "s3a"):
         assert came[site, 3].keys() == left[site, 2].keys()
         assert all(torch.equal(came[site, 3][n], array) for n, array in left[site, 2].items())
+
+
+def test_by_average_models_go_to_their_hosts_and_no_expert_comes_home(
+    tiny: Tiny, inline_run: InlineRun, spied: type[_Spy]
+) -> None:
+    directory = inline_run(tiny("fedefm", topology="complete", visit="average"))
+    assert {phase for phase, _, _ in spied.seen} == {"hello", "train", "evaluate"}
+    came = [names for phase, _, names in spied.seen if phase == "train"][-1]
+    assert {name.split("/")[1] for name in came if name.startswith("neighbour/")} == {"s1a", "s2a"}
+    assert directory.read_json("summary.json")["mean"]["accuracy"] > 0
