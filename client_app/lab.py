@@ -28,7 +28,6 @@ from fedsilo.client_app.training.loop import (
     Penalty,
     annealed,
     counted_steps,
-    train_locally,
 )
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
 from fedsilo.datasets.silo.silos import Split
@@ -229,7 +228,7 @@ class Lab:
         if evidences(network):
             anneal = annealed(network, rounds, samples, settings, limits.minimum_batch)
         train = partial(
-            train_locally,
+            self.session.trainer,
             network,
             split,
             own,

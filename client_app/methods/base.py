@@ -45,9 +45,12 @@ class SiteMethod(ABC):
         settings: the method's own.
         measures_what_stays: whether it measures a model that ``lab.fit(stays=True)`` trained. What
             such a model says of other patients has no noise: under a cap on epsilon it stays too.
+        trains_plainly: whether ``train`` trains the arrays received, by ``lab.fit`` of nothing but
+            the network: sites of a simulation can then be trained as one.
     """
 
     measures_what_stays: ClassVar[bool] = False
+    trains_plainly: ClassVar[bool] = False
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

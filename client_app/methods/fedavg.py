@@ -6,6 +6,8 @@ from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
 class FedAvgSite(SiteMethod):
     """Receives and returns every parameter and float buffer of the network."""
 
+    trains_plainly = True
+
     def train(self, lab: Lab) -> Answer:
         """Train the global model on this silo."""
         network = lab.open()

@@ -213,7 +213,7 @@ def train_locally(
             seen += samples
         mean = total.item() / max(1, samples)
         (Counter() if work is None else work).update({STEPS: steps, SAMPLES: seen})
-        _refuse_unusable(mean, rates, minimum_steps, compute.fp16)
+        refuse_unusable(mean, rates, minimum_steps, compute.fp16)
     return mean
 
 
@@ -226,7 +226,7 @@ def _refuse_small(batches_of_pass: list[Tensor], minimum: int) -> None:
         )
 
 
-def _refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -> None:
+def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -> None:
     """Refuse training that diverged or was too short; of no minimum whatever comes is kept."""
     if not minimum:
         return

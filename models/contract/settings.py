@@ -296,6 +296,12 @@ class CommonSettings:
     fused_optimiser: bool = setting(
         False, "compute an optimiser step in one kernel, which rounds differently", roles="machine"
     )
+    vectorised: int = _positive(
+        1,
+        "engine inline: sites whose small networks are trained as one, which rounds differently",
+        roles="machine",
+        maximum=10_000,
+    )
     evaluate_every: int = _count(
         1,
         "rounds between evaluations of the global model, or 0 to evaluate at the end only",

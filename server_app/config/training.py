@@ -16,6 +16,10 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
         SettingError: names the setting.
     """
     _check_early_stopping(common)
+    if common.vectorised > 1:
+        from fedsilo.client_app.together import check_vectorised
+
+        check_vectorised(common)
     values, usual = as_mapping(common), defaults(CommonSettings)
     if all(values[key] == usual[key] for key in _TRAINING):
         return

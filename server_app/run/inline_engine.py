@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -16,6 +16,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.messages import TRAIN
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -43,6 +46,8 @@ class InlineGrid(Grid):
             for node, config in enumerate(node_configs, _FIRST_NODE)
         }
         self._waiting: dict[str, Message] = {}
+        self._together = int(run_config.get("vectorised", 1))
+        self._trained: set[str] = set()  # messages whose sites have been trained as one
         self._numbers = count(1)
 
     def set_run(self, run: Run) -> None:
@@ -83,8 +88,19 @@ class InlineGrid(Grid):
         wanted = set(message_ids)
         for message_id in list(self._waiting):
             if message_id in wanted:
+                if self._together > 1 and message_id not in self._trained:
+                    self._train_together()
                 return [self.answer(self._waiting.pop(message_id))]
         return []
+
+    def _train_together(self) -> None:
+        """Train the sites of the oldest messages as one, as many as 'vectorised' says."""
+        from fedsilo.client_app.together import train_together
+
+        waiting = (item for item in self._waiting.items() if item[1].metadata.message_type == TRAIN)
+        oldest = dict(islice(waiting, self._together))
+        self._trained = set(oldest)
+        train_together((m, self._contexts[m.metadata.dst_node_id]) for m in oldest.values())
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -100,6 +116,19 @@ class InlineGrid(Grid):
             return self._app(message, context)
         except Exception as error:  # as a SuperNode does: a failing app is an error reply
             return Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+def refuse_vectorised(common: CommonSettings, engine: str) -> None:
+    """Refuse 'vectorised' with an engine that does not train sites as one.
+
+    Raises:
+        SettingError: it does not.
+    """
+    if common.vectorised > 1 and engine != "inline":
+        raise SettingError(
+            f"setting 'vectorised' is {common.vectorised}, and only engine 'inline' trains sites "
+            "as one: take --engine inline, or set 'vectorised' to 1"
+        )
 
 
 def partition_configs(nodes: int) -> list[dict[str, Value]]:

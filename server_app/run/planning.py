@@ -36,7 +36,7 @@ from fedsilo.server_app.records.run_directory import (
     open_run_directory,
 )
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.run.inline_engine import refuse_vectorised, run_inline
 from fedsilo.server_app.run.process_engine import run_with_processes, start_fork_server
 from fedsilo.server_app.run.ray_engine import run_with_ray
 from fedsilo.server_app.run.ready import (
@@ -148,7 +148,9 @@ def replanned(
 def _prepare(common: CommonSettings, engine: str) -> None:
     """Let a fork server load PyTorch while this process does, where the run may need it."""
     is_table = ".tables." in DATA_SETS.get(common.dataset, "")  # by name: its module needs PyTorch
-    if engine == "processes" or (engine == "auto" and cores() > 1 and not is_table):
+    if engine == "processes" or (
+        engine == "auto" and cores() > 1 and not is_table and common.vectorised == 1
+    ):
         start_fork_server()
 
 
@@ -162,6 +164,9 @@ def engine_for(
     """
     if engine != "auto" or ray_address:
         return "ray" if engine == "auto" else engine
+    if common.vectorised > 1:
+        print(f"fedsilo: up to {common.vectorised} sites train as one in this process")
+        return "inline"
     workers = len(worker_environments(resources))
     if reason := _why_inline(common, resources, workers):
         hint = " (--engine processes: side by side)" if workers > 1 else ""
@@ -217,6 +222,7 @@ def start(
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
     refuse_without_a_silo(settings.common)
     chosen = engine_for(settings.common, resources, engine, ray_address)
+    refuse_vectorised(settings.common, chosen)
     if chosen == "ray":
         refuse_by_first_silo(settings.common)
         if not ray_address:

@@ -34,6 +34,16 @@ def fedavg(**more: object) -> Values:
 
 CASES = [
     Case(
+        "sites are trained as one only where it is",
+        fedavg(vectorised=2, class_weights="balanced"),
+        {"set 'vectorised' to 1": {"vectorised": 1}, "it is none": {"class-weights": "none"}},
+    ),
+    Case(
+        "does more than train the model that it is sent: set",
+        tiny("fedprox", vectorised=2),
+        {"set 'vectorised' to 1": {"vectorised": 1}},
+    ),
+    Case(
         "does not take these settings (",
         fedavg(optimiser="lbfgs"),
         {"change 'optimiser'": {"optimiser": "SGD"}},

@@ -55,7 +55,7 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
         *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
         *("early-stopping-metric", "patience", "minimum-delta"),
-        *("deterministic", "fused-optimiser", "track", "track-detail", "purpose"),
+        *("deterministic", "fused-optimiser", "vectorised", "track", "track-detail", "purpose"),
         *("plugin", "plugin-settings"),
         *("sites-per-round", "aggregation", "aggregation-faulty", "max-update-norm"),
         *("secure-aggregation", "secure-threshold", "secure-bits", "secure-samples", "clip-norm"),
@@ -93,7 +93,7 @@ def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
             "optimiser-arguments",
         ),
         *("basic-learning-rate", "device", "precision", "threads"),
-        *("deterministic", "fused-optimiser"),
+        *("deterministic", "fused-optimiser", "vectorised"),
     } == finetune._OF_TRAINING
     assert finetune._FILES == ("data-dir", "cache-dir")
 
@@ -158,8 +158,8 @@ def test_a_misspelt_role_is_told() -> None:
 @pytest.mark.parametrize(
     ("method", "decisive"),
     [
-        ("uefl", "3fcea43e0f0fc76e48efc562cc2fa7a5e7f2094f168de204d86480e128b1369f"),
-        ("fedavg", "e1a212789a68547d68ef5b98b68b3a902310953266a6b22f3a47661986f72914"),
+        ("uefl", "6e22b45eb142127e626d8937fe43a7a8a583a33136a8d2fa5d9dd94d82132811"),
+        ("fedavg", "9efc1e2e882060dd80e9706267bf01d05577762ee81b0baaea7ddc1f7c77ba57"),
     ],
 )
 def test_decisive_settings_are_those_of_before(method: str, decisive: str) -> None:

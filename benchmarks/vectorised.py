@@ -1,0 +1,137 @@
+"""What 'vectorised' saves: CPU seconds of the same steps in a bare loop, by the loop, and as one.
+
+    FEDSILO_DATA=DIR python benchmarks/vectorised.py [--csv FILE]
+
+FedAvg over heart's four hospitals (the experiment's 10 steps of 16 rows a round) and over digits
+that are divided into 100 silos by a Dirichlet distribution, by logistic-sized and convolutional
+networks; nothing is measured but the final model. A run of two rounds more and less is taken away
+from each, so that the start and the end do not count.
+"""
+
+import argparse
+import contextlib
+import csv
+import io
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from fedsilo.client_app import together
+from fedsilo.datasets.registry import load_silo, silo_names
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
+
+_COMMON: dict[str, Value] = {"method": "fedavg", "device": "cpu", "mc-passes": 0, "seed": 7}
+_COMMON |= {"dropout": 0.0, "evaluate-every": 0, "run-name": "run", "local-steps": 10}
+_DIGITS: dict[str, Value] = {"dataset": "digits", "partition": "dirichlet", "silos": 100}
+JOBS: dict[str, tuple[int, int, dict[str, Value]]] = {
+    "heart, mlp of width 8": (
+        *(4, 30),
+        {"dataset": "heart", "network": "mlp", "width": 8, "batch-size": 16},
+    ),
+    "digits, 100 silos, conv of width 1": (100, 1, {**_DIGITS, "width": 1, "batch-size": 8}),
+    "digits, 100 silos, conv of width 4": (100, 1, {**_DIGITS, "width": 4, "batch-size": 8}),
+}
+
+
+def cpu_seconds(values: Mapping[str, Value], sites: int) -> tuple[float, float]:
+    """Return the CPU seconds of a run by the inline engine, and of training sites as one."""
+    spent = [0.0]
+    train = together.train_together
+
+    def timed(asked: object) -> None:
+        began = time.process_time()
+        train(asked)  # type: ignore[arg-type]
+        spent[0] += time.process_time() - began
+
+    with (
+        tempfile.TemporaryDirectory() as out,
+        contextlib.redirect_stdout(io.StringIO()),
+        mock.patch.object(together, "train_together", timed),
+    ):
+        settings = resolve({**values, "out": out})
+        began = time.process_time()
+        run_inline(settings, sites)
+        return time.process_time() - began, spent[0]
+
+
+def of_rounds(values: Mapping[str, Value], sites: int, rounds: int) -> tuple[float, float]:
+    """Return the CPU seconds of ``rounds`` rounds, and those of training sites as one."""
+    cpu_seconds({**values, "rounds": 1}, sites)  # imports, caches
+    short = cpu_seconds({**values, "rounds": 1}, sites)
+    long = cpu_seconds({**values, "rounds": 1 + rounds}, sites)
+    return long[0] - short[0], long[1] - short[1]
+
+
+def bare_seconds(common: CommonSettings) -> float:
+    """Return the CPU seconds of the same steps and averages over all sites in plain PyTorch."""
+    splits = [load_silo(name, common).train for name in silo_names(common)]
+    splits = [Split(torch.nan_to_num(split.inputs), split.labels) for split in splits]
+    network = build_classifier(common, load_silo(silo_names(common)[0], common).task).train()
+    weights = {name: array.clone() for name, array in network.state_dict().items()}
+    began = time.process_time()
+    for _ in range(common.rounds):
+        trained = []
+        for split in splits:
+            network.load_state_dict(weights)
+            optimiser = torch.optim.Adam(network.parameters(), lr=common.learning_rate)
+            for batch in islice(_batches(len(split), common.batch_size), common.local_steps):
+                optimiser.zero_grad()
+                network.loss(split.inputs[batch], split.labels[batch]).backward()
+                optimiser.step()
+            trained.append({name: array.clone() for name, array in network.state_dict().items()})
+        weights = {n: sum(own[n] / len(splits) for own in trained) for n in weights}
+    return time.process_time() - began
+
+
+def _batches(count: int, size: int) -> Iterator[torch.Tensor]:
+    while True:
+        yield from torch.randperm(count).split(size)
+
+
+def measured(name: str) -> dict[str, object]:
+    """Return a job's row."""
+    sites, rounds, own = JOBS[name]
+    values = {**_COMMON, **own}
+    loop, _ = of_rounds(values, sites, rounds)
+    one, training = of_rounds({**values, "vectorised": sites}, sites, rounds)
+    common = resolve({**values, "rounds": rounds}).common
+    bare_seconds(common)  # imports
+    bare = bare_seconds(common)
+    seconds = {"bare": bare, "loop": loop, "vectorised": one, "of-it-training": training}
+    row: dict[str, object] = {"job": name, "sites": sites, "rounds": rounds}
+    row |= {f"{key}-ms-a-round": round(1e3 * value / rounds, 2) for key, value in seconds.items()}
+    return row | {
+        "bare/training": round(bare / training, 2),
+        "bare/vectorised": round(bare / one, 2),
+        "loop/vectorised": round(loop / one, 2),
+    }
+
+
+def main() -> None:
+    """Measure, print, and write the rows as CSV."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--jobs", nargs="*", default=list(JOBS), help="parts of names")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [measured(name) for name in JOBS if any(part in name for part in options.jobs)]
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(options.csv.open("w")) if options.csv else sys.stdout
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

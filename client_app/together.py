@@ -1,0 +1,265 @@
+"""Several sites of a simulation trained as one, before each answers its own message ('vectorised').
+
+Each site has its own batches, dropout, moments and number of steps, and its result is the loop's
+but for rounding. What it then does with its message is what it always does: where it would train,
+it takes over what has been trained.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.session import SiteSession, session_of
+from fedsilo.client_app.training.compute import noted_operations
+from fedsilo.client_app.training.loop import (
+    counted_steps,
+    refuse_unusable,
+    schedule,
+    train_locally,
+)
+from fedsilo.client_app.training.optimisers import open_optimiser
+from fedsilo.client_app.training.rates import rate_setter
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, SAMPLES, STEPS, TRAIN, Instruction
+from fedsilo.models.contract.methods import METHODS, method_part
+from fedsilo.models.contract.one_line import listed, shown
+from fedsilo.models.contract.seeding import derive_seed, generator
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, as_mapping
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.stacked import Rows, StackedNetwork
+from fedsilo.strategies.wire.records import unbundle
+
+_FUSED = ("adam", "adamw", "sgd", "adagrad")
+_EACH_NUMBER = (*_FUSED, "rmsprop", "adadelta", "adamax", "nadam", "radam")  # by itself
+_PADDING = -100  # the label that cross-entropy ignores
+# What a setting must be for sites to be trained as one
+_ONLY: Mapping[str, tuple[Value, ...]] = {
+    "sample-clip-norm": (0.0,),
+    "network": ("auto", "conv", "vgg16-bn", "logistic", "mlp"),
+    "loss": ("auto", "cross-entropy"),
+    "class-weights": ("none",),
+    "augmentation": ("",),
+    "micro-batch": (0,),
+    "epoch-steps": (0,),
+    "optimiser-state": ("round",),
+    "optimiser": _EACH_NUMBER,
+    "precision": ("auto", "fp32", "bf16"),
+}
+
+
+def check_vectorised(common: CommonSettings) -> None:
+    """Refuse settings under which sites cannot be trained as one.
+
+    Raises:
+        SettingError: names the setting.
+    """
+    values = as_mapping(common)
+    for key, allowed in _ONLY.items():
+        value = values[key].lower() if isinstance(values[key], str) else values[key]
+        if value not in allowed:
+            wanted = listed([str(one) or "empty" for one in allowed])
+            raise SettingError(
+                f"setting 'vectorised' is {common.vectorised} and '{key}' is {shown(value)}: sites "
+                f"are trained as one only where it is {wanted}; set 'vectorised' to 1"
+            )
+    plain = common.method in METHODS  # a plug may extend such a method
+    if not (plain and method_part("client_app", common.method, "Site").trains_plainly):
+        raise SettingError(
+            f"setting 'vectorised' is {common.vectorised}, and a site of method '{common.method}' "
+            "does more than train the model that it is sent: set 'vectorised' to 1"
+        )
+
+
+@dataclass
+class _Site:
+    """One site of those that are trained as one.
+
+    Attributes:
+        session: of the run.
+        content: the message's records.
+        instruction: what it asks for.
+        split: the training samples.
+        counted: the site's steps in earlier rounds, and of all rounds, as of ``counted_steps``.
+        batches: sample numbers of each step.
+        last: steps of the last pass.
+        losses: the mean loss of each step's batch, once trained.
+    """
+
+    session: SiteSession
+    content: RecordDict
+    instruction: Instruction
+    split: Split
+    counted: tuple[int, int]
+    batches: list[Tensor] = field(default_factory=list)
+    last: int = 0
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What the site's random numbers of this message are keyed on."""
+        return self.instruction.round, self.session.silo.name
+
+    def plan(self) -> None:
+        """Choose the batches, as ``train_locally`` does."""
+        settings, floor = self.session.sampling, self.session.limits.minimum_batch
+        rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *self.key))
+        passes = list(schedule(len(self.split), settings, rng, floor))
+        self.batches, self.last = list(chain.from_iterable(passes)), len(passes[-1])
+
+    def alike(self) -> Hashable:
+        """Return what sites that are trained as one have in common."""
+        arrays = self.content.array_records[ARRAYS].values()
+        shape, kind = self.split.inputs.shape[1:], self.split.inputs.dtype
+        return self.key[0], self.counted, shape, kind, *(id(array.data) for array in arrays)
+
+
+def train_together(asked: Iterable[tuple[Message, Context]]) -> None:
+    """Train the simulated sites that these messages ask; each of them finds its result as it fits.
+
+    A site that cannot be opened is left out: its own answer says why.
+    """
+    groups: dict[Hashable, list[_Site]] = {}
+    for message, context in asked:
+        with suppress(FedsiloError):
+            site = _opened(message, context)
+            if site.instruction.phase == TRAIN:
+                groups.setdefault(site.alike(), []).append(site)
+    for sites in groups.values():
+        if len(sites) > 1:
+            with suppress(FedsiloError):
+                _train(sites)
+
+
+def _opened(message: Message, context: Context) -> _Site:
+    session, content = session_of(context), unbundle(message.content)
+    instruction = Instruction.from_config(content[CONFIG])
+    split = (session.silo_for(content) if session.silo.features else session.silo).train
+    own, floor = session.sampling, session.limits.minimum_batch
+    counted = (0, 0)
+    if own.rate_decay != "none" or own.schedule != "constant" or own.warm_up:
+        rounds = instruction.round - 1
+        counted = counted_steps(own, own, rounds, len(split), floor, None, aside=False)
+    site = _Site(session, content, instruction, split, counted)
+    site.plan()
+    return site
+
+
+def _train(sites: list[_Site]) -> None:
+    """Train sites that begin with the same weights, and leave each its result."""
+    sites.sort(key=lambda site: -len(site.batches))  # those that go on are the first
+    session = sites[0].session
+    torch.set_num_threads(session.settings.threads)
+    network = Lab(session, sites[0].content, sites[0].instruction).open().train()
+    settings = session.sampling
+    sources = [generator(settings.seed, "training", *site.key) for site in sites]
+    rows = Rows(sources=sources)
+    stack = StackedNetwork(network, len(sites), rows)
+    with noted_operations() as operations:
+        losses, rates = _steps(stack, rows, sites)
+    for number, site in enumerate(sites):
+        arrays = {name: array[number] for name, array in stack.arrays.items()}
+        steps, sizes = len(site.batches), torch.tensor([len(batch) for batch in site.batches])
+        last = slice(steps - site.last, steps)
+        mean = float((losses[number, last] * sizes[last]).sum() / sizes[last].sum())
+        work = Counter({STEPS: steps, SAMPLES: int(sizes.sum())})
+        trained = Trained(site.key, arrays, mean, rates[:steps], work, frozenset(operations))
+        site.session.trainer = trained
+
+
+def _steps(stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]) -> tuple[Tensor, list[float]]:
+    """Take all steps; return mean losses (sites, steps), and the learning rate of each step."""
+    session = sites[0].session
+    settings, compute = session.sampling, session.compute
+    fused = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
+    own = replace(settings, fused_optimiser=settings.fused_optimiser or fused)
+    optimiser = open_optimiser(nn.ParameterList(stack.parameters()), own)
+    set_rates = rate_setter([optimiser], settings, *sites[0].counted)
+    pick = compute.hold(torch.cat([site.split.inputs for site in sites]))
+    numbers, truths, sizes = _planned(sites)
+    truths, lengths = compute.bring(truths), compute.bring(sizes)
+    losses = torch.zeros(sizes.shape, device=compute.device)
+    rates, going = list[float](), len(sites)
+    for step, of_step in enumerate(sizes.T.tolist()):
+        rows.sizes = [size for size in of_step if size]
+        if len(rows.sizes) < going:
+            stack.keep(going := len(rows.sizes), optimiser)
+        now = slice(going), step, slice(max(rows.sizes))
+        if set_rates:
+            set_rates()
+        optimiser.zero_grad(set_to_none=True)
+        with compute.autocast():
+            logits = stack.network(float_inputs(pick(numbers[now].flatten())))
+            each = nn.functional.cross_entropy(logits, truths[now].flatten(), reduction="none")
+        means = rows.split(each).sum(1) / lengths[:going, step]
+        means.sum().backward()
+        optimiser.step()
+        losses[:going, step] = means.detach()
+        rates.append(optimiser.param_groups[0]["lr"])
+    return losses.cpu(), rates
+
+
+def _planned(sites: Sequence[_Site]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the samples (sites, steps, most) of all steps, their labels, and (sites, steps) sizes.
+
+    Sites have their samples one after another. Where a site has fewer than the most in a step it
+    has its first sample, with a label that counts for nothing, and where it has no step size 0.
+    """
+    most = max(len(batch) for site in sites for batch in site.batches)
+    shape = len(sites), len(sites[0].batches), most
+    numbers, first = torch.zeros(shape, dtype=torch.long), 0
+    truths = torch.full(shape, _PADDING)
+    for own, labels, site in zip(numbers, truths, sites, strict=True):
+        padded = pad_sequence(site.batches, batch_first=True, padding_value=-1)
+        part = slice(len(padded)), slice(padded.shape[1])
+        own[part] = padded.clamp(min=0) + first
+        labels[part] = site.split.labels[padded].masked_fill(padded < 0, _PADDING)
+        first += len(site.split)
+    return numbers, truths, (truths != _PADDING).sum(2)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a site has been trained to, for the message that asked for it.
+
+    Attributes:
+        key: round and site.
+        arrays: the network's parameters and buffers, by name.
+        loss: mean over the last pass.
+        rates: learning rate of each step.
+        work: steps, and the samples that they saw.
+        operations: those that were not deterministic.
+    """
+
+    key: tuple[int, str]
+    arrays: Mapping[str, Tensor]
+    loss: float
+    rates: list[float]
+    work: Counter[str]
+    operations: frozenset[str]
+
+    def __call__(self, network: SiteNetwork, *rest: Any, **options: Any) -> float:
+        """Do what ``train_locally`` does, whose arguments these are, of this result or by itself.
+
+        Raises:
+            FedsiloError: as of ``train_locally``.
+        """
+        if rest[-1] != self.key:
+            return train_locally(network, *rest, **options)
+        for name in self.operations:
+            warnings.warn(f"{name} does not have a deterministic implementation", stacklevel=1)
+        network.load_state_dict(network.state_dict() | dict(self.arrays))
+        options["work"].update(self.work)
+        refuse_unusable(self.loss, self.rates, options["minimum_steps"], fp16=False)
+        return self.loss

@@ -1,0 +1,179 @@
+"""One network for several sites: each layer has a stack of their weights.
+
+A batch has the rows of one site after another, each with as many. What has no weights treats each
+row by itself, and so does not see that there are several sites; a linear layer is one batched
+product, and other layers with weights run under ``torch.func.vmap``.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim import Optimizer
+
+
+@dataclass
+class Rows:
+    """Whose rows a batch has, which layers read at each step.
+
+    Attributes:
+        sizes: rows of each site. A site of fewer than the most is padded; nothing is made of that.
+        sources: of each site's dropout, in the order of the sites.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    sources: list[torch.Generator] = field(default_factory=list)
+
+    def is_padded(self) -> bool:
+        """Tell whether a site has padding."""
+        return min(self.sizes) < max(self.sizes)
+
+    def split(self, rows: Tensor) -> Tensor:
+        """Return rows (sites * most, ...) by site: (sites, most, ...)."""
+        return rows.unflatten(0, (len(self.sizes), -1))
+
+
+class StackedNetwork:
+    """A network of several sites, which begin with the same weights.
+
+    Args:
+        network: what each site begins with, whose weights are in layers that have no layers. Its
+            layers are replaced.
+        sites: how many there are.
+        rows: whose rows each batch has. Its sites are the first ones of the stack.
+
+    Attributes:
+        network: maps the rows of several sites as the network maps those of one.
+        arrays: (sites, ...) parameters and buffers, by their names in the network.
+    """
+
+    def __init__(self, network: nn.Module, sites: int, rows: Rows) -> None:
+        self.network = network
+        self.arrays: dict[str, Tensor] = {}
+        self._layers: list[_Layer] = []
+        for name, layer in list(self.network.named_modules()):
+            is_dropout = isinstance(layer, nn.Dropout) and layer.p > 0
+            tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+            if not tensors and not is_dropout:
+                continue
+            stacked = _Dropout(layer.p, rows) if is_dropout else _layer(layer, sites, rows)
+            self.network.set_submodule(name, stacked)
+            if isinstance(stacked, _Layer):
+                self._layers.append(stacked)
+                self.arrays |= {f"{name}.{own}": a.data for own, a in stacked.arrays.items()}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the stacked parameters that are trained, (sites, ...) each."""
+        every = [a for layer in self._layers for a in layer.arrays.values()]
+        return [a for a in every if isinstance(a, nn.Parameter) and a.requires_grad]
+
+    def keep(self, sites: int, optimiser: Optimizer) -> None:
+        """Go on with the first ``sites`` alone; ``arrays`` keeps what the others have come to."""
+        shorter = {before: nn.Parameter(before.data[:sites]) for before in self.parameters()}
+        for before, after in shorter.items():
+            state = optimiser.state.pop(before, {})
+            for name, moment in state.items():
+                if isinstance(moment, Tensor) and moment.shape == before.shape:
+                    state[name] = moment[:sites]
+            optimiser.state[after] = state
+        for group in optimiser.param_groups:
+            group["params"] = [shorter[before] for before in group["params"]]
+        for layer in self._layers:
+            layer.arrays = {name: shorter.get(a, a) for name, a in layer.arrays.items()}
+
+
+class _Layer(nn.Module):
+    """A layer of several sites, under vmap."""
+
+    def __init__(self, layer: nn.Module, sites: int, rows: Rows) -> None:
+        super().__init__()
+        self._of_one = [layer]  # in a list, as its own weights are none of this module's
+        self._rows = rows
+        self.arrays: dict[str, Tensor] = {}
+        for name, own in layer.named_parameters():
+            stack = own.detach().repeat(sites, *[1] * own.ndim)
+            self.arrays[name] = nn.Parameter(stack, own.requires_grad)
+        for name, own in layer.named_buffers():
+            self.arrays[name] = own.repeat(sites, *[1] * own.ndim)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map the rows of several sites, (sites * most, ...)."""
+        return self.of_sites(self._rows.split(inputs)).flatten(0, 1)
+
+    def of_sites(self, inputs: Tensor) -> Tensor:
+        """Map (sites, most, ...), each site by its own weights."""
+
+        def of_one(arrays: dict[str, Tensor], own: Tensor) -> Tensor:
+            mapped: Tensor = functional_call(self._of_one[0], arrays, (own,))
+            return mapped
+
+        mapped: Tensor = torch.vmap(of_one)(self.current(), inputs)
+        return mapped
+
+    def current(self) -> dict[str, Tensor]:
+        """Return the arrays of the sites that a batch has rows of."""
+        sites = len(self._rows.sizes)
+        return {n: a if len(a) == sites else a[:sites] for n, a in self.arrays.items()}
+
+
+class _Linear(_Layer):
+    def of_sites(self, inputs: Tensor) -> Tensor:
+        if inputs.ndim > 3:
+            return super().of_sites(inputs)
+        arrays = self.current()
+        weight, bias = arrays["weight"].mT, arrays.get("bias")
+        if bias is None:
+            return torch.bmm(inputs, weight)
+        return torch.baddbmm(bias.unsqueeze(1), inputs, weight)
+
+
+class _Norm(_Layer):
+    """Batch norm, whose mean and variance are of a site's rows without the padding."""
+
+    def of_sites(self, inputs: Tensor) -> Tensor:
+        layer, arrays, rows = self._of_one[0], self.current(), self._rows
+        assert isinstance(layer, _BatchNorm)
+        if not rows.is_padded() or not layer.training or layer.momentum is None:
+            return super().of_sites(inputs)
+        places = inputs.flatten(3) if inputs.ndim > 3 else inputs.unsqueeze(3)
+        sizes = torch.tensor(rows.sizes, device=inputs.device)
+        real = torch.arange(places.shape[1], device=inputs.device) < sizes[:, None]
+        weights = real[:, :, None, None].to(places.dtype)
+        count = (sizes * places.shape[3])[:, None]
+        mean = (places * weights).sum((1, 3)) / count
+        centred = places - mean[:, None, :, None]
+        variance = (centred.square() * weights).sum((1, 3)) / count
+        if layer.track_running_stats:
+            with torch.no_grad():
+                arrays["running_mean"].lerp_(mean, layer.momentum)
+                arrays["running_var"].lerp_(variance * count / (count - 1), layer.momentum)
+                arrays["num_batches_tracked"].add_(1)
+        scale = (variance + layer.eps).rsqrt()
+        if not layer.affine:
+            return (centred * scale[:, None, :, None]).view_as(inputs)
+        scale, shift = scale * arrays["weight"], arrays["bias"]
+        return (centred * scale[:, None, :, None] + shift[:, None, :, None]).view_as(inputs)
+
+
+class _Dropout(nn.Module):
+    """Dropout by each site's own generator, from which a CPU's dropout takes the same numbers."""
+
+    def __init__(self, rate: float, rows: Rows) -> None:
+        super().__init__()
+        self._keep, self._rows = 1 - rate, rows
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        kept = [
+            torch.empty(size, *inputs.shape[1:]).bernoulli_(self._keep, generator=source)
+            for size, source in zip(self._rows.sizes, self._rows.sources, strict=False)
+        ]
+        noise = pad_sequence(kept, batch_first=True).flatten(0, 1).div_(self._keep)
+        return inputs * noise.to(inputs)
+
+
+def _layer(layer: nn.Module, sites: int, rows: Rows) -> _Layer:
+    kind = _Linear if type(layer) is nn.Linear else _Layer
+    return (_Norm if isinstance(layer, _BatchNorm) else kind)(layer, sites, rows)
