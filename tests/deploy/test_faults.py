@@ -29,7 +29,7 @@ Begin = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def values(tiny: Tiny) -> dict[str, Value]:
     """Training alone: what a site has learned is in its private state and nowhere else."""
-    return tiny("local", silos=SITES, rounds=4, reply_timeout=60.0)  # a phase takes a second
+    return tiny("local", silos=SITES, rounds=4, reply_timeout=30.0)  # a phase takes a second
 
 
 def _training(
