@@ -68,8 +68,8 @@ def check_vectorised(common: CommonSettings) -> None:
     """
     values = as_mapping(common)
     for key, allowed in _ONLY.items():
-        value = values[key].lower() if isinstance(values[key], str) else values[key]
-        if value not in allowed:
+        value = values[key]
+        if (value.lower() if isinstance(value, str) else value) not in allowed:
             wanted = listed([str(one) or "empty" for one in allowed])
             raise SettingError(
                 f"setting 'vectorised' is {common.vectorised} and '{key}' is {shown(value)}: sites "
@@ -203,7 +203,7 @@ def _steps(stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]) -> tuple[T
             logits = stack.network(float_inputs(pick(numbers[now].flatten())))
             each = nn.functional.cross_entropy(logits, truths[now].flatten(), reduction="none")
         means = rows.split(each).sum(1) / lengths[:going, step]
-        means.sum().backward()
+        means.sum().backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
         optimiser.step()
         losses[:going, step] = means.detach()
         rates.append(optimiser.param_groups[0]["lr"])

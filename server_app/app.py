@@ -57,6 +57,7 @@ def main(grid: Grid, context: Context) -> None:
 def _run(grid: Grid, context: Context) -> None:
     from fedsilo.server_app.config.settings import resolve
     from fedsilo.server_app.run import ready
+    from fedsilo.server_app.run.inline_engine import refuse_vectorised
     from fedsilo.server_app.run.meeting import write_meeting
     from fedsilo.server_app.run.ray_engine import LAUNCH_VARIABLE
     from fedsilo.server_app.run.runner import run
@@ -76,4 +77,5 @@ def _run(grid: Grid, context: Context) -> None:
     elif settings.common.purpose == "survey":
         run_survey(grid, settings)
     else:
+        refuse_vectorised(settings.common, str(launch.get("engine", "")))
         run(grid, settings, launch, finish_run)

@@ -33,7 +33,7 @@ class Rows:
 
     def split(self, rows: Tensor) -> Tensor:
         """Return rows (sites * most, ...) by site: (sites, most, ...)."""
-        return rows.unflatten(0, (len(self.sizes), -1))
+        return rows.reshape(len(self.sizes), -1, *rows.shape[1:])
 
 
 class StackedNetwork:
@@ -82,7 +82,10 @@ class StackedNetwork:
         for group in optimiser.param_groups:
             group["params"] = [shorter[before] for before in group["params"]]
         for layer in self._layers:
-            layer.arrays = {name: shorter.get(a, a) for name, a in layer.arrays.items()}
+            layer.arrays = {
+                name: shorter.get(array, array) if isinstance(array, nn.Parameter) else array
+                for name, array in layer.arrays.items()
+            }
 
 
 class _Layer(nn.Module):
@@ -93,11 +96,11 @@ class _Layer(nn.Module):
         self._of_one = [layer]  # in a list, as its own weights are none of this module's
         self._rows = rows
         self.arrays: dict[str, Tensor] = {}
-        for name, own in layer.named_parameters():
-            stack = own.detach().repeat(sites, *[1] * own.ndim)
-            self.arrays[name] = nn.Parameter(stack, own.requires_grad)
-        for name, own in layer.named_buffers():
-            self.arrays[name] = own.repeat(sites, *[1] * own.ndim)
+        for name, weights in layer.named_parameters():
+            stack = weights.detach().repeat(sites, *[1] * weights.ndim)
+            self.arrays[name] = nn.Parameter(stack, weights.requires_grad)
+        for name, buffer in layer.named_buffers():
+            self.arrays[name] = buffer.repeat(sites, *[1] * buffer.ndim)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map the rows of several sites, (sites * most, ...)."""
