@@ -7,11 +7,11 @@
     run.metrics.query("split == 'test' and metric == 'accuracy'")
 
 Every error is a ``fedsilo.models.contract.errors.FedsiloError`` of one line. The commands
-``fedsilo deploy``, ``fedsilo doctor`` and ``fedsilo privacy`` are the functions of ``deploying``,
-``checking`` and ``privacy``.
+``fedsilo deploy``, ``fedsilo doctor``, ``fedsilo hospital`` and ``fedsilo privacy`` are the
+functions of ``deploying``, ``checking``, ``hospital`` and ``privacy``.
 """
 
-from fedsilo.server_app.api import checking, deploying, privacy
+from fedsilo.server_app.api import checking, deploying, hospital, privacy
 from fedsilo.server_app.api.listing import (
     datasets,
     experiments,

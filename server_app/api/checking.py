@@ -20,6 +20,7 @@ def site(
     *,
     deployment: AnyPath | None = None,
     site: Sequence[str] = (),
+    kit: AnyPath | None = None,
     superlink: str = "",
     root_certificates: AnyPath | None = None,
     key: AnyPath | None = None,
@@ -30,7 +31,9 @@ def site(
 ) -> Iterator[Finding]:
     """Check a hospital's node, by the arguments that start it."""
     from fedsilo.server_app.deploy.deployment import read_deployment
+    from fedsilo.server_app.deploy.kit import read_kit
     from fedsilo.server_app.doctor.findings import examine
+    from fedsilo.server_app.doctor.hospital import opened, setup_of
     from fedsilo.server_app.doctor.site import CHECKS, SiteSetup, parse_node_config
     from fedsilo.server_app.run.planning import planned
 
@@ -45,6 +48,13 @@ def site(
             if name not in whole.sites:
                 raise unknown_name("site of the deployment", name, whole.sites)
         made = [SiteSetup.of(whole, name, settings) for name in site or whole.sites]
+    elif kit:
+        _refuse_both({"--superlink": superlink}, "kit")
+        own_kit = read_kit(Path(kit))
+        with opened(own_kit) as scratch:
+            setup = setup_of(own_kit, scratch, node_config, settings)
+            yield from examine(CHECKS, setup, setup.name)
+        return
     elif site:
         raise SettingError("--site needs --deployment: without one it is a key of --node-config")
     else:
@@ -109,8 +119,8 @@ def run(
     yield from examine(CHECKS, setup)
 
 
-def _refuse_both(given: dict[str, object]) -> None:
-    """Refuse options that a deployment decides itself."""
+def _refuse_both(given: dict[str, object], by: str = "deployment") -> None:
+    """Refuse options that a deployment or a kit decides itself."""
     for option, value in given.items():
         if value:
-            raise SettingError(f"the deployment decides {option}: remove it or --deployment")
+            raise SettingError(f"the {by} decides {option}: remove it or --{by}")

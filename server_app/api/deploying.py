@@ -1,4 +1,4 @@
-"""A deployment on this machine: a server and hospitals as processes, with TLS."""
+"""A deployment: a server, hospitals as processes of this machine, and kits for those elsewhere."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fedsilo.server_app.run.arguments import AnyPath, Sources, Tell, path_of, ru
 if TYPE_CHECKING:
     from fedsilo.server_app.deploy.commands import MemberStatus
     from fedsilo.server_app.deploy.deployment import Deployment
+    from fedsilo.server_app.deploy.joining import MadeKit
 
 _FOLDER = "deployment"
 # Its default is shown by typer: a newer click drops the help of an argument
@@ -22,6 +23,7 @@ def up(
     deployment: AnyPath = _FOLDER,
     sites: int | None = None,
     site: Sequence[str] = (),
+    host: str | None = None,
     data_dir: AnyPath | None = None,
     device: str | None = None,
     file: AnyPath | None = None,
@@ -40,8 +42,33 @@ def up(
         device=device,
         node_config=tuple(node_config),
         file=path_of(file),
+        host=host,
     )
     return up(Path(deployment), request, tell)
+
+
+def add(
+    names: Sequence[str], *, deployment: AnyPath = _FOLDER, tell: Tell = silent
+) -> Sequence[MadeKit]:
+    """Register hospitals of other machines, and make a kit for each."""
+    from fedsilo.server_app.deploy.joining import add
+
+    return add(Path(deployment), names, tell)
+
+
+def renew(member: str, *, deployment: AnyPath = _FOLDER, tell: Tell = silent) -> MadeKit | str:
+    """Replace a hospital's key and kit, or the certificate of the server."""
+    from fedsilo.server_app.deploy.joining import renew
+
+    return renew(Path(deployment), member, tell)
+
+
+def revoke(member: str, *, deployment: AnyPath = _FOLDER, tell: Tell = silent) -> str:
+    """Shut a hospital out for good."""
+    from fedsilo.server_app.deploy.joining import revoke
+
+    revoke(Path(deployment), member, tell)
+    return f"{member} is revoked"
 
 
 def status(*, deployment: AnyPath = _FOLDER) -> list[MemberStatus]:

@@ -22,7 +22,12 @@ from fedsilo.server_app.cli import results
 
 _GIVEN = {"tell", "watch"}  # arguments that the command line gives itself
 _UNSHOWN = ("", (), None, False)  # defaults that say nothing
-_MODULES = {"deploy": api.deploying, "doctor": api.checking, "privacy": api.privacy}
+_MODULES = {
+    "deploy": api.deploying,
+    "doctor": api.checking,
+    "hospital": api.hospital,
+    "privacy": api.privacy,
+}
 
 
 @cache

@@ -20,6 +20,7 @@ from fedsilo.server_app.run.arguments import AnyPath, as_word, path_of
 if TYPE_CHECKING:
     from fedsilo.server_app.deploy.commands import MemberStatus
     from fedsilo.server_app.deploy.deployment import Deployment
+    from fedsilo.server_app.deploy.joining import MadeKit
     from fedsilo.server_app.doctor.findings import Finding
     from fedsilo.server_app.studies.api.run import Run
     from fedsilo.server_app.studies.benchmark.page import Benchmarked
@@ -181,8 +182,29 @@ def monitor(
 
 
 def deploy_up(deployment: Deployment) -> None:
-    """Print the sites of a deployment that runs."""
-    line(f"{len(deployment.sites)} sites are online: {', '.join(deployment.sites)}")
+    """Print the sites of a deployment that runs, or how to add the first."""
+    if deployment.sites:
+        line(f"{len(deployment.sites)} sites are online: {', '.join(deployment.sites)}")
+    if deployment.address:
+        line(f"hospitals reach the server by {deployment.address}: fedsilo deploy add NAME")
+
+
+def _kits(made: Iterable[MadeKit]) -> None:
+    """Print what the operator hands over, and the code to compare by telephone."""
+    for one in made:
+        line(f"{one.site}: {one.path} (code {one.code})")
+    line("a kit holds a private key: hand it over encrypted, compare the code by telephone")
+
+
+deploy_add = _kits
+
+
+def deploy_renew(made: MadeKit | str) -> None:
+    """Print the new kit, or what was renewed."""
+    if isinstance(made, str):
+        line(made)
+    else:
+        _kits([made])
 
 
 def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
@@ -193,7 +215,7 @@ def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
 
     table = Table("member", "process", "seen by the server", "log")
     for state in members:
-        table.add_row(state.member, str(state.pid or "-"), state.seen, str(state.log))
+        table.add_row(state.member, str(state.pid or "-"), state.seen, str(state.log or "-"))
     shown(table)
     if run := look_at_deployment(Path(deployment)).run:
         line(run.line())

@@ -1,7 +1,6 @@
-"""``fedsilo deploy``: a server and hospitals as processes of one machine, with TLS and keys.
+"""``fedsilo deploy``: the processes of this machine, a server and sites, with TLS and keys.
 
-It runs Flower's own commands and prints each of them; docs/deployment.md gives the same steps by
-hand for separate machines.
+It runs Flower's own commands and prints each of them. ``joining`` adds hospitals of other machines.
 """
 
 import subprocess
@@ -10,7 +9,6 @@ from pathlib import Path
 
 from fedsilo.client_app.worker.installed import refuse_other_flower
 from fedsilo.server_app.deploy.deployment import (
-    FEDERATION,
     SERVER,
     Deployment,
     DeploymentError,
@@ -18,9 +16,7 @@ from fedsilo.server_app.deploy.deployment import (
     read_deployment,
 )
 from fedsilo.server_app.deploy.flower import (
-    MAKE_SECRETS,
     Say,
-    flwr,
     healthy,
     offline,
     online,
@@ -28,6 +24,7 @@ from fedsilo.server_app.deploy.flower import (
     wait_for,
     wait_until_left,
 )
+from fedsilo.server_app.deploy.joining import register
 from fedsilo.server_app.deploy.making import (
     DeploymentRequest,
     make_deployment,
@@ -42,9 +39,9 @@ class MemberStatus:
     """The state of the server or of a site."""
 
     member: str  # ``server`` or the site
-    pid: int | None  # of its process; None if that does not run
+    pid: int | None  # of its process; None if that does not run here
     seen: str  # by the server: online or offline, or empty for the server itself
-    log: Path  # the file that its process writes to
+    log: Path | None  # the file that its process writes to, or None on a machine of its own
 
 
 def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
@@ -61,7 +58,7 @@ def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
         refuse_changes(deployment, request)
     else:
         deployment = make_deployment(folder, request)
-    make_secrets(deployment, say)
+    make_secrets(deployment)
     deployment.write_connection()
     for member in deployment.members:
         if not deployment.process(member):
@@ -70,7 +67,10 @@ def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
             deployment = _start(deployment, member, say)
         if member == SERVER:
             wait_for(deployment, lambda current: [] if healthy(current) else [SERVER])
-            deployment = _registered(deployment, say)
+            for site in deployment.sites:
+                if site not in deployment.nodes:
+                    deployment = register(deployment, site, say)
+            deployment.write_registry()
     wait_for(deployment, offline)
     return deployment
 
@@ -80,11 +80,11 @@ def status(folder: Path) -> list[MemberStatus]:
     deployment = read_deployment(folder)
     online_sites = online(deployment) if deployment.process(SERVER) else []
     members = []
-    for member in deployment.members:
+    for member in (*deployment.members, *deployment.hospitals):
         process = deployment.process(member)
         state = "" if member == SERVER else "online" if member in online_sites else "offline"
-        pid = process.pid if process else None
-        members.append(MemberStatus(member, pid, state, deployment.log(member)))
+        log = deployment.log(member) if member in deployment.members else None
+        members.append(MemberStatus(member, process.pid if process else None, state, log))
     return members
 
 
@@ -129,22 +129,3 @@ def _start(deployment: Deployment, member: str, say: Say) -> Deployment:
             start_new_session=True,
         )
     return deployment.with_started(member, process.pid)
-
-
-def _registered(deployment: Deployment, say: Say) -> Deployment:
-    """Register the keys that the server does not know yet, and bind each to its site."""
-    for site in deployment.sites:
-        if site not in deployment.nodes:
-            command = ("supernode", "register", str(deployment.secrets / f"{site}.pub"), FEDERATION)
-            try:
-                answer = flwr(deployment, *command, "--name", site, say=say)
-            except DeploymentError as error:
-                raise DeploymentError(
-                    f"{site} was not registered: {error}; if its key is in use, an earlier "
-                    f"registration was cut short: remove {site}.key and {site}.pub from "
-                    f"{deployment.secrets}, make new ones with {MAKE_SECRETS} --out "
-                    f"{deployment.secrets} --add-hospital {site}, and repeat 'fedsilo deploy up'"
-                ) from None
-            deployment = deployment.with_node(site, str(answer["node-id"]))
-    deployment.write_registry()
-    return deployment

@@ -1,7 +1,8 @@
-"""A deployment on one machine: its folder, its processes, and the Flower commands that start them.
+"""A deployment: its folder, its processes, and the Flower commands that start them.
 
-``<folder>/deployment.json`` names sites, ports and processes; ``secrets/`` is what make-secrets.sh
-writes; ``server/`` and ``sites/<site>/`` hold what separate machines would have.
+``<folder>/deployment.json`` names sites, ports and processes. ``secrets/`` has certificates and
+keys, ``kits/`` what hospitals of other machines are given, ``server/`` the server's files, and
+``sites/<site>/`` those of each site of this machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import tomli_w
@@ -62,11 +64,22 @@ class Deployment:
     node_config: dict[str, dict[str, Value]]  # each site's, for its SuperNode
     started: dict[str, Started] = field(default_factory=dict)  # by member: the server or a site
     nodes: dict[str, str] = field(default_factory=dict)  # the server's number of each known site
+    address: str = ""  # by which hospitals of other machines reach the server, if there are any
 
     @property
     def sites(self) -> list[str]:
-        """The sites, in order."""
+        """The sites whose processes are of this machine, in order."""
         return sorted(self.node_config)
+
+    @property
+    def hospitals(self) -> list[str]:
+        """The sites that have a kit and their own machine, in order."""
+        return sorted(self.nodes.keys() - self.node_config.keys())
+
+    @property
+    def fleet(self) -> str:
+        """The address, host:port, by which hospitals reach the server."""
+        return self.address or f"127.0.0.1:{self.ports['fleet']}"
 
     @property
     def members(self) -> list[str]:
@@ -87,6 +100,12 @@ class Deployment:
     def registry(self) -> Path:
         """The file at the server that binds sites to keys."""
         return self.folder / SERVER / _REGISTRY
+
+    @property
+    def interface(self) -> str:
+        """The address on which the server listens for hospitals: of all, if some are elsewhere."""
+        host = self.fleet.rpartition(":")[0]
+        return "127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0"
 
     def home(self, member: str) -> Path:
         """Return the folder of the server or of a site."""
@@ -115,6 +134,20 @@ class Deployment:
     def with_node(self, site: str, node: str) -> Deployment:
         """Return the deployment in which ``site`` is registered, written to its file."""
         return replace(self, nodes=self.nodes | {site: node}).write()
+
+    def without(self, site: str) -> Deployment:
+        """Return the deployment without ``site``, written to its file."""
+
+        def others(by_site: dict[str, Any]) -> dict[str, Any]:
+            return {key: value for key, value in by_site.items() if key != site}
+
+        return replace(
+            self,
+            ports=others(self.ports),
+            node_config=others(self.node_config),
+            started=others(self.started),
+            nodes=others(self.nodes),
+        ).write()
 
     def write(self) -> Deployment:
         """Write deployment.json, and return this."""
@@ -148,7 +181,7 @@ class Deployment:
             *("--ssl-keyfile", str(secrets / "server.key")),
             "--enable-supernode-auth",
             *("--database", str(self.home(SERVER) / "superlink.db")),
-            *("--fleet-api-address", f"127.0.0.1:{self.ports['fleet']}"),
+            *("--fleet-api-address", f"{self.interface}:{self.ports['fleet']}"),
             *("--host", "127.0.0.1", "--port", str(self.ports["http"])),
             "--disable-runtime-dependency-installation",
         ]
@@ -216,33 +249,48 @@ def key_fingerprint(public_key: Path) -> str:
         ) from None
 
 
-def plan(
-    folder: Path, sites: Sequence[str], ports: Sequence[int], shared: Mapping[str, Value]
-) -> Deployment:
-    """Return a new deployment of ``sites`` in ``folder``, an absolute path.
+def refuse_name(site: str) -> None:
+    """Raise a SettingError if no site can have this name."""
+    if site_name_fault(site) or site in _TAKEN:
+        raise SettingError(
+            f"site '{site}' cannot be a name: at most {LONGEST} letters, digits, '.', '_' and "
+            f"'-', the first no '.' or '-', and not {', '.join(sorted({'all', *_TAKEN}))}"
+        )
 
-    ``ports`` are two for the server and one for each site; ``shared`` is what the node config of
-    every site says in addition to its name and the folder of its state.
 
-    Raises:
-        SettingError: there is no site, two have one name, a name is not possible, or ``shared``
-            has a key that each site has of its own.
-    """
-    for site in sites:
-        if site_name_fault(site) or site in _TAKEN:
-            raise SettingError(
-                f"site '{site}' cannot be a name: at most {LONGEST} letters, digits, '.', '_' and "
-                f"'-', the first no '.' or '-', and not {', '.join(sorted({'all', *_TAKEN}))}"
-            )
-    if own := sorted({"site", "state-dir", "signing-key", "site-registry"} & shared.keys()):
-        raise SettingError(f"node config '{own[0]}' is each site's own: leave it out")
-    if not sites:
-        raise SettingError("no site is named: a deployment needs at least one")
-    names = sorted(sites)  # a site's port must not depend on the order in which sites were named
+def refuse_twice(names: Sequence[str]) -> None:
+    """Raise a SettingError if two sites have one name."""
     if twice := [name for name in names if names.count(name) > 1]:
         raise SettingError(
             f"site '{twice[0]}' is named twice: each hospital needs a name of its own"
         )
+
+
+def plan(
+    folder: Path,
+    sites: Sequence[str],
+    ports: Sequence[int],
+    shared: Mapping[str, Value],
+    address: str = "",
+) -> Deployment:
+    """Return a new deployment of ``sites`` in ``folder``, an absolute path.
+
+    ``ports`` are two for the server and one for each site; ``shared`` is what the node config of
+    every site says in addition to its name and the folder of its state. ``address`` is the
+    server's for hospitals of other machines, or empty if there are none.
+
+    Raises:
+        SettingError: there is no site and no address, two have one name, a name is not possible,
+            or ``shared`` has a key that each site has of its own.
+    """
+    for site in sites:
+        refuse_name(site)
+    if own := sorted({"site", "state-dir", "signing-key", "site-registry"} & shared.keys()):
+        raise SettingError(f"node config '{own[0]}' is each site's own: leave it out")
+    if not sites and not address:
+        raise SettingError("no site is named: a deployment needs at least one")
+    names = sorted(sites)  # a site's port must not depend on the order in which sites were named
+    refuse_twice(names)
     return Deployment(
         folder,
         dict(zip(["http", "fleet", *names], ports, strict=True)),
@@ -256,6 +304,7 @@ def plan(
             }
             for site in names
         },
+        address=address,
     )
 
 

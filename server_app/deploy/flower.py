@@ -7,13 +7,11 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from fedsilo.server_app.deploy.deployment import FEDERATION, SERVER, Deployment, DeploymentError
 from fedsilo.server_app.run.processes import tool
 
-MAKE_SECRETS = Path("docker") / "make-secrets.sh"
 Say = Callable[[str], None]
 _START_LIMIT = 90.0  # seconds for a member to be there
 
@@ -35,12 +33,24 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
     return answer
 
 
+def unknown_nodes(deployment: Deployment) -> list[str]:
+    """Return the numbers of registered nodes that the deployment does not know."""
+    states = _states(deployment)
+    others = states.keys() - set(deployment.nodes.values())
+    return sorted(node for node in others if states[node] != "unregistered")
+
+
+def _states(deployment: Deployment) -> dict[str, str]:
+    nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
+    return {str(node["node-id"]): str(node["status"]) for node in nodes}
+
+
 def node_states(deployment: Deployment) -> dict[str, str]:
     """Return the server's word for each site, such as online, or unregistered."""
-    nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
-    states = {str(node["node-id"]): str(node["status"]) for node in nodes}
+    states = _states(deployment)
     known = deployment.nodes
-    return {site: states.get(known.get(site, ""), "unregistered") for site in deployment.sites}
+    sites = (*deployment.sites, *deployment.hospitals)
+    return {site: states.get(known.get(site, ""), "unregistered") for site in sites}
 
 
 def online(deployment: Deployment) -> list[str]:
@@ -65,9 +75,8 @@ def healthy(deployment: Deployment) -> bool:
         reason = getattr(error, "reason", None)
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise DeploymentError(
-                f"the server's certificate is not valid: {reason.verify_message}; renew it with "
-                f"{MAKE_SECRETS} --out {deployment.secrets} --renew-server, then 'fedsilo deploy "
-                "down' and 'up'"
+                f"the server's certificate is not valid: {reason.verify_message}; 'fedsilo deploy "
+                "renew server' renews it, then 'fedsilo deploy down' and 'up'"
             ) from None
         return False
 

@@ -1,20 +1,24 @@
 """Make a deployment: its sites, ports, node configs and keys."""
 
 import os
-import subprocess
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsilo.datasets.io.atomic_files import build_folder, write_atomically
 from fedsilo.datasets.registry import silo_names
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import parse_assignment
+from fedsilo.server_app.deploy.certificates import hospital_key, make_authority, sign_server
 from fedsilo.server_app.deploy.deployment import Deployment, DeploymentError, plan
-from fedsilo.server_app.deploy.flower import MAKE_SECRETS, Say, last_line, tell
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.run.processes import app_folder, free_ports
+
+_PORT = "9092"  # Flower's own, of the Fleet API
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,19 @@ class DeploymentRequest:
     device: str | None = None  # of all sites, or None for cpu
     node_config: Sequence[str] = ()  # more of every site's node config, as key=value
     file: Path | None = None  # the simulation file, or None for the usual one
+    host: str | None = None  # HOST or HOST:PORT by which hospitals of other machines reach it
+
+    @property
+    def address(self) -> str:
+        """The server's address for hospitals, host:port; empty if all sites are of this machine."""
+        if not self.host:
+            return ""
+        host, _, port = self.host.rpartition(":") if ":" in self.host else (self.host, "", _PORT)
+        if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise SettingError(
+                f"--host is '{self.host}': give a name or address, with :PORT or not"
+            )
+        return f"{host}:{port}"
 
     def own_config(self) -> dict[str, Value]:
         """Return what the request says about every site's node config."""
@@ -41,7 +58,7 @@ class DeploymentRequest:
 
 def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
     """Raise a SettingError if a request differs from the deployment that exists."""
-    config = deployment.node_config[deployment.sites[0]]
+    config = next(iter(deployment.node_config.values()), {})
     asked: dict[str, tuple[Value, Value]] = {
         f"--node-config {key}": (value, config.get(key, ""))
         for key, value in request.own_config().items()
@@ -50,6 +67,8 @@ def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
         asked["--sites"] = request.site_count, len(deployment.sites)
     if request.sites:
         asked["--site"] = ", ".join(sorted(request.sites)), ", ".join(deployment.sites)
+    if request.host:
+        asked["--host"] = request.address, deployment.address
     for option, (wanted, present) in asked.items():
         if wanted != present:
             raise SettingError(
@@ -74,15 +93,25 @@ def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
     for key, variable in (("data-dir", "FEDSILO_DATA"), ("cache-dir", "FEDSILO_CACHE")):
         if given := os.environ.get(variable):
             defaults[key] = str(Path(given).expanduser().resolve())
-    sites = list(request.sites) or _silos(request)
-    made = plan(folder, sites, free_ports(2 + len(sites)), defaults | request.own_config())
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    address = request.address
+    wanted = request.sites or request.site_count or not address
+    sites = list(request.sites) or (_silos(request) if wanted else [])
+    ports = free_ports(2 + len(sites))
+    if address:
+        ports[1] = int(address.rpartition(":")[2])
+    made = plan(folder, sites, ports, defaults | request.own_config(), address)
+    prepare(made)
+    return made
+
+
+def prepare(made: Deployment) -> None:
+    """Make the folders of a new deployment, and write it."""
+    made.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in made.members:
         home = made.home(member)
         home.mkdir(parents=True, exist_ok=True, mode=0o700)  # the database holds all messages
         (home / "flwr").mkdir(mode=0o700, exist_ok=True)
     made.write()
-    return made
 
 
 def _silos(request: DeploymentRequest) -> list[str]:
@@ -100,25 +129,27 @@ def _silos(request: DeploymentRequest) -> list[str]:
     return names
 
 
-def make_secrets(deployment: Deployment, say: Say) -> None:
-    """Make certificates and keys; if they exist, only check that nobody else may read the keys.
+def make_secrets(deployment: Deployment) -> None:
+    """Make certificates, and a key of each site that has none.
 
     Raises:
         DeploymentError: they could not be made, or others may read a key.
     """
-    if deployment.secrets.is_dir():
-        _refuse_open_keys(deployment.secrets)
-        return
-    command = [
-        *("bash", str(app_folder() / MAKE_SECRETS), "--out", str(deployment.secrets)),
-        *("--host", "localhost"),
-        *(part for site in deployment.sites for part in ("--hospital", site)),
-    ]
-    tell(command, say)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise DeploymentError(f"no secrets were made: {last_line(done.stderr or done.stdout)}")
-    say(done.stdout.strip())
+    secrets = deployment.secrets
+    _refuse_open_keys(secrets)
+    if not secrets.is_dir():
+        build_folder(secrets, lambda scratch: _make_certificates(deployment, scratch))
+        secrets.chmod(0o700)
+    for site in deployment.sites:
+        if not (secrets / f"{site}.key").is_file():
+            private, public = hospital_key()
+            write_atomically(secrets / f"{site}.key", private, mode=0o600)
+            write_atomically(secrets / f"{site}.pub", public, mode=0o600)
+
+
+def _make_certificates(deployment: Deployment, secrets: Path) -> None:
+    make_authority(secrets)
+    sign_server(secrets, [deployment.fleet.rpartition(":")[0]])
 
 
 def _refuse_open_keys(secrets: Path) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CERTIFICATE, PRIVATE_KEY = "BEGIN CERTIFICATE", "PRIVATE KEY"
 OPENSSH_KEY = "BEGIN OPENSSH PRIVATE KEY"
-_RENEW = "renew it (make-secrets.sh --renew-server)"
+_RENEW = "renew it ('fedsilo deploy renew server')"
 _CLOCK = "set this machine's clock"
 _BRING = "copy the data there, or mount them read-only"
 
@@ -94,7 +94,7 @@ def signed_by(path: Path, authority: Path) -> None:
         read_certificate(path).verify_directly_issued_by(read_certificate(authority))
     except (ValueError, TypeError, InvalidSignature) as error:
         fault = f"certificate {path} was not signed by {authority}"
-        raise Refused(fault, "use the pair that make-secrets.sh made") from error
+        raise Refused(fault, "use the pair of one deployment") from error
 
 
 def writable_folder(path: Path, what: str) -> Path:

@@ -19,7 +19,7 @@ from fedsilo.server_app.deploy.deployment import (
     Deployment,
     key_fingerprint,
 )
-from fedsilo.server_app.deploy.flower import node_states
+from fedsilo.server_app.deploy.flower import healthy, node_states, offline, unknown_nodes
 from fedsilo.server_app.doctor import machine
 from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped, given
 from fedsilo.server_app.doctor.secrets import (
@@ -63,11 +63,14 @@ class ServerSetup:
             certificate=secrets / "server.crt",
             key=secrets / "server.key",
             database=deployment.home(SERVER) / "superlink.db",
-            fleet=f"127.0.0.1:{deployment.ports['fleet']}",
+            fleet=f"{deployment.interface}:{deployment.ports['fleet']}",
             control=f"127.0.0.1:{deployment.ports['http']}",
             runs=deployment.runs,
             registry=deployment.registry,
-            hospitals=tuple((site, secrets / f"{site}.pub") for site in deployment.sites),
+            hospitals=tuple(
+                (site, secrets / f"{site}.pub")
+                for site in (*deployment.sites, *deployment.hospitals)
+            ),
             deployment=deployment,
         )
 
@@ -169,14 +172,16 @@ def _registry(setup: ServerSetup) -> Passed:
     """Compare the registry with the named hospitals, and each key with its file."""
     registry = given(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
     keys = registered_keys(registry)
-    register = f"flwr supernode register NAME.pub {FEDERATION} --name NAME, and enter it there"
     for name, public in setup.hospitals:
         if name not in keys:
-            raise Refused(f"hospital {name} is not in {registry}", register)
+            raise Refused(
+                f"hospital {name} has no line in the registry {registry}, one of its two "
+                "registrations: runs would leave it out",
+                _BOTH.format(name=name),
+            )
         if public and key_fingerprint(public) != keys[name]:
             raise Refused(
-                f"{registry} has another key of {name} than {public}",
-                "get the right file, or revoke that node and register this key",
+                f"{registry} has another key of {name} than {public}", _BOTH.format(name=name)
             )
     named = {name for name, _ in setup.hospitals}
     others = sorted(keys.keys() - named) if named else []
@@ -184,24 +189,34 @@ def _registry(setup: ServerSetup) -> Passed:
     return Passed(f"{registry} knows {', '.join(sorted(keys)) or 'nobody'}", details)
 
 
+_BOTH = "'fedsilo deploy renew {name}' writes both registrations and a new kit"
+
+
 def _nodes(setup: ServerSetup) -> Passed:
-    """Ask Flower which of the deployment's hospitals it knows, and which are online."""
+    """Compare the SuperLink's registrations with the deployment's, and say who is online."""
     reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
     deployment = given(setup.deployment, reason)
-    if not deployment.process(SERVER):
-        raise Skipped("the server does not run: 'fedsilo deploy up' starts it")
+    if not healthy(deployment):
+        raise Skipped("the server does not answer: 'fedsilo deploy up' starts it")
     states = node_states(deployment)
     if gone := [site for site, state in states.items() if state == "unregistered"]:
         raise Refused(
-            f"the server does not know the key of {', '.join(gone)}",
-            "make new keys (make-secrets.sh --add-hospital) and 'fedsilo deploy up'",
+            f"the SuperLink has no registration of {', '.join(gone)}, which the registry has",
+            _BOTH.format(name=gone[0]),
         )
-    if away := [f"{site} is {state}" for site, state in states.items() if state != "online"]:
+    if strangers := unknown_nodes(deployment):
+        raise Refused(
+            f"the SuperLink has registered {', '.join(strangers)}, and the registry has no line "
+            "for it: runs would leave it out",
+            f"flwr supernode unregister NUMBER {FEDERATION}, and 'fedsilo deploy add' for a name",
+        )
+    if away := [f"{site} is {states[site]}" for site in offline(deployment)]:
         raise Refused(
             f"not all are online: {', '.join(away)}",
             "'fedsilo deploy up' starts what has ended, 'fedsilo deploy logs SITE' says why",
         )
-    return Passed(f"online: {', '.join(states)}")
+    said = [f"{site} ({state})" for site, state in states.items()]
+    return Passed(f"both registrations: {', '.join(said) or 'nobody yet'}")
 
 
 CHECKS: tuple[Check[ServerSetup], ...] = (

@@ -42,7 +42,7 @@ from fedsilo.server_app.doctor.secrets import (
     site_file,
     writable_folder,
 )
-from fedsilo.server_app.doctor.wire import handshake, same_clock
+from fedsilo.server_app.doctor.wire import handshake, is_online, same_clock
 from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.secure_keys import SECURE, SENT
 from fedsilo.strategies.wire.signatures import fingerprint, public_text
@@ -70,6 +70,7 @@ class SiteSetup:
     host: str = "127.0.0.1"  # of the SuperNode's own Runtime API
     port: int = 9094
     settings: RunSettings | None = None  # the experiment's, or None if none is named
+    node: int = 0  # the server's number of this hospital, or 0 if it is not known
     now: Callable[[], datetime] = machine.utc_now
 
     @classmethod
@@ -83,6 +84,7 @@ class SiteSetup:
             key=secrets / f"{site}.key",
             port=ports[site],
             settings=settings,
+            node=int(deployment.nodes.get(site, "0")),
         )
 
     @property
@@ -205,6 +207,15 @@ def _clock(setup: SiteSetup) -> str:
     return same_clock(setup.superlink, authority, key, setup.now())
 
 
+def _admission(setup: SiteSetup) -> str:
+    node = given(setup.node, "the server's number of this hospital is not known: name its --kit")
+    authority, key = setup.authority, setup.key
+    assert authority is not None, "the check needs that of the clock, which needs both"
+    assert key is not None
+    there = is_online(setup.superlink, authority, key, node, setup.now())
+    return f"registered at the SuperLink as node {node}, {'online' if there else 'not connected'}"
+
+
 def _port(setup: SiteSetup) -> str:
     own = str(setup.key) if setup.key else ""
     return machine.own_port(setup.host, setup.port, "the SuperNode's Runtime API", own)
@@ -293,6 +304,7 @@ CHECKS: tuple[Check[SiteSetup], ...] = (
     Check("signing", "the key of secure sums is registered", _signing, ("node config",)),
     Check("server", "answers with a valid certificate", _server, ("authority",)),
     Check("clock", "near the server's, which otherwise admits nobody", _clock, ("server", "key")),
+    Check("admission", "its key is registered at the SuperLink", _admission, ("clock",)),
     Check("port", "where SuperNode and worker communicate", _port),
     Check("disk", "room for private state and decoded data", _disk, ("node config",)),
     Check("memory", "room for one message", _memory, ("site file",)),

@@ -4,6 +4,7 @@ import socket
 import ssl
 from datetime import datetime
 from pathlib import Path
+from typing import Any, Self
 
 from fedsilo.server_app.doctor.findings import Refused, Skipped
 
@@ -69,36 +70,14 @@ def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
         Refused: the clocks differ.
         Skipped: the server does not ask for keys, or answers something else.
     """
-    import grpc  # type: ignore[import-untyped]  # its stubs are another package
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from flwr.common.constant import (
-        PUBLIC_KEY_HEADER,
-        SIGNATURE_HEADER,
-        TIMESTAMP_HEADER,
-        TIMESTAMP_TOLERANCE,
-    )
-    from flwr.proto.fleet_pb2_grpc import FleetStub
+    from flwr.common.constant import TIMESTAMP_TOLERANCE
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
-    private = load_ssh_private_key(key.read_bytes(), None)
-    if not isinstance(private, EllipticCurvePrivateKey):
-        raise Refused(f"secret {key} is no EC key", "make one with make-secrets.sh --add-hospital")
-    stamp = now.isoformat()
-    signed = (
-        (PUBLIC_KEY_HEADER, public_key_to_bytes(private.public_key())),
-        (TIMESTAMP_HEADER, stamp),
-        (SIGNATURE_HEADER, sign_message(private, stamp.encode("ascii"))),
-    )
-    credentials = grpc.ssl_channel_credentials(authority.read_bytes())
-    with grpc.secure_channel(address, credentials) as channel:
+    with _Fleet(address, authority, key, now) as fleet:
         try:
-            FleetStub(channel).SendNodeHeartbeat(
-                SendNodeHeartbeatRequest(), timeout=3, metadata=signed
-            )
-        except grpc.RpcError as error:
-            said = str(error.details())
+            fleet.call("SendNodeHeartbeat", SendNodeHeartbeatRequest())
+        except _Denied as denied:
+            said = str(denied)
         else:
             raise Skipped("the server asks for no keys, and accepts any time")
     if said == "Invalid timestamp":
@@ -110,3 +89,89 @@ def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
     if said != "Invalid node ID":
         raise Skipped(f"the server said '{said}', which does not reveal its time")
     return f"{now:%Y-%m-%d %H:%M} UTC, near the server's time"
+
+
+def is_online(address: str, authority: Path, key: Path, node: int, now: datetime) -> bool:
+    """Return whether the server has admitted a node of this key that is there now.
+
+    The node is activated and at once deactivated. Flower refuses that alike if the key is not
+    registered and if its node is there already; then a heartbeat, which needs the node's number,
+    tells them apart.
+
+    Raises:
+        Refused: the server's SuperLink does not know the key as that node's.
+    """
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+    from flwr.proto.node_pb2 import Node
+
+    with _Fleet(address, authority, key, now) as fleet:
+        activate = ActivateNodeRequest(public_key=fleet.public_key, heartbeat_interval=30)
+        beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=30)
+        try:
+            known = fleet.call("ActivateNode", activate).node_id
+            fleet.call("DeactivateNode", DeactivateNodeRequest(node_id=known))
+            online = False
+        except _Denied:
+            online = fleet.accepts("SendNodeHeartbeat", beat)
+            known = node if online else 0
+    if known != node:
+        raise Refused(
+            f"server {address} has no registration of this key at its SuperLink: it was never "
+            "made, or the hospital was revoked or has a newer key",
+            "ask the server's operator for the newest kit",
+        )
+    return online
+
+
+class _Denied(Exception):
+    """A call that the server refused, in its words."""
+
+
+class _Fleet:
+    """Calls to a server's Fleet API, signed by a hospital's key at a time."""
+
+    def __init__(self, address: str, authority: Path, key: Path, now: datetime) -> None:
+        import grpc  # type: ignore[import-untyped]  # its stubs are another package
+        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+        from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+
+        private = load_ssh_private_key(key.read_bytes(), None)
+        if not isinstance(private, EllipticCurvePrivateKey):
+            raise Refused(f"secret {key} is no EC key", "ask the server's operator for a new kit")
+        self.public_key = public_key_to_bytes(private.public_key())
+        stamp = now.isoformat()
+        self._signed = (
+            (PUBLIC_KEY_HEADER, self.public_key),
+            (TIMESTAMP_HEADER, stamp),
+            (SIGNATURE_HEADER, sign_message(private, stamp.encode("ascii"))),
+        )
+        credentials = grpc.ssl_channel_credentials(authority.read_bytes())
+        self._channel = grpc.secure_channel(address, credentials)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def call(self, name: str, request: object) -> Any:
+        """Make a call and return its reply, or raise ``_Denied``."""
+        import grpc
+        from flwr.proto.fleet_pb2_grpc import FleetStub
+
+        stub = FleetStub(self._channel)
+        try:
+            return getattr(stub, name)(request, timeout=3, metadata=self._signed)
+        except grpc.RpcError as error:
+            raise _Denied(str(error.details())) from None
+
+    def accepts(self, name: str, request: object) -> bool:
+        """Make a call and return whether the server answered it."""
+        try:
+            self.call(name, request)
+        except _Denied:
+            return False
+        return True

@@ -32,8 +32,9 @@ class Registry:
         name = next((name for name, known in self.nodes.items() if known == node), None)
         if name is None:
             return (
-                f"node {node} says that it is '{site}' and {self.path} does not know its key: "
-                "register it, or shut it out"
+                f"node {node} says that it is '{site}': its key is registered at the SuperLink, "
+                f"and the other registration, its line in {self.path}, is missing: 'fedsilo deploy "
+                f"renew {site}', or 'add', writes both"
             )
         return (
             f"node {node} is registered as '{name}' and says that it is '{site}': give it its own "

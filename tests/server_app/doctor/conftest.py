@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto.fleet_pb2 import ActivateNodeResponse, DeactivateNodeResponse
 from flwr.proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
     NodeAuthServerInterceptor,
 )
@@ -29,13 +30,14 @@ from PIL import Image
 
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.deploy.certificates import hospital_key, make_authority, sign_server
 from fedsilo.server_app.deploy.deployment import key_fingerprint
 from fedsilo.server_app.doctor import server as server_checks
 from fedsilo.server_app.doctor import site as site_checks
 from fedsilo.server_app.doctor.findings import Finding, examine
 from fedsilo.server_app.doctor.server import ServerSetup
 from fedsilo.server_app.doctor.site import SiteSetup
-from fedsilo.server_app.run.processes import app_folder, free_ports
+from fedsilo.server_app.run.processes import free_ports
 
 SCHEMA = """
 columns: [{name: age}, {name: chol, mean: 240.0, std: 50.0}]
@@ -60,16 +62,18 @@ RUN: Mapping[str, Value] = {
 }
 
 
-def make_secrets(folder: Path, *words: str) -> None:
-    script = app_folder() / "docker" / "make-secrets.sh"
-    told = ("--host", "localhost", "--hospital", "north", "--hospital", "south")
-    done = subprocess.run(
-        ["bash", str(script), "--out", str(folder), *(words or told)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def make_secrets(folder: Path) -> None:
+    """Write an authority, the server's certificate, and two hospitals' keys with their registry."""
+    make_authority(folder)
+    sign_server(folder, ["localhost"])
+    entries = {}
+    for name in ("north", "south"):
+        private, public = hospital_key()
+        (folder / f"{name}.key").touch(mode=0o600)
+        (folder / f"{name}.key").write_bytes(private)
+        (folder / f"{name}.pub").write_bytes(public)
+        entries[name] = {"key": key_fingerprint(folder / f"{name}.pub")}
+    (folder / "registry.json").write_text(json.dumps(entries))
 
 
 @pytest.fixture(scope="session")
@@ -91,11 +95,38 @@ def other_secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class _State:
     """Knows every key as node 7."""
 
+    online = False
+
     def state(self) -> _State:
         return self
 
     def get_node_id_by_public_key(self, key: bytes) -> int:
         return 7
+
+
+class _Servicer(FleetServicer):
+    """Admits node 7 once at a time."""
+
+    def ActivateNode(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        if _State.online:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "Failed to activate SuperNode.")
+        _State.online = True
+        return ActivateNodeResponse(node_id=7)
+
+    def DeactivateNode(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        _State.online = False
+        return DeactivateNodeResponse()
+
+    def SendNodeHeartbeat(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return SendNodeHeartbeatResponse(success=True)
+
+
+@pytest.fixture
+def online() -> Iterator[None]:
+    """Let the server have admitted the hospital's node already."""
+    _State.online = True
+    yield
+    _State.online = False
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +137,7 @@ def fleet(secrets: Path) -> Iterator[int]:
         ThreadPoolExecutor(2),
         interceptors=[NodeAuthServerInterceptor(_State())],  # type: ignore[arg-type]  # all it asks
     )
-    add_FleetServicer_to_server(FleetServicer(), server)  # type: ignore[no-untyped-call]
+    add_FleetServicer_to_server(_Servicer(), server)  # type: ignore[no-untyped-call]
     port = server.add_secure_port("0.0.0.0:0", grpc.ssl_server_credentials([tuple(pair)]))
     server.start()
     yield port
@@ -231,6 +262,7 @@ def hospital(tmp_path: Path, secrets: Path, fleet: int) -> Hospital:
         "authority": tmp_path / "secrets" / "ca.crt",
         "key": tmp_path / "secrets" / "north.key",
         "port": free_ports(1)[0],
+        "node": 7,
     }
     made = Hospital(tmp_path, node, options)
     made.allow()

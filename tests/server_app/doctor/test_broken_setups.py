@@ -12,12 +12,12 @@ import psutil
 import pytest
 import torch
 
+from fedsilo.server_app.deploy.certificates import sign_server
 from fedsilo.server_app.doctor.findings import Finding, Status, exit_code, lines_of
 from tests.server_app.doctor.conftest import (
     Hospital,
     Server,
     certificate,
-    make_secrets,
     write_images,
     write_table,
 )
@@ -173,7 +173,7 @@ SITES = {
         _unlink("secrets/ca.crt"), "authority", "ca.crt is missing", "copy the file there"
     ),
     "authority ended": Broken(
-        _ended("ca.crt"), "authority", "ended on 2021-01-01", "renew it (make-secrets.sh"
+        _ended("ca.crt"), "authority", "ended on 2021-01-01", "deploy renew server"
     ),
     "authority garbled": Broken(
         _write("secrets/ca.crt", "-----BEGIN CERTIFICATE-----\nxx\n"),
@@ -290,15 +290,18 @@ SITES = {
     "other Flower": Broken(
         _other_flower, "software", "flwr 1.20.0", "pip install 'flwr[simulation]>=1.39,<1.40'"
     ),
+    "key not registered": Broken(
+        _options(node=8), "admission", "no registration of this key at its SuperLink", "newest kit"
+    ),
 }
 SERVERS = {
     "certificate ended": Broken(
-        *(_ended("server.crt"), "certificate", "ended on 2021-01-01", "--renew-server"),
-        lambda one, _: make_secrets(one.secrets, "--renew-server", "--host", "localhost"),
+        *(_ended("server.crt"), "certificate", "ended on 2021-01-01", "deploy renew server"),
+        lambda one, _: sign_server(one.secrets, ["localhost"]),
     ),
     "certificate ends soon": Broken(
         _ended("server.crt", LATELY, datetime.now(UTC) + timedelta(days=3)),
-        *("certificate", "in 2 days", "--renew-server"),
+        *("certificate", "in 2 days", "deploy renew server"),
     ),
     "certificate of another authority": Broken(
         _of_others("server.crt"), "certificate", "was not signed by", "use the pair"
@@ -327,11 +330,14 @@ SERVERS = {
         *("database", "takes 900 ms", "a disk of its own"),
     ),
     "no disk": Broken(_free("disk", free=10**9), "disk", "1.00 GB free", "make room"),
-    "hospital not registered": Broken(
-        _options(hospitals=(("east", None),)), "registry", "east is not in", "flwr supernode"
+    "hospital not in the registry": Broken(
+        _options(hospitals=(("east", None),)),
+        "registry",
+        "east has no line in the registry",
+        "deploy renew east",
     ),
     "another key registered": Broken(
-        _copy("south.pub", "north.pub"), "registry", "another key of north", "the right file"
+        _copy("south.pub", "north.pub"), "registry", "another key of north", "deploy renew north"
     ),
     "registry damaged": Broken(
         _write("registry.json", '{"north": 3}'),

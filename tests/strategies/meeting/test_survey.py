@@ -79,7 +79,7 @@ def test_a_name_is_bound_to_its_key() -> None:
     grid = _grid({1001: _content(), 1002: _content(site="south")})
     surveyed = survey_sites(grid, SETTINGS, registry=Registry("r.json", {"north": 1001}))
     assert list(surveyed.answers) == ["north"]
-    assert "does not know its key" in surveyed.refused[0]
+    assert "the other registration, its line in" in surveyed.refused[0]
 
 
 def test_without_any_answer_it_is_an_error_with_the_reasons() -> None:

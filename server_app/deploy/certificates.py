@@ -1,0 +1,173 @@
+"""The secrets of a deployment: its authority, the server's certificate, and a key per hospital.
+
+All keys are EC P-384; a hospital's has OpenSSH's form, which Flower reads. Files are readable by
+their owner alone.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.server_app.deploy.deployment import DeploymentError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+_AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
+_LOCAL = ("localhost", "127.0.0.1")  # by which the server's own processes reach it
+
+
+def hospital_key() -> tuple[bytes, bytes]:
+    """Return a new private key and its public key, both in OpenSSH's form."""
+    from cryptography.hazmat.primitives import serialization
+
+    key = _new_key()
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return private, public + b"\n"
+
+
+def make_authority(secrets: Path) -> None:
+    """Write ``ca.crt`` and ``ca.key`` of a new authority, and ``server.key``."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    key = _new_key()
+    signing = x509.KeyUsage(*(index in (5, 6) for index in range(9)))  # certificates and lists
+    made = (
+        _builder("fedsilo certificate authority", key, _AUTHORITY_DAYS)
+        .issuer_name(_name("fedsilo certificate authority"))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(signing, critical=True)
+        .sign(key, hashes.SHA384())
+    )
+    _write_key(secrets / "ca.key", key)
+    _write_certificate(secrets / "ca.crt", made)
+    _write_key(secrets / "server.key", _new_key())
+
+
+def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
+    """Write ``server.crt`` for ``server.key``, signed by the authority; return when it ends.
+
+    ``hosts`` are names or addresses by which hospitals reach the server, or empty for those of the
+    certificate that is renewed.
+
+    Raises:
+        DeploymentError: the authority's key, or another of the files, is missing or damaged.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    try:
+        authority = x509.load_pem_x509_certificate((secrets / "ca.crt").read_bytes())
+        signer, key = _read_key(secrets / "ca.key"), _read_key(secrets / "server.key")
+        names = _names(hosts) if hosts else _names_of(secrets / "server.crt")
+    except (OSError, ValueError, TypeError) as error:
+        raise DeploymentError(
+            f"no certificate was made, as a file of {secrets} cannot be read ({error}): renewal "
+            "needs ca.crt, ca.key, server.crt and server.key there"
+        ) from None
+    builder = _builder("fedsilo server", key, _SERVER_DAYS).issuer_name(authority.subject)
+    made = (
+        builder.add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(True, *(False,) * 8), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([x509.OID_SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+        .sign(signer, hashes.SHA384())
+    )
+    if made.not_valid_after_utc > authority.not_valid_after_utc:
+        raise DeploymentError(
+            f"{secrets / 'ca.crt'} ends on {authority.not_valid_after_utc:%Y-%m-%d}, before the "
+            "certificate would: make a new deployment"
+        )
+    _write_certificate(secrets / "server.crt", made)
+    return made.not_valid_after_utc
+
+
+def _new_key() -> EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _read_key(path: Path) -> EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    key = load_pem_private_key(path.read_bytes(), None)
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise TypeError(f"{path} is no EC key")
+    return key
+
+
+def _name(text: str) -> x509.Name:
+    from cryptography import x509
+
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
+
+
+def _builder(name: str, key: EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    from cryptography import x509
+
+    begin = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(name))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
+    """Return hosts and addresses as a certificate names them."""
+    from cryptography import x509
+
+    names: list[x509.GeneralName] = []
+    for host in dict.fromkeys((*_LOCAL, *hosts)):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    return x509.SubjectAlternativeName(names)
+
+
+def _names_of(certificate: Path) -> x509.SubjectAlternativeName:
+    from cryptography import x509
+
+    found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    return found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+
+
+def _write_key(path: Path, key: EllipticCurvePrivateKey) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    write_atomically(path, pem, mode=0o600)
+
+
+def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    write_atomically(path, certificate.public_bytes(Encoding.PEM), mode=0o600)

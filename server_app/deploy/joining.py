@@ -1,0 +1,177 @@
+"""Hospitals of other machines: added, given a new key, and revoked, while the server runs.
+
+A hospital has two registrations. The SuperLink's admits its key; the registry's line binds its
+name to the key, without which a run leaves it out. Both are written here, and only here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import unknown_name
+from fedsilo.server_app.deploy.certificates import hospital_key, sign_server
+from fedsilo.server_app.deploy.deployment import (
+    FEDERATION,
+    SERVER,
+    Deployment,
+    DeploymentError,
+    read_deployment,
+    refuse_name,
+    refuse_twice,
+)
+from fedsilo.server_app.deploy.flower import Say, flwr, healthy
+from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, REGISTRY, make_kit, read_kit
+from fedsilo.server_app.run.processes import end_trees
+
+
+@dataclass(frozen=True)
+class MadeKit:
+    """A kit to hand over."""
+
+    site: str
+    path: Path
+    code: str  # the beginning of its seal, which the hospital's operator reads too
+
+
+def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
+    """Register new hospitals and return a kit for each, in which all of them are known.
+
+    Raises:
+        FedsiloError: a name is not possible or exists, or the server does not answer; nothing was
+            written.
+    """
+    deployment = read_deployment(folder)
+    refuse_twice(names)
+    for name in names:
+        refuse_name(name)
+        if name in deployment.nodes or name in deployment.sites:
+            raise SettingError(
+                f"site '{name}' exists in {deployment.folder}: choose another name, or give it a "
+                f"new key by 'fedsilo deploy renew {name}'"
+            )
+    _refuse_silent(deployment)
+    keys = {}
+    for name in names:
+        deployment, keys[name] = _keyed(deployment, name, say)
+    return _made(deployment, keys)
+
+
+def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
+    """Replace a hospital's key, and return its new kit; or renew the server's certificate.
+
+    The hospital's old key is refused from then on. A site of this machine gets no kit: ``deploy
+    up`` starts it again with its new key.
+
+    Raises:
+        FedsiloError: there is no such member, or the server does not answer; nothing was written.
+    """
+    deployment = read_deployment(folder)
+    if name == SERVER:
+        end = sign_server(deployment.secrets)
+        return (
+            f"the server's certificate ends on {end:%Y-%m-%d}: 'fedsilo deploy down' and 'up' to "
+            "use it; hospitals need nothing"
+        )
+    old = _node_of(deployment, name)
+    _refuse_silent(deployment)
+    deployment, private = _keyed(deployment, name, say)
+    _unregister(deployment, old, say)
+    if name in deployment.hospitals:
+        (made,) = _made(deployment, {name: private})
+        return made
+    write_atomically(deployment.secrets / f"{name}.key", private, mode=0o600)
+    deployment.write_registry()
+    _end(deployment, name)
+    return f"{name} has a new key: 'fedsilo deploy up' starts it again"
+
+
+def revoke(folder: Path, name: str, say: Say) -> None:
+    """Shut a hospital out at once and for good: both registrations, its kit and its public key.
+
+    Raises:
+        FedsiloError: there is no such site, or the server does not answer; nothing was written.
+    """
+    deployment = read_deployment(folder)
+    node = _node_of(deployment, name)
+    _refuse_silent(deployment)
+    _unregister(deployment, node, say)
+    _end(deployment, name)
+    deployment.without(name).write_registry()
+    secrets = deployment.secrets
+    for path in (secrets / f"{name}.pub", secrets / f"{name}.key", _kit_of(deployment, name)):
+        path.unlink(missing_ok=True)
+
+
+def register(deployment: Deployment, site: str, say: Say) -> Deployment:
+    """Register a site's public key at the SuperLink, and return the deployment that knows it."""
+    command = ("supernode", "register", str(deployment.secrets / f"{site}.pub"), FEDERATION)
+    try:
+        answer = flwr(deployment, *command, "--name", site, say=say)
+    except DeploymentError as error:
+        raise DeploymentError(
+            f"{site} was not registered: {error}; if its key is in use, an earlier registration "
+            f"was cut short: remove {site}.key and {site}.pub from {deployment.secrets}, and repeat"
+        ) from None
+    return deployment.with_node(site, str(answer["node-id"]))
+
+
+def _keyed(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, bytes]:
+    """Make and register a key of ``site``; return the deployment and the private key.
+
+    The server keeps the public key alone, so that it cannot take part in a hospital's name.
+    """
+    private, public = hospital_key()
+    write_atomically(deployment.secrets / f"{site}.pub", public, mode=0o600)
+    return register(deployment, site, say), private
+
+
+def _made(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
+    """Write the registry, and a kit for each of the private ``keys``."""
+    deployment.write_registry()
+    shared = {
+        AUTHORITY: (deployment.secrets / "ca.crt").read_bytes(),
+        REGISTRY: deployment.registry.read_bytes(),
+    }
+    made = datetime.now(UTC).isoformat()
+    kits = []
+    for site, private in keys.items():
+        path = _kit_of(deployment, site)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        files = shared | {KEY: private}
+        content = make_kit(site, deployment.fleet, deployment.nodes[site], made, files)
+        write_atomically(path, content, mode=0o600)
+        kits.append(MadeKit(site, path, read_kit(path).code))
+    return kits
+
+
+def _kit_of(deployment: Deployment, site: str) -> Path:
+    return deployment.folder / "kits" / f"{site}.zip"
+
+
+def _node_of(deployment: Deployment, site: str) -> str:
+    if site not in deployment.nodes:
+        raise unknown_name("site of the deployment", site, sorted(deployment.nodes))
+    return deployment.nodes[site]
+
+
+def _unregister(deployment: Deployment, node: str, say: Say) -> None:
+    """Unregister a node at the SuperLink, unless an earlier call that was cut short has."""
+    nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
+    if any(str(n["node-id"]) == node and n["status"] != "unregistered" for n in nodes):
+        flwr(deployment, "supernode", "unregister", node, FEDERATION, say=say)
+
+
+def _end(deployment: Deployment, site: str) -> None:
+    """End the process of a site of this machine, if it runs."""
+    if process := deployment.process(site):
+        end_trees([process])
+
+
+def _refuse_silent(deployment: Deployment) -> None:
+    if not healthy(deployment):
+        raise DeploymentError(
+            f"the server of {deployment.folder} does not answer: 'fedsilo deploy up' starts it"
+        )

@@ -1,0 +1,188 @@
+"""A hospital's kit: one zip with all that its node needs, made by the server, opened by the site.
+
+``kit.json`` says whose kit it is, for which server, and the SHA-256 of the other files but
+``site.yaml``, which the hospital edits. The seal is the SHA-256 of all that; both sides print it,
+so that people can compare it.
+"""
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+
+from fedsilo.client_app.site.policy import SiteFile
+from fedsilo.client_app.site.site_file import read_rules
+from fedsilo.client_app.site.trust import MEANINGS
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.declarations import FileModel
+from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml
+from fedsilo.datasets.silo.declared_silos import SiteName
+from fedsilo.models.contract.errors import FedsiloError, SettingError
+
+AUTHORITY, KEY, REGISTRY, SITE = "ca.crt", "node.key", "registry.json", "site.yaml"
+_CARD, _README = "kit.json", "README.txt"
+_SEALED = (AUTHORITY, KEY, REGISTRY, _README)
+_LARGEST = 2**20  # bytes of a file
+_TRUST = "trust:"
+
+
+class KitError(FedsiloError):
+    """A kit cannot be used.
+
+    Fix: the message says what is wrong with it; the server's operator makes another one by
+    ``fedsilo deploy renew SITE``.
+    """
+
+    code = "kit"
+
+
+class Card(FileModel):
+    """``kit.json``."""
+
+    site: SiteName
+    server: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+:[0-9]{1,5}$")]
+    node_id: Annotated[str, Field(pattern=r"^[0-9]{1,20}$")]  # the server's number of it
+    made: Annotated[str, Field(pattern=r"^[0-9TZ:.+-]{1,40}$")]  # ISO 8601, UTC
+    files: dict[str, str]  # SHA-256 by name
+    seal: str
+
+    def computed(self) -> str:
+        """Return the seal that the other values have."""
+        content = self.model_dump(exclude={"seal"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A kit whose files are complete and unaltered."""
+
+    path: Path  # the zip, or the folder into which it was opened
+    card: Card
+    files: Mapping[str, bytes]  # by name
+
+    @property
+    def code(self) -> str:
+        """The beginning of the seal, which people can read to one another."""
+        return "-".join(self.card.seal[i : i + 4] for i in range(0, 16, 4))
+
+    def site_file(self, trust: str = "") -> str:
+        """Return the text of the site file, with its trust line filled in if ``trust`` is given.
+
+        Raises:
+            KitError: the trust line is not filled in, or the file cannot be used.
+        """
+        text = self.files[SITE].decode(errors="replace")
+        if trust:
+            lines = text.splitlines()
+            lines = [_TRUST + f" {trust}" if t.startswith(_TRUST) else t for t in lines]
+            text = "\n".join(lines) + "\n"
+        try:
+            content = parse_yaml(text)
+            if isinstance(content, dict) and not content.get("trust"):
+                raise KitError(
+                    f"{self.path}: no line of {SITE} says whom {self.card.site} trusts: give "
+                    f"--trust {', '.join(MEANINGS)}, or fill in its line 'trust'"
+                )
+            rules: SiteFile = read_rules(text, SiteFile)
+        except (SettingError, YamlError) as error:
+            raise KitError(f"{self.path}: {SITE} cannot be used: {error}") from None
+        if rules.site not in ("", self.card.site):
+            raise KitError(f"{self.path}: {SITE} is for '{rules.site}', not for {self.card.site}")
+        return text
+
+    def write(self, folder: Path) -> None:
+        """Write the files into a folder, for their owner alone."""
+        for name, content in self.files.items():
+            write_atomically(folder / name, content, mode=0o600)
+
+
+def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, bytes]) -> bytes:
+    """Return the zip of a kit.
+
+    Args:
+        site: whose it is.
+        server: address of the Fleet API, host:port.
+        node: the server's number of the site.
+        made: when, ISO 8601.
+        files: the authority's certificate, the private key, and the registry.
+    """
+    readme = _text_of("kit_readme.txt", site, server).encode()
+    whole = {**files, _README: readme}
+    digests = {name: hashlib.sha256(whole[name]).hexdigest() for name in _SEALED}
+    said = {"site": site, "server": server, "node-id": node, "made": made, "files": digests}
+    card = Card.model_validate({**said, "seal": ""})
+    card = card.model_copy(update={"seal": card.computed()})
+    whole |= {SITE: _text_of("kit_site.yaml", site, server).encode()}
+    whole |= {_CARD: card.model_dump_json(by_alias=True, indent=2).encode()}
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in whole.items():
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = 0o100600 << 16  # its owner's alone, also when unzip opens it
+            archive.writestr(entry, content)
+    return packed.getvalue()
+
+
+def _text_of(name: str, site: str, server: str) -> str:
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return text.replace("SITE", site).replace("SERVER", server)
+
+
+def read_kit(path: Path) -> Kit:
+    """Return the kit of a zip, or of the folder into which one was opened.
+
+    Raises:
+        KitError: it is no kit, others may read it, or it was altered.
+    """
+    files = _folder(path) if path.is_dir() else _zip(path)
+    if missing := [name for name in (_CARD, *_SEALED, SITE) if name not in files]:
+        raise KitError(f"{path} is no complete kit: it has no {missing[0]}")
+    try:
+        card = TypeAdapter(Card).validate_json(files.pop(_CARD))
+    except ValueError:
+        raise KitError(f"{path} is damaged, as {_CARD} cannot be read: {_ANOTHER}") from None
+    changed = [n for n in _SEALED if hashlib.sha256(files[n]).hexdigest() != card.files.get(n)]
+    if changed or card.computed() != card.seal:
+        raise KitError(
+            f"{path} was altered: {(changed or [_CARD])[0]} is not as sealed: {_ANOTHER}"
+        )
+    files[_CARD] = card.model_dump_json(by_alias=True, indent=2).encode()
+    return Kit(path, card, files)
+
+
+_ANOTHER = "use none of it, ask the server's operator for another"
+
+
+def _zip(path: Path) -> dict[str, bytes]:
+    """Return the files of a zip, which may have the names of a kit only."""
+    names = {_CARD, *_SEALED, SITE}
+    try:
+        mode = path.stat().st_mode & 0o777
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                if entry.filename not in names:
+                    raise KitError(f"{path} has a file '{entry.filename}', which no kit has")
+                if entry.file_size > _LARGEST:
+                    raise KitError(f"{path} has {entry.filename} of {entry.file_size} bytes")
+            files = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    except FileNotFoundError:
+        raise KitError(f"there is no {path}: name the zip that 'fedsilo deploy add' made") from None
+    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+        raise KitError(f"{path} is no readable zip ({error}): copy it again") from None
+    if mode & 0o077:
+        raise KitError(
+            f"{path} has mode {mode:o}, others may read the private key in it: chmod 600 it, and "
+            "ask for a new kit if somebody may have"
+        )
+    return files
+
+
+def _folder(path: Path) -> dict[str, bytes]:
+    names = [name for name in (_CARD, *_SEALED, SITE) if (path / name).is_file()]
+    return {name: (path / name).read_bytes() for name in names}

@@ -1,0 +1,97 @@
+"""A kit is read only if it is whole, unaltered and its owner's alone."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedsilo.server_app.deploy.kit import KitError, read_kit
+
+Files = dict[str, bytes]
+
+
+def _rewrite(path: Path, change: Callable[[Files], object]) -> None:
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    change(files)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+
+
+def _card(**values: object) -> Callable[[Files], object]:
+    def change(files: Files) -> None:
+        files["kit.json"] = json.dumps(json.loads(files["kit.json"]) | values).encode()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda f: f.update({"node.key": b"other"}), "was altered: node.key is not as sealed"),
+        (lambda f: f.update({"ca.crt": b"other"}), "was altered: ca.crt is not as sealed"),
+        (_card(server="evil.example.org:9092"), "was altered: kit.json is not as sealed"),
+        (_card(server="no address"), "is damaged, as kit.json cannot be read"),
+        (_card(more=1), "is damaged, as kit.json cannot be read"),
+        (_card(site="../../etc"), "is damaged, as kit.json cannot be read"),
+        (lambda f: f.pop("node.key"), "is no complete kit: it has no node.key"),
+        (lambda f: f.update({"../../.bashrc": b""}), "has a file '../../.bashrc', which no kit"),
+        (lambda f: f.update({"/etc/passwd": b""}), "has a file '/etc/passwd', which no kit has"),
+        (lambda f: f.update({"ca.crt": bytes(2**21)}), "has ca.crt of 2097152 bytes"),
+    ],
+)
+def test_an_altered_kit_is_refused_in_one_line(
+    change: Callable[[Files], object], said: str, kit: Path
+) -> None:
+    _rewrite(kit, change)
+    with pytest.raises(KitError) as refused:
+        read_kit(kit)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_kit_that_others_may_read_or_that_is_none_is_refused(kit: Path, tmp_path: Path) -> None:
+    kit.chmod(0o640)
+    with pytest.raises(KitError, match="mode 640, others may read the private key in it"):
+        read_kit(kit)
+    kit.chmod(0o600)
+    kit.write_bytes(kit.read_bytes()[:1000])
+    with pytest.raises(KitError, match="is no readable zip"):
+        read_kit(kit)
+    with pytest.raises(KitError, match="there is no"):
+        read_kit(tmp_path / "none.zip")
+
+
+def test_a_hospital_edits_its_site_file_and_the_kit_is_the_same(kit: Path) -> None:
+    before = read_kit(kit)
+    with pytest.raises(KitError, match=r"no line of site\.yaml says whom north trusts"):
+        before.site_file()
+    filled = before.site_file("sums")
+    _rewrite(kit, lambda files: files.update({"site.yaml": filled.encode()}))
+    after = read_kit(kit)
+    assert after.card == before.card
+    assert after.site_file() == filled
+    assert "trust: nobody\n" in after.site_file("nobody")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("site: south\ntrust: sums\nmethods: []\ndatasets: []\nrecords: []\n", "is for 'south'"),
+        ("trust: friends\n", "site.yaml cannot be used"),
+        ("trust: sums\n", "it lacks 'methods'"),
+        ("[", "site.yaml cannot be used"),
+    ],
+)
+def test_a_site_file_that_cannot_be_used_is_refused(text: str, said: str, kit: Path) -> None:
+    _rewrite(kit, lambda files: files.update({"site.yaml": text.encode()}))
+    with pytest.raises(KitError, match=said):
+        read_kit(kit).site_file()
+
+
+def test_unzip_gives_the_files_to_their_owner_alone(kit: Path) -> None:
+    with zipfile.ZipFile(kit) as archive:
+        assert {entry.external_attr >> 16 for entry in archive.infolist()} == {0o100600}
