@@ -27,7 +27,10 @@ def start(
 
     named = {"device": device, "data-dir": path_of(data_dir)}
     own = [f"{key}={json.dumps(str(value))}" for key, value in named.items() if value]
-    setup = ready(HospitalRequest(Path(kit), path_of(folder), trust, (*own, *node_config)))
+    request = HospitalRequest(
+        Path(kit), folder=path_of(folder), trust=trust, node_config=(*own, *node_config)
+    )
+    setup = ready(request)
     assert setup.key is not None
     home = setup.key.parent
     hold(home, setup.name)

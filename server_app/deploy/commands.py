@@ -78,7 +78,9 @@ def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
 def status(folder: Path) -> list[MemberStatus]:
     """Return the state of all members; DeploymentError if the server runs and does not answer."""
     deployment = read_deployment(folder)
-    online_sites = online(deployment) if deployment.process(SERVER) else []
+    # Of a container's server no process is known here
+    answers = deployment.process(SERVER) or (deployment.address and healthy(deployment))
+    online_sites = online(deployment) if answers else []
     members = []
     for member in (*deployment.members, *deployment.hospitals):
         process = deployment.process(member)

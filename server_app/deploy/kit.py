@@ -1,8 +1,8 @@
 """A hospital's kit: one zip with all that its node needs, made by the server, opened by the site.
 
 ``kit.json`` says whose kit it is, for which server, and the SHA-256 of the other files but
-``site.yaml``, which the hospital edits. The seal is the SHA-256 of all that; both sides print it,
-so that people can compare it.
+``site.yaml``, which the hospital edits. Once the kit is opened, it may correct ``registry.json``
+too. The seal is the SHA-256 of all that; both sides print it, so that people can compare it.
 """
 
 import hashlib
@@ -138,16 +138,17 @@ def read_kit(path: Path) -> Kit:
     """Return the kit of a zip, or of the folder into which one was opened.
 
     Raises:
-        KitError: it is no kit, others may read it, or it was altered.
+        KitError: it is not a kit, others may read it, or it was altered.
     """
     files = _folder(path) if path.is_dir() else _zip(path)
     if missing := [name for name in (_CARD, *_SEALED, SITE) if name not in files]:
-        raise KitError(f"{path} is no complete kit: it has no {missing[0]}")
+        raise KitError(f"{path} is not a complete kit: it has no {missing[0]}")
     try:
         card = TypeAdapter(Card).validate_json(files.pop(_CARD))
     except ValueError:
         raise KitError(f"{path} is damaged, as {_CARD} cannot be read: {_ANOTHER}") from None
-    changed = [n for n in _SEALED if hashlib.sha256(files[n]).hexdigest() != card.files.get(n)]
+    sealed = [name for name in _SEALED if name != REGISTRY or not path.is_dir()]
+    changed = [n for n in sealed if hashlib.sha256(files[n]).hexdigest() != card.files.get(n)]
     if changed or card.computed() != card.seal:
         raise KitError(
             f"{path} was altered: {(changed or [_CARD])[0]} is not as sealed: {_ANOTHER}"
@@ -174,7 +175,7 @@ def _zip(path: Path) -> dict[str, bytes]:
     except FileNotFoundError:
         raise KitError(f"there is no {path}: name the zip that 'fedsilo deploy add' made") from None
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
-        raise KitError(f"{path} is no readable zip ({error}): copy it again") from None
+        raise KitError(f"{path} is not a readable zip ({error}): copy it again") from None
     if mode & 0o077:
         raise KitError(
             f"{path} has mode {mode:o}, others may read the private key in it: chmod 600 it, and "

@@ -32,6 +32,7 @@ class HospitalRequest:
     kit: Path  # the zip, or the folder into which it was opened
     folder: Path | None = None  # where to open it; None: beside the zip, by the site's name
     trust: str = ""  # fills in the site file's line; empty: it is filled in
+    site_file: Path | None = None  # the hospital's own, in place of the kit's
     node_config: Sequence[str] = ()  # more of it, as key=value: data-dir, device
 
     def home(self, kit: Kit) -> Path:
@@ -73,8 +74,10 @@ def ready(request: HospitalRequest, look: Look = refuse_failing) -> SiteSetup:
     if before:
         _refuse_other(kit, before)
         os.close(hold(home, kit.card.site))
-    site_file = (before or kit).site_file(request.trust)
-    kit = replace(kit, files={**kit.files, SITE: site_file.encode()})
+        if kit.card.seal == before.card.seal:
+            kit = replace(before, path=kit.path)  # with what the hospital has corrected since
+    rules = _with(before or kit, request.site_file).site_file(request.trust)
+    kit = replace(kit, files={**kit.files, SITE: rules.encode()})
     _refuse_unfit(kit, request.node_config, look)
     if before is None:
         build_folder(home, kit.write, replace=True)
@@ -84,6 +87,16 @@ def ready(request: HospitalRequest, look: Look = refuse_failing) -> SiteSetup:
     for name in ("state", "flwr"):
         (home / name).mkdir(mode=0o700, exist_ok=True)
     return setup_of(kit, home, request.node_config)
+
+
+def _with(kit: Kit, site_file: Path | None) -> Kit:
+    """Return a kit with the hospital's own site file, if it has one."""
+    if site_file is None:
+        return kit
+    try:
+        return replace(kit, files={**kit.files, SITE: site_file.read_bytes()})
+    except OSError as error:
+        raise KitError(f"site file {site_file} cannot be read ({error.strerror})") from None
 
 
 def _refuse_unfit(kit: Kit, node_config: Sequence[str], look: Look) -> None:

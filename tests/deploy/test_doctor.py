@@ -118,7 +118,7 @@ def test_keys_and_registry_are_looked_at_where_they_lie(
     code, found = doctor("server")
     deployment.write_registry()
     assert code == 1
-    assert "hospital s3a is not in" in _failed(found)["registry"]["said"]
+    assert "hospital s3a has no line in the registry" in _failed(found)["registry"]["said"]
 
 
 def test_a_server_that_is_down_is_one_line(

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.deploy.certificates import hospital_key, make_authority
 from fedsilo.server_app.deploy.commands import up
 from fedsilo.server_app.deploy.deployment import (
     FEDERATION,
@@ -19,7 +20,7 @@ from fedsilo.server_app.deploy.deployment import (
 )
 from fedsilo.server_app.deploy.flower import flwr
 from fedsilo.server_app.deploy.making import DeploymentRequest
-from fedsilo.server_app.run.processes import RUN_MARK, app_folder, end_trees, free_ports, tool
+from fedsilo.server_app.run.processes import RUN_MARK, end_trees, free_ports, tool
 
 SITES = 2
 _LIMIT = 60.0  # seconds until a refusal is in a log
@@ -28,12 +29,12 @@ _UNKNOWN = "No SuperNode found with the given public key"
 
 def _secrets(folder: Path) -> Path:
     """Make the secrets of another federation: another authority, keys that nobody registered."""
-    script = str(app_folder() / "docker" / "make-secrets.sh")
-    names = ("--host", "localhost", "--hospital", "stranger")
-    subprocess.run(
-        ["bash", script, "--out", str(folder / "other"), *names], check=True, capture_output=True
-    )
-    return folder / "other"
+    other = folder / "other"
+    make_authority(other)
+    private, _ = hospital_key()
+    (other / "stranger.key").touch(mode=0o600)
+    (other / "stranger.key").write_bytes(private)
+    return other
 
 
 def _there(folder: Path) -> int:

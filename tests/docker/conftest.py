@@ -67,13 +67,3 @@ def _in_process(words: list[str], stdin: str, environment: Mapping[str, str]) ->
 
 def _never(*_: object) -> None:
     raise AssertionError("a script that becomes another process is run by none of these tests")
-
-
-@pytest.fixture(scope="session")
-def made_secrets(tmp_path_factory: pytest.TempPathFactory, script: Runner) -> Path:
-    """Return a folder of secrets of two hospitals; tests that change it copy it first."""
-    folder = tmp_path_factory.mktemp("made") / "secrets"
-    names = ("--hospital", "north", "--hospital", "south")
-    done = script("make-secrets.sh", "--out", folder, "--host", "server", *names)
-    assert done.returncode == 0, done.stderr
-    return folder

@@ -65,9 +65,19 @@ class Federation:
     def compose(self, *words: str, check: bool = True) -> Done:
         return call(*self.command, *words, environment=self.environment, check=check)
 
-    def register(self, *words: str) -> Done:
-        given = self.environment | {"COMPOSE": " ".join(self.command)}
-        return call("bash", str(self.docker / "register.sh"), *words, environment=given)
+    def deploy(self, *words: str) -> Done:
+        """Run a ``fedsilo deploy`` command at the server."""
+        return self.inside(
+            "server", "fedsilo", "deploy", *words, "--deployment", "/state", check=True
+        )
+
+    def join(self) -> None:
+        """Add all hospitals, and put their kits where compose looks for them."""
+        self.deploy("add", *SITES)
+        kits = self.folder / "kits"
+        call("docker", "cp", f"{self.number('server')}:/state/kits", str(kits))
+        for kit in kits.iterdir():
+            os.chown(kit, 10001, 10001)
 
     def inside(self, service: str, *words: str, check: bool = False) -> Done:
         return call("docker", "exec", self.number(service), *words, check=check)
@@ -88,7 +98,7 @@ class Federation:
         """Start a run and return its number."""
         said = self.inside(
             "server",
-            *("flwr", "run", "/app", "federation", "--format", "json"),
+            *("flwr", "run", "/app", "fedsilo", "--format", "json"),
             *("--run-config", f'{CONFIG} rounds={rounds} run-name="{name}" {more}'),
             check=True,
         )
@@ -111,7 +121,9 @@ class Federation:
         return state
 
     def summary(self, name: str) -> dict[str, Any]:
-        text = self.inside("server", "cat", f"/state/runs/{name}/summary.json", check=True).stdout
+        text = self.inside(
+            "server", "cat", f"/state/server/runs/{name}/summary.json", check=True
+        ).stdout
         found: dict[str, Any] = json.loads(text)
         return found
 
@@ -131,7 +143,7 @@ def compose_command() -> tuple[str, ...]:
 
 def settings(folder: Path) -> dict[str, str]:
     """Return the variables of a federation whose hospitals hold the silos of digits."""
-    given = {"FEDSILO_SECRETS": str(folder / "secrets"), "FEDSILO_TAG": "test"}
+    given = {"FEDSILO_KITS": str(folder / "kits"), "FEDSILO_TAG": "test"}
     for number, site in enumerate(SITES, start=1):
         given |= {f"SITE_{number}": site, f"DATA_{number}": str(folder / "data" / site)}
         given |= {f"SITE_FILE_{number}": str(folder / "site.yaml")}
@@ -141,13 +153,10 @@ def settings(folder: Path) -> dict[str, str]:
 
 
 def prepare(folder: Path, docker_folder: Path) -> None:
-    """Make the base image, where none is given, the secrets, and a folder of data per hospital."""
+    """Make the base image, where none is given, and a folder of data per hospital."""
     if "BASE" not in os.environ and not call("docker", "images", "-q", BASE).stdout:
         call("bash", str(docker_folder / "offline-base.sh"), BASE)
     (folder / "site.yaml").write_text(SITE_FILE)
-    names = [word for site in SITES for word in ("--hospital", site)]
-    out = ("--out", str(folder / "secrets"), "--host", "server", "--owner", "10001")
-    call("bash", str(docker_folder / "make-secrets.sh"), *out, *names)
     for site in SITES:
         (folder / "data" / site).mkdir(parents=True)
         (folder / "data" / site / f"{site}.txt").write_text("digits needs no files\n")
@@ -172,7 +181,7 @@ def federation(
         timed("build", lambda: made.compose("build", "server", "hospital-1"))
         timed("server up", lambda: made.compose("up", "-d", "--no-build", "server"))
         timed("server healthy", lambda: wait_for_health(made, ["server"]))
-        timed("register", lambda: made.register("--secrets", str(folder / "secrets")))
+        timed("join", made.join)
         timed("hospitals up", lambda: made.compose("up", "-d", "--no-build"))
         timed("hospitals healthy", lambda: wait_for_health(made, ["server", *HOSPITALS]))
         yield made
@@ -228,7 +237,7 @@ def test_no_compiler_and_no_secret_but_its_own_is_in_a_container(federation: Fed
     for tool in ("gcc", "cc", "g++", "make"):
         assert federation.inside("hospital-1", "sh", "-c", f"command -v {tool}").stdout == ""
     files = federation.inside("hospital-1", "ls", "/run/secrets").stdout.split()
-    assert files == ["ca.crt", "node.key"]
+    assert files == ["kit.zip"]
     variables = federation.inside("hospital-1", "env").stdout
     assert "PRIVATE" not in variables
 
@@ -266,7 +275,7 @@ def test_a_hospital_reaches_the_servers_fleet_api_and_nothing_else(federation: F
 
 
 def test_no_layer_holds_a_secret(federation: Federation) -> None:
-    names = {file.name for file in (federation.folder / "secrets").iterdir()}
+    names = {file.name for file in (federation.folder / "kits").iterdir()}
     for image in ("fedsilo-server:test", "fedsilo-hospital:test"):
         history = call("docker", "history", "--no-trunc", image).stdout
         assert "PRIVATE KEY" not in history
@@ -299,9 +308,9 @@ def suspicious(path: Path, names: set[str]) -> bool:
 @pytest.mark.parametrize(
     ("image", "words", "said"),
     [
-        ("hospital", (), "hospital: FEDSILO_SITE is not set: give this hospital's name"),
-        ("hospital", ("-e", "FEDSILO_SITE=a"), "hospital: secret /run/secrets/node.key is missing"),
-        ("server", (), "server: secret /run/secrets/ca.crt is missing"),
+        ("hospital", (), "hospital: data directory /data is empty"),
+        ("hospital", ("-v", "/etc:/data:ro"), "hospital: there is no /run/secrets/kit.zip"),
+        ("server", (), "server: FEDSILO_HOST is not set"),
     ],
 )
 def test_a_container_that_lacks_something_says_so_and_ends(
@@ -332,7 +341,7 @@ def test_a_full_disk_is_named_and_the_run_resumes_when_there_is_room(
 ) -> None:
     private = 'uefl.codebooks="personal"'  # so that there is something to keep, each round
     run = federation.submit("full", private, rounds=6)  # not over before the disk is full
-    checkpoint = "ls /state/runs/full/checkpoints/*.safetensors"
+    checkpoint = "ls /state/server/runs/full/checkpoints/*.safetensors"
     while federation.inside("server", "sh", "-c", checkpoint).returncode:
         assert federation.state_of(run)[0] != "finished:failed"
         time.sleep(1)
@@ -349,13 +358,13 @@ def test_a_full_disk_is_named_and_the_run_resumes_when_there_is_room(
 
 
 def test_a_revoked_hospital_is_shut_out(federation: Federation) -> None:
-    assert "s3b is revoked" in federation.register("--revoke", "s3b").stdout
+    assert "s3b is revoked" in federation.deploy("revoke", "s3b").stdout
     federation.compose("restart", "-t", "5", "hospital-6")
     end = time.monotonic() + 120
-    while "could not establish" not in federation.compose("logs", "hospital-6").stdout:
+    while "no registration of this key" not in federation.compose("logs", "hospital-6").stdout:
         assert time.monotonic() < end, "a revoked hospital is still let in"
         time.sleep(3)
-    assert "s3b" not in federation.register("--list").stdout
+    assert "s3b" not in federation.deploy("status").stdout
     status, details = federation.wait_for(federation.submit("without", "join-timeout=5.0"))
     assert status == "finished:failed"
     assert "5 SuperNodes are connected" in details

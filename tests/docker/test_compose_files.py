@@ -52,21 +52,20 @@ def test_each_hospital_shares_a_network_with_the_server_alone(compose: dict[str,
     assert members == {name: ["server", name] for name in HOSPITALS}
 
 
-def test_secrets_are_files_and_each_hospital_has_its_own_key_alone(
+def test_each_hospital_has_its_own_kit_alone_and_the_server_no_secret(
     compose: dict[str, Any],
 ) -> None:
-    assert all(set(secret) == {"file"} for secret in compose["secrets"].values())
-    assert compose["services"]["server"]["secrets"] == ["ca.crt", "server.crt", "server.key"]
-    files = [compose["secrets"][f"node-{number}.key"]["file"] for number in range(1, 7)]
-    assert len(set(files)) == 6
+    assert "secrets" not in compose["services"]["server"]
+    assert len(compose["secrets"]) == 6
     for number, name in enumerate(HOSPITALS, start=1):
-        own = {"source": f"node-{number}.key", "target": "node.key"}
-        assert compose["services"][name]["secrets"] == ["ca.crt", "registry.json", own]
-        assert files[number - 1].endswith(f"/${{SITE_{number}:-{name}}}.key")
+        own = {"source": f"kit-{number}", "target": "kit.zip"}
+        assert compose["services"][name]["secrets"] == [own]
+        file = f"${{FEDSILO_KITS:-./kits}}/${{SITE_{number}:-{name}}}.zip"
+        assert compose["secrets"][f"kit-{number}"] == {"file": file}
 
 
 def test_no_secret_is_in_the_environment(compose: dict[str, Any]) -> None:
-    allowed = {"FEDSILO_SITE", "FEDSILO_SERVER", "FEDSILO_DEVICE", "FEDSILO_TRUST"}
+    allowed = {"FEDSILO_HOST", "FEDSILO_DEVICE", "FEDSILO_TRUST"}
     for service in compose["services"].values():
         assert set(service.get("environment", {})) <= allowed
 
@@ -121,7 +120,7 @@ def test_separate_machines_open_the_servers_port_alone(docker_folder: Path) -> N
 @pytest.mark.parametrize("given", [FILES[1:], (FILES[0], "compose.separate.yaml")])
 def test_docker_compose_takes_the_files(given: tuple[str, ...], docker_folder: Path) -> None:
     files = [part for name in given for part in ("-f", str(docker_folder / name))]
-    settings = {"SITE_3": "north", "GPU_2": "0", "FEDSILO_SECRETS": "/somewhere"}
+    settings = {"SITE_3": "north", "GPU_2": "0", "FEDSILO_KITS": "/somewhere"}
     done = subprocess.run(
         ["docker-compose", *files, "config"],
         env=os.environ | settings,
@@ -130,8 +129,9 @@ def test_docker_compose_takes_the_files(given: tuple[str, ...], docker_folder: P
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    third = yaml.safe_load(done.stdout)["services"]["hospital-3"]
-    assert third["environment"]["FEDSILO_SITE"] == "north"
+    whole = yaml.safe_load(done.stdout)
+    third = whole["services"]["hospital-3"]
+    assert whole["secrets"]["kit-3"]["file"] == "/somewhere/north.zip"
     if FILES[0] in given:
         (device,) = third["deploy"]["resources"]["reservations"]["devices"]
         assert device["device_ids"] == ["0"]

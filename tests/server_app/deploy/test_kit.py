@@ -37,7 +37,7 @@ def _card(**values: object) -> Callable[[Files], object]:
         (_card(server="no address"), "is damaged, as kit.json cannot be read"),
         (_card(more=1), "is damaged, as kit.json cannot be read"),
         (_card(site="../../etc"), "is damaged, as kit.json cannot be read"),
-        (lambda f: f.pop("node.key"), "is no complete kit: it has no node.key"),
+        (lambda f: f.pop("node.key"), "is not a complete kit: it has no node.key"),
         (lambda f: f.update({"../../.bashrc": b""}), "has a file '../../.bashrc', which no kit"),
         (lambda f: f.update({"/etc/passwd": b""}), "has a file '/etc/passwd', which no kit has"),
         (lambda f: f.update({"ca.crt": bytes(2**21)}), "has ca.crt of 2097152 bytes"),
@@ -59,7 +59,7 @@ def test_a_kit_that_others_may_read_or_that_is_none_is_refused(kit: Path, tmp_pa
         read_kit(kit)
     kit.chmod(0o600)
     kit.write_bytes(kit.read_bytes()[:1000])
-    with pytest.raises(KitError, match="is no readable zip"):
+    with pytest.raises(KitError, match="is not a readable zip"):
         read_kit(kit)
     with pytest.raises(KitError, match="there is no"):
         read_kit(tmp_path / "none.zip")

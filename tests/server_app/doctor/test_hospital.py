@@ -77,11 +77,14 @@ def test_a_kit_or_its_folder_starts_again_and_keeps_site_file_and_state(kit: Pat
     (home / "state" / "seed").write_text("1")
     rules = (home / "site.yaml").read_text() + "max-rounds: 3\n"
     (home / "site.yaml").write_text(rules)
+    corrected = json.loads((home / "registry.json").read_text()) | {"west": {"key": "SHA256:x"}}
+    (home / "registry.json").write_text(json.dumps(corrected))
     for again in (kit, home):
         setup = ready(HospitalRequest(again, node_config=CPU))
         assert setup.key == home / "node.key"
         assert setup.rules.max_rounds == 3
     assert (home / "state" / "seed").read_text() == "1"
+    assert json.loads((home / "registry.json").read_text()) == corrected
 
 
 def test_a_renewed_kit_replaces_the_key_alone_and_an_old_one_is_refused(
@@ -161,6 +164,20 @@ def test_the_folder_of_a_kit_that_was_altered_starts_nothing(kit: Path) -> None:
     (kit.parent / "north" / "ca.crt").write_text("other")
     with pytest.raises(KitError, match=r"was altered: ca\.crt is not as sealed"):
         ready(_request(kit))
+
+
+def test_the_command_becomes_the_node_and_keeps_the_lock(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execve", lambda _, words, variables: became.append(words))
+    words = ["hospital", "start", str(kit), "--trust", "server", "--device", "cpu"]
+    assert main(words) == 0
+    (command_,) = became
+    assert 'device="cpu"' in command_[command_.index("--node-config") + 1]
+    assert f"north: kit {read_kit(kit).code} is opened in" in capsys.readouterr().out
+    assert main(words) == 1
+    assert "north runs already from" in capsys.readouterr().err
 
 
 def test_doctor_takes_a_kit_and_leaves_nothing(

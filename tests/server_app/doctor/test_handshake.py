@@ -1,16 +1,13 @@
 """A hospital looks at the server's certificate before Flower starts, and says what is wrong."""
 
-import importlib.util
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -18,18 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-Runner = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def checks(docker_folder: Path) -> ModuleType:
-    """Return the entry points' checks as a module."""
-    spec = importlib.util.spec_from_file_location("checks", docker_folder / "checks.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from fedsilo.server_app.doctor.findings import Refused
+from fedsilo.server_app.doctor.wire import Silent, handshake
 
 
 def _signed(authority: Path, authority_key: Path, folder: Path, host: str, end: datetime) -> None:
@@ -87,59 +74,35 @@ def _context(folder: Path) -> ssl.SSLContext:
     ],
 )
 def test_a_certificate_must_hold_today_and_for_this_host(
-    host: str, year: int, said: str, checks: ModuleType, made_secrets: Path, tmp_path: Path
+    host: str, year: int, said: str, secrets: Path, tmp_path: Path
 ) -> None:
-    authority = made_secrets / "ca.crt"
+    authority = secrets / "ca.crt"
     end = datetime(year, 1, 1, tzinfo=UTC)
-    _signed(authority, made_secrets / "ca.key", tmp_path, host, end)
+    _signed(authority, secrets / "ca.key", tmp_path, host, end)
     with _listening(_context(tmp_path)) as address:
         if said:
-            with pytest.raises(checks.Refused, match=said) as told:
-                checks.refuse_untrusted(address, authority)
+            with pytest.raises(Refused, match=said) as told:
+                handshake(address, authority)
             assert str(told.value).startswith(f"server {address} is not to be trusted")
         else:
-            checks.refuse_untrusted(address, authority)
+            handshake(address, authority)
 
 
-def test_the_server_of_another_authority_is_refused(
-    checks: ModuleType, made_secrets: Path, tmp_path: Path, script: Runner
-) -> None:
-    names = ("--out", tmp_path / "other", "--host", "server", "--hospital", "north")
-    assert script("make-secrets.sh", *names).returncode == 0
+def test_the_server_of_another_authority_is_refused(secrets: Path, other_secrets: Path) -> None:
     with (
-        _listening(_context(tmp_path / "other")) as address,
-        pytest.raises(checks.Refused, match="certificate"),
+        _listening(_context(other_secrets)) as address,
+        pytest.raises(Refused, match="certificate"),
     ):
-        checks.refuse_untrusted(address, made_secrets / "ca.crt")
+        handshake(address, secrets / "ca.crt")
 
 
-def test_a_port_without_tls_is_refused(checks: ModuleType, made_secrets: Path) -> None:
-    with _listening(None) as address, pytest.raises(checks.Refused, match="does not speak TLS"):
-        checks.refuse_untrusted(address, made_secrets / "ca.crt")
+def test_a_port_without_tls_is_refused(secrets: Path) -> None:
+    with _listening(None) as address, pytest.raises(Refused, match="does not speak TLS"):
+        handshake(address, secrets / "ca.crt")
 
 
-def test_a_server_that_does_not_answer_yet_is_waited_for(
-    checks: ModuleType, made_secrets: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_does_not_answer_is_silent(secrets: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    checks.refuse_untrusted(f"127.0.0.1:{port}", made_secrets / "ca.crt")
-    assert "does not answer yet" in capsys.readouterr().err
-
-
-def test_the_entry_point_ends_with_one_line(
-    made_secrets: Path, tmp_path: Path, script: Runner
-) -> None:
-    end = datetime(2021, 1, 1, tzinfo=UTC)
-    _signed(made_secrets / "ca.crt", made_secrets / "ca.key", tmp_path, "127.0.0.1", end)
-    (tmp_path / "node.key").write_bytes((made_secrets / "north.key").read_bytes())
-    (tmp_path / "node.key").chmod(0o600)
-    (tmp_path / "ca.crt").write_bytes((made_secrets / "ca.crt").read_bytes())
-    folders = [f"--{name}-dir={tmp_path}" for name in ("data", "state", "cache")]
-    with _listening(_context(tmp_path)) as address:
-        given = {"FEDSILO_SITE": "north", "FEDSILO_SERVER": address}
-        done = script("start_hospital.py", f"--secrets={tmp_path}", *folders, **given)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"hospital: server {address} is not to be trusted")
-    assert "certificate has expired" in line
+    with pytest.raises(Silent, match="does not answer"):
+        handshake(f"127.0.0.1:{port}", secrets / "ca.crt")
