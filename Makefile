@@ -35,7 +35,7 @@ test-kill: setup  ## commands killed at drawn moments, given again: the same byt
 fuzz: setup  ## TRIALS=1000 of each kind of malformed input; a failure is printed with its seed (docs/reliability.md)
 	OMP_NUM_THREADS=1 FUZZ_TRIALS=$(or $(TRIALS),1000) FUZZ_KIND=$(KIND) FUZZ_FIRST=$(or $(FIRST),0) $(BIN)/python -m pytest -s tests/fuzz
 
-test-deploy: setup  ## SuperLink and six SuperNodes as processes: every method, strangers; 25 minutes
+test-deploy: setup  ## SuperLink and six SuperNodes as processes: every method, strangers
 	FEDSILO_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy
 
 lint: setup  ## ruff, import-linter and mypy, as CI runs them
