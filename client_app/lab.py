@@ -28,6 +28,7 @@ from fedsilo.client_app.training.loop import (
     Penalty,
     annealed,
     counted_steps,
+    train_locally,
 )
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
 from fedsilo.datasets.silo.silos import Split
@@ -228,7 +229,7 @@ class Lab:
         if evidences(network):
             anneal = annealed(network, rounds, samples, settings, limits.minimum_batch)
         train = partial(
-            self.session.trainer,
+            self.session.trainer or train_locally,
             network,
             split,
             own,

@@ -28,7 +28,6 @@ from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.training.augmentation import check_images
 from fedsilo.client_app.training.compute import Compute, compute_of
 from fedsilo.client_app.training.initial_network import effective_samples
-from fedsilo.client_app.training.loop import train_locally
 from fedsilo.client_app.training.standardised import figures_for, with_figures
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import SPLITS, Silo
@@ -62,7 +61,7 @@ class SiteSession:
         sampling: ``settings`` with the seed by which this site draws.
         digest: of the run's settings that decide what a stored state means.
         method: the run's method at this site.
-        trainer: ``train_locally``, or what it did for this site and others as one.
+        trainer: in place of ``train_locally``, once this site and others were trained as one.
     """
 
     settings: CommonSettings
@@ -76,7 +75,7 @@ class SiteSession:
     sampling: CommonSettings = field(init=False)
     digest: str = field(init=False, default="")
     method: Any = field(init=False, default=None)
-    trainer: Callable[..., float] = field(init=False)
+    trainer: Callable[..., float] | None = field(init=False, default=None)
     _ready: tuple[Hashable, Silo] | None = field(init=False, default=None)
 
     def admit(self) -> SiteSession:
@@ -103,7 +102,7 @@ class SiteSession:
         # A hospital may change its own cap during a run: the digest is of the run's settings
         self.digest = settings_digest_of(built(CommonSettings, self.run_config), own)
         self.compute, self.sampling = compute_of(self.settings), self.settings
-        self.method, self.trainer = method, train_locally
+        self.method = method
         return self
 
     def _refuse_few_weighed(self) -> None:
