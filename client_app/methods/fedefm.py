@@ -39,7 +39,7 @@ class FedEFMSite(DecentralisedSite):
         return lab.reply(send=returned)
 
     def _trained(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
-        """Return, by owner, the models that came below ``prefix``, trained here."""
+        """Return, by owner, the models received below ``prefix``, trained here."""
         trained = {}
         for owner, arrays in by_site(lab.arrays(prefix)).items():
             visitor = lab.classifier(arrays)
