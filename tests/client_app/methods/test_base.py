@@ -64,9 +64,10 @@ def test_a_methods_own_state_is_without_the_progress_in_an_epoch(
     assert opened("fedavg", site="s2a").state() == {}
 
 
-def test_an_author_of_a_method_meets_eight_names_and_two_that_have_defaults() -> None:
+def test_an_author_of_a_method_meets_eight_names_and_three_that_have_defaults() -> None:
     public = {name for name in vars(SiteMethod) if not name.startswith("_")}
-    assert public == {"admit", "measured", "measures_what_stays", "open", "train"}
+    defaults = {"measured", "measures_what_stays", "trains_plainly"}
+    assert public == {"admit", "open", "train"} | defaults
     assert SiteMethod.__abstractmethods__ == {"train"}
     text = methods_base.__doc__ or ""
     met = ("open", "train", "arrays", "state", "classifier", "measure", "fit", "reply")

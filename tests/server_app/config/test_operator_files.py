@@ -130,7 +130,9 @@ def test_a_node_says_its_own_name_and_no_other() -> None:
     assert other is not None
     assert other.startswith("node 1 is registered as 'north' and says that it is 'south': ")
     assert unknown is not None
-    assert unknown.startswith("node 3 says that it is 'north' and reg.json")
+    assert unknown.startswith(
+        "node 3 says that it is 'north': its key is registered at the SuperLink"
+    )
     terms = Terms(registry)
     assert terms.fault(2, FACTS)
     assert terms.fault(2, FACTS, simulated=True) is None, "it has no key"
