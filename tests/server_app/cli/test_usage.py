@@ -19,7 +19,7 @@ PANELS = {
     "Compare": "compare tune crossvalidate sweep benchmark bars",
     "Look at finished runs": "plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate monitor export card",
-    "Deploy": "deploy doctor",
+    "Deploy": "deploy hospital doctor",
     "Data and settings": "fetch datasets manifest survey settings experiments methods privacy",
 }
 COMMANDS = tuple(" ".join(PANELS.values()).split())
@@ -132,7 +132,7 @@ def test_each_command_has_help_and_no_markup_in_it(
         (
             "doctor site",
             "deployment site superlink root-certificates auth-supernode-private-key node-config "
-            "host port set config file plugin json",
+            "host port set config file plugin json kit",
         ),
         (
             "doctor server",
