@@ -268,7 +268,7 @@ def test_a_key_cannot_claim_anothers_name(
     directory = real_run("s1a", "s2a", "s1a", "s3a", s1a=1001, s2a=1002, s3b=1003)
     assert _sites(directory) == {"s1a", "s2a"}, "the registry tells which is right"
     went_on_without(directory, "s1a", "node 1003 is registered as 's3b' and says that it is 's1a'")
-    went_on_without(directory, "s3a", "node 1004 says that it is 's3a' and")
+    went_on_without(directory, "s3a", "node 1004 says that it is 's3a': its key is registered")
 
 
 def test_who_says_that_it_is_simulated_is_looked_up_all_the_same(
