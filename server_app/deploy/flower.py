@@ -35,19 +35,20 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
 
 def unknown_nodes(deployment: Deployment) -> list[str]:
     """Return the numbers of registered nodes that the deployment does not know."""
-    states = _states(deployment)
+    states = states_by_node(deployment)
     others = states.keys() - set(deployment.nodes.values())
     return sorted(node for node in others if states[node] != "unregistered")
 
 
-def _states(deployment: Deployment) -> dict[str, str]:
+def states_by_node(deployment: Deployment) -> dict[str, str]:
+    """Return the server's word for each node that was ever registered, by its number."""
     nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
     return {str(node["node-id"]): str(node["status"]) for node in nodes}
 
 
 def node_states(deployment: Deployment) -> dict[str, str]:
     """Return the server's word for each site, such as online, or unregistered."""
-    states = _states(deployment)
+    states = states_by_node(deployment)
     known = deployment.nodes
     sites = (*deployment.sites, *deployment.hospitals)
     return {site: states.get(known.get(site, ""), "unregistered") for site in sites}

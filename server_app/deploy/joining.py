@@ -22,7 +22,7 @@ from fedsilo.server_app.deploy.deployment import (
     refuse_name,
     refuse_twice,
 )
-from fedsilo.server_app.deploy.flower import Say, flwr, healthy
+from fedsilo.server_app.deploy.flower import Say, flwr, healthy, states_by_node
 from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, REGISTRY, make_kit, read_kit
 from fedsilo.server_app.run.processes import end_trees
 
@@ -159,8 +159,7 @@ def _node_of(deployment: Deployment, site: str) -> str:
 
 def _unregister(deployment: Deployment, node: str, say: Say) -> None:
     """Unregister a node at the SuperLink, unless an earlier call that was cut short has."""
-    nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
-    if any(str(n["node-id"]) == node and n["status"] != "unregistered" for n in nodes):
+    if states_by_node(deployment).get(node, "unregistered") != "unregistered":
         flwr(deployment, "supernode", "unregister", node, FEDERATION, say=say)
 
 

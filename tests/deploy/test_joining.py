@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from fedsilo.models.contract.settings_schema import Value
@@ -17,8 +16,9 @@ from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.deploy.deployment import FEDERATION, read_deployment
 from fedsilo.server_app.deploy.flower import flwr, online
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.processes import app_folder, end_trees, free_ports
+from fedsilo.server_app.run.processes import app_folder, free_ports
 from tests.deploy.conftest import LOW
+from tests.support.deployed import ended_with_tests
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("FEDSILO_DEPLOY") != "1", reason="takes minutes: make test-deploy"
@@ -31,12 +31,13 @@ _LIMIT = 90.0  # seconds until a hospital is online, or gone
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Start a server for hospitals of other machines, without any."""
     where = tmp_path_factory.mktemp("joining") / "deployment"
-    try:
-        host = f"localhost:{free_ports(1)[0]}"
-        assert main(["deploy", "up", "--host", host, "--deployment", str(where)]) == 0
-        yield where
-    finally:
-        assert main(["deploy", "down", "--deployment", str(where)]) == 0
+    host = f"localhost:{free_ports(1)[0]}"
+    with ended_with_tests(where):
+        try:
+            assert main(["deploy", "up", "--host", host, "--deployment", str(where)]) == 0
+            yield where
+        finally:
+            assert main(["deploy", "down", "--deployment", str(where)]) == 0
 
 
 @pytest.fixture
@@ -55,12 +56,12 @@ def deploy(folder: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., str
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Return a function that starts a hospital by its kit; what still runs is ended."""
     started: list[subprocess.Popen[str]] = []
+    command = [sys.executable, "-m", "fedsilo.server_app.cli", "hospital", "start"]
 
     def run(kit: Path) -> subprocess.Popen[str]:
         words = ["--trust", "server", "--device", "cpu", "--node-config", "allow-folds=true"]
         for key, value in LOW.items():
             words += ["--node-config", f"{key}={json.dumps(value)}"]
-        command = [sys.executable, "-m", "fedsilo.server_app.cli", "hospital", "start"]
         log = (tmp_path / "hospitals.log").open("a")
         process = subprocess.Popen(
             [*command, str(kit), *words], cwd=app_folder(), stdout=log, stderr=subprocess.STDOUT
@@ -68,8 +69,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         started.append(process)
         return process
 
-    yield run
-    end_trees([psutil.Process(process.pid) for process in started if process.poll() is None])
+    with ended_with_tests(tmp_path):
+        yield run
     for process in started:
         process.wait()
 

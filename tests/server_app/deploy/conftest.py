@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.server_app.deploy import joining
+from fedsilo.server_app.deploy import flower, joining
 from fedsilo.server_app.deploy.deployment import Deployment
 from fedsilo.server_app.deploy.making import DeploymentRequest, make_deployment, make_secrets
 
@@ -32,7 +32,8 @@ class FakeSuperLink:
 def superlink(monkeypatch: pytest.MonkeyPatch) -> FakeSuperLink:
     """Put a SuperLink in the place of Flower's."""
     fake = FakeSuperLink()
-    monkeypatch.setattr(joining, "flwr", fake.flwr)
+    for module in (joining, flower):
+        monkeypatch.setattr(module, "flwr", fake.flwr)
     monkeypatch.setattr(joining, "healthy", lambda _: fake.answers)
     return fake
 

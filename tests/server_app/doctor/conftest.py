@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -144,9 +145,9 @@ def fleet(secrets: Path) -> Iterator[int]:
     server.stop(None)
 
 
-@pytest.fixture
-def plain_port() -> Iterator[int]:
-    """Answer in plain words on a port of the loopback; yield it."""
+@contextmanager
+def listening(context: ssl.SSLContext | None) -> Iterator[str]:
+    """Answer on a port of the loopback, with TLS or in plain words; yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -154,14 +155,24 @@ def plain_port() -> Iterator[int]:
                 while True:
                     one, _ = listener.accept()
                     with one, suppress(OSError):
-                        one.recv(1)
-                        one.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                        if context:
+                            context.wrap_socket(one, server_side=True).close()
+                        else:
+                            one.recv(1)
+                            one.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         thread = threading.Thread(target=answer)
         thread.start()
-        yield int(listener.getsockname()[1])
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
     thread.join()
+
+
+@pytest.fixture
+def plain_port() -> Iterator[int]:
+    """Answer in plain words on a port of the loopback; yield it."""
+    with listening(None) as address:
+        yield int(address.rpartition(":")[2])
 
 
 def certificate(authority: Path, key: Path, out: Path, begin: datetime, end: datetime) -> None:

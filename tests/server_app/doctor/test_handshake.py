@@ -2,9 +2,6 @@
 
 import socket
 import ssl
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,6 +14,7 @@ from cryptography.x509.oid import NameOID
 
 from fedsilo.server_app.doctor.findings import Refused
 from fedsilo.server_app.doctor.wire import Silent, handshake
+from tests.server_app.doctor.conftest import listening
 
 
 def _signed(authority: Path, authority_key: Path, folder: Path, host: str, end: datetime) -> None:
@@ -34,29 +32,6 @@ def _signed(authority: Path, authority_key: Path, folder: Path, host: str, end: 
     (folder / "server.crt").write_bytes(signed.public_bytes(pem))
     form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     (folder / "server.key").write_bytes(key.private_bytes(pem, form, plain))
-
-
-@contextmanager
-def _listening(context: ssl.SSLContext | None) -> Iterator[str]:
-    """Answer on a port of the loopback, with TLS or in plain words; yield its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            with suppress(OSError):
-                while True:
-                    one, _ = listener.accept()
-                    with one, suppress(OSError):
-                        if context:
-                            context.wrap_socket(one, server_side=True).close()
-                        else:
-                            one.recv(1)
-                            one.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-    thread.join()
 
 
 def _context(folder: Path) -> ssl.SSLContext:
@@ -79,7 +54,7 @@ def test_a_certificate_must_hold_today_and_for_this_host(
     authority = secrets / "ca.crt"
     end = datetime(year, 1, 1, tzinfo=UTC)
     _signed(authority, secrets / "ca.key", tmp_path, host, end)
-    with _listening(_context(tmp_path)) as address:
+    with listening(_context(tmp_path)) as address:
         if said:
             with pytest.raises(Refused, match=said) as told:
                 handshake(address, authority)
@@ -90,14 +65,14 @@ def test_a_certificate_must_hold_today_and_for_this_host(
 
 def test_the_server_of_another_authority_is_refused(secrets: Path, other_secrets: Path) -> None:
     with (
-        _listening(_context(other_secrets)) as address,
+        listening(_context(other_secrets)) as address,
         pytest.raises(Refused, match="certificate"),
     ):
         handshake(address, secrets / "ca.crt")
 
 
 def test_a_port_without_tls_is_refused(secrets: Path) -> None:
-    with _listening(None) as address, pytest.raises(Refused, match="does not speak TLS"):
+    with listening(None) as address, pytest.raises(Refused, match="does not speak TLS"):
         handshake(address, secrets / "ca.crt")
 
 
