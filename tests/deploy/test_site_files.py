@@ -47,13 +47,16 @@ def test_a_method_that_no_hospital_allows_is_refused_and_both_sides_say_so(
     code, directory = deployed(tiny("uefl", silos=SITES), "forbidden")
     assert code == 1
     assert not (directory.path / "summary.json").exists()
-    said = " ".join(capfd.readouterr().out.split())
+    said = " ".join("".join(capfd.readouterr()).split())
     for site in read_deployment(folder).sites:
         last = _audit(folder, site)[-1]
         assert (last["method"], last["outcome"], last["records"]) == ("uefl", "refused", {})
         assert "method 'uefl'" in last["why"]
         assert last["why"] in " ".join(read_deployment(folder).log(site).read_text().split())
-        assert last["why"] in said
+        named, _, reason = last["why"].partition(": ")  # sites of one reason share a line
+        assert named == f"site {site}"
+        assert named in said
+        assert reason in said
 
 
 def test_a_data_directory_that_is_not_there_is_named_at_both_sides(
@@ -61,7 +64,7 @@ def test_a_data_directory_that_is_not_there_is_named_at_both_sides(
 ) -> None:
     code, _ = deployed(tiny("fedavg", silos=SITES, dataset="mnist"), "without-data")
     assert code == 1
-    said = " ".join(capfd.readouterr().out.split())
+    said = " ".join("".join(capfd.readouterr()).split())
     assert "(data-dir)/mnist" in said
     assert "/there/is/no/such/folder" not in said, "where a hospital's files lie is its own"
     for site in read_deployment(folder).sites:

@@ -41,7 +41,8 @@ def test_a_hospital_that_is_killed_and_comes_back_is_seen_to(
 ) -> None:
     deployment = read_deployment(folder)
     site, *others = deployment.sites
-    few = {"silos": SITES, "min_sites": 2, "reply_timeout": 240.0, "away_timeout": 10.0}
+    # shorter than the restart below takes, so that the round goes on without the site
+    few = {"silos": SITES, "min_sites": 2, "reply_timeout": 240.0, "away_timeout": 2.0}
     process = begin(tiny("fedavg", rounds=10, **few), "watched")
     _until(folder, lambda progress: progress.finished_rounds >= 1)
     watcher = subprocess.Popen(
