@@ -218,10 +218,12 @@ def test_others_maps_pull_the_sites_own_and_a_larger_weight_pulls_harder(
     assert not torch.equal(*ends)
 
 
+@pytest.mark.parametrize("prompt_columns", ["renormalise", "drop"])
 def test_the_objective_is_eq_7_over_all_the_maps_that_came(
-    opened: Opened, buffer: dict[str, Any]
+    prompt_columns: str, opened: Opened, buffer: dict[str, Any]
 ) -> None:
-    method = opened(METHOD, buffer, own={"dropout": 0.0})
+    own = {"map_prompts": prompt_columns, "distillation_weight": 1.0, "dropout": 0.0}
+    method = opened(METHOD, buffer, own=own)
     vit = cast(PromptedViT, method.open())
     inputs, labels = method.silo.train.inputs, method.silo.train.labels
 
@@ -232,13 +234,28 @@ def test_the_objective_is_eq_7_over_all_the_maps_that_came(
 
     with torch.no_grad():
         found = steps_of(method, vit).loss(inputs, labels) - vit.loss(inputs, labels)
-        total = 0.0
-        for own, label in zip(vit.encode_with_rollout(inputs)[1], labels.tolist(), strict=True):
+        total, maps = 0.0, vit.encode_with_rollout(inputs, prompt_columns == "renormalise")[1]
+        for map_, label in zip(maps, labels.tolist(), strict=True):
             came = [a for n, a in buffer.items() if n.endswith(f"/{label}")]
             for other in np.concatenate(came):
-                away = enlarged(own) - enlarged(torch.from_numpy(other))
+                away = enlarged(map_) - enlarged(torch.from_numpy(other))
                 total += away.square().sum().item() / 2  # M is 2
     assert found.item() == pytest.approx(total / len(labels), rel=1e-4)
+
+
+def test_distillation_of_byte_maps_is_65025_times_that_of_maps_by_their_maximum(
+    opened: Opened, buffer: dict[str, Any]
+) -> None:
+    found = {}
+    for scale in ("max", "byte"):
+        own = {"map_scale": scale, "distillation_weight": 1.0, "dropout": 0.0}
+        method = opened(METHOD, buffer, own=own)
+        vit = cast(PromptedViT, method.open())
+        inputs, labels = method.silo.train.inputs, method.silo.train.labels
+        with torch.no_grad():
+            both = steps_of(method, vit).loss(inputs, labels).item()
+            found[scale] = both - vit.loss(inputs, labels).item()
+    assert found["byte"] == pytest.approx(255**2 * found["max"], rel=1e-3)
 
 
 def test_without_others_maps_the_objective_is_the_networks_own(opened: Opened) -> None:

@@ -288,6 +288,27 @@ def test_dropped_prompt_columns_leave_rows_that_sum_to_what_the_tokens_got() -> 
     assert rollout([kept]).tolist() == [[1.0]]
 
 
+def test_a_layers_attention_to_prompts_moves_a_map_that_drops_it_and_no_renormalised_one() -> None:
+    """Class token and two patches; a share of the last layer's class row is on a prompt.
+
+    The rest x = 0.6 of that row is (1/3, 1/6, 1/2) x. Before it the class token has (1/2, 1/2, 0)
+    and patches themselves. By hand: dropped (1 + x, 2 x) / (1 + 3 x), which x moves by
+    -2 / (1 + 3 x)^2; renormalised (1/2, 1/2) for every x.
+    """
+    own = torch.eye(3, dtype=torch.float64)
+    first = torch.cat([torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64), own[1:]])
+    for renormalise, expected, slope in ((False, 4 / 7, -2 / 2.8**2), (True, 1 / 2, 0.0)):
+        x = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
+        parts = x * torch.tensor([1 / 3, 1 / 6, 1 / 2], dtype=torch.float64)
+        rows = torch.cat([torch.cat([(1 - x)[None], parts])[None], torch.eye(3, 4).double()[1:]])
+        last = head_mean_without_prefix(rows[None, None], 1, renormalise)
+        found = rollout([first[None], last])[0]
+        assert found.tolist() == pytest.approx([expected, 1 - expected])
+        found[0].backward()
+        assert x.grad is not None
+        assert x.grad.item() == pytest.approx(slope, abs=1e-9)
+
+
 def test_byte_maps_have_the_maximum_255() -> None:
     maps = torch.tensor([[0.5, 0.25, 0.25]])
     assert scaled_maps(maps, "byte").tolist() == [[255.0, 127.5, 127.5]]

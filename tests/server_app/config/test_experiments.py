@@ -18,6 +18,18 @@ def test_every_experiment_of_simulation_yaml_is_valid() -> None:
         resolve(experiment.values)
 
 
+def test_the_small_skins_distillation_is_as_strong_for_a_pixel_and_a_site_as_the_papers() -> None:
+    """By hand: 10^-6 x 224^2 pixels x 5 other sites = weight x 64^2 pixels x 3 other sites."""
+    experiments = read_experiments(ROOT / "simulation.yaml")
+    paper = experiments["fedevprompt-isic2019"].values["fedevprompt.distillation-weight"]
+    assert paper == 1e-6
+    for name in ("strength", "drop", "byte"):
+        values = experiments[f"fedevprompt-{name}-long-skin"].values
+        assert values["image-size"] == 64
+        weight = values["fedevprompt.distillation-weight"]
+        assert float(str(weight)) * 64**2 * 3 == pytest.approx(1e-6 * 224**2 * 5, rel=0.001)
+
+
 @pytest.mark.parametrize("data", ["digits", "mnist", "mnist-cpu", "fmnist-cpu"])
 def test_methods_of_a_comparison_share_everything_but_the_method(data: str) -> None:
     def shared(method: str) -> dict[str, object]:
