@@ -1,4 +1,4 @@
 """Arrays on the wire: all of strategies that hospitals import.
 
-Stands on models.contract only.
+Stands on models.contract and the arithmetic of models.maths.compression.
 """
