@@ -25,7 +25,7 @@ from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import generator, seeded
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import setting
-from fedsilo.models.networks.kinds import OWN_NETWORKS
+from fedsilo.models.networks.kinds import TIMM
 from fedsilo.models.networks.site_network import TokenClassifier
 
 OFFSET = "offset.weight"  # on the wire and in the network, (pixels, 1)
@@ -55,11 +55,17 @@ class DisTransSettings(OwnSettings):
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse a network whose head cannot be doubled."""
-        if common.network not in OWN_NETWORKS:
-            raise SettingError(
-                f"method 'distrans' doubles the head of fedsilo's own networks, and "
-                f"'{common.network}' is not one: choose another 'network'"
-            )
+        if common.network.startswith(TIMM):
+            raise no_head_to_double(common)
+
+
+def no_head_to_double(common: CommonSettings) -> SettingError:
+    """Return the error of a network whose head is not layers in a row, the last one linear."""
+    return SettingError(
+        f"method 'distrans' doubles the head of fedsilo's own networks, or of a TokenClassifier "
+        f"whose head ends in a linear layer, and '{common.network}' is neither: choose another "
+        "'network'"
+    )
 
 
 def transformed(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
@@ -170,7 +176,13 @@ def double_channels(
     shape: tuple[int, ...],
     *key: str,
 ) -> DoubleChannelClassifier:
-    """Return the network of two channels that starts as ``single``, with a first offset."""
+    """Return the network of two channels that starts as ``single``, with a first offset.
+
+    Raises:
+        SettingError: the head of ``single`` cannot be doubled.
+    """
+    if not isinstance(single.head, nn.Sequential) or not isinstance(single.head[-1], nn.Linear):
+        raise no_head_to_double(settings)
     offset = first_offset(settings, shape, *key)
     # New layers use the generator although their weights are overwritten: it must not move others'
     with seeded(settings.seed, "double-channels"):
