@@ -175,3 +175,15 @@ def test_a_setting_that_makes_no_sense_is_refused(key: str, value: Any, allowed:
 
 def test_the_authors_values_hold_unless_they_are_set() -> None:
     assert build(DisTransSettings, {}) == DisTransSettings(0.2, 1e-3, "mean", 1e-2)
+
+
+def test_a_plug_whose_head_ends_in_a_linear_layer_is_doubled_and_another_is_refused() -> None:
+    body = nn.Conv2d(1, 2, 2)  # of images of 2x2 a map of one place
+    common, own = CommonSettings(network="mine:build"), DisTransSettings()
+    ends_linear = TokenClassifier(body, nn.Sequential(nn.Linear(2, 3)), tokens=1, channels=2)
+    doubled = double_channels(ends_linear, common, own, (1, 2, 2))
+    assert doubled(torch.zeros(5, 1, 2, 2)).shape == (5, 3)
+    for head in (nn.Identity(), nn.Sequential(nn.Linear(2, 3), nn.Tanh())):
+        other = TokenClassifier(body, head, tokens=1, channels=2)
+        with pytest.raises(SettingError, match="'mine:build' is neither: choose another 'network'"):
+            double_channels(other, common, own, (1, 2, 2))
