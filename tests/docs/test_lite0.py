@@ -1,4 +1,4 @@
-"""The example of a pretrained network: which array goes where, how pixels are scaled, its tokens."""
+"""The example of a pretrained network: which array goes where, pixels as in pretraining, tokens."""
 
 import importlib.util
 from pathlib import Path
