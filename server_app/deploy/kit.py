@@ -71,8 +71,10 @@ class Kit:
         """The beginning of the seal, which people can read to one another."""
         return "-".join(self.card.seal[i : i + 4] for i in range(0, 16, 4))
 
-    def site_file(self, trust: str = "") -> str:
+    def site_file(self, trust: str = "", elsewhere: bool = False) -> str:
         """Return the text of the site file, with its trust line filled in if ``trust`` is given.
+
+        ``elsewhere`` says that the node config names whom the site trusts, so no line need.
 
         Raises:
             KitError: the trust line is not filled in, or the file cannot be used.
@@ -84,7 +86,7 @@ class Kit:
             text = "\n".join(lines) + "\n"
         try:
             content = parse_yaml(text)
-            if isinstance(content, dict) and not content.get("trust"):
+            if isinstance(content, dict) and not (elsewhere or content.get("trust")):
                 raise KitError(
                     f"{self.path}: no line of {SITE} says whom {self.card.site} trusts: give "
                     f"--trust {', '.join(MEANINGS)}, or fill in its line 'trust'"

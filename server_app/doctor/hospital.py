@@ -76,7 +76,8 @@ def ready(request: HospitalRequest, look: Look = refuse_failing) -> SiteSetup:
         os.close(hold(home, kit.card.site))
         if kit.card.seal == before.card.seal:
             kit = replace(before, path=kit.path)  # with what the hospital has corrected since
-    rules = _with(before or kit, request.site_file).site_file(request.trust)
+    said = "trust" in parse_node_config(request.node_config)
+    rules = _with(before or kit, request.site_file).site_file(request.trust, elsewhere=said)
     kit = replace(kit, files={**kit.files, SITE: rules.encode()})
     _refuse_unfit(kit, request.node_config, look)
     if before is None:

@@ -110,6 +110,14 @@ def test_a_mounted_site_file_replaces_the_kits_and_the_stricter_trust_holds(
     assert "trust=" not in _options(hospital())["--node-config"]
 
 
+def test_a_mounted_site_file_without_trust_takes_it_from_the_environment(
+    hospital: Runner, place: Path
+) -> None:
+    (place / "site.yaml").write_text("methods: [uefl]\ndatasets: []\nrecords: []\n")
+    assert 'trust="server"' in _options(hospital())["--node-config"]
+    refused(hospital(FEDSILO_TRUST=""), "no line of site.yaml says whom north trusts")
+
+
 def test_a_site_file_that_is_not_there_is_never_taken_for_none(
     hospital: Runner, place: Path
 ) -> None:
