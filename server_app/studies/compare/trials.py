@@ -25,6 +25,7 @@ from rich.progress import Progress
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import silo_names
 from fedsilo.models.contract.errors import FedsiloError, RunFailedError
+from fedsilo.models.contract.methods import load_plugin_files
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings, resolve
@@ -172,6 +173,7 @@ def _run_quietly(work: _Work) -> str | None:
     """Run a trial and write its summary; return what went wrong, or None."""
     trial, path = work
     try:
+        load_plugin_files(trial.settings.common.plugin)  # this process was spawned
         with run_and_forget(trial.settings) as run:
             # Equal where settings that differ change nothing: it has all digits, and no seconds
             digest = hashlib.sha256((run.path / "metrics.csv").read_bytes()).hexdigest()

@@ -73,3 +73,15 @@ def test_a_failing_trial_is_told_by_its_label_and_what_is_finished_stays(tmp_pat
     (summary,) = run_trials([good], tmp_path, 1)
     assert list(summary["sites"]) == ["cleveland", "hungary", "switzerland", "va"]
     assert (tmp_path / f"{good.key()}.json").stat().st_mtime_ns == before
+
+
+def test_a_worker_process_knows_the_network_of_a_plug(tmp_path: Path) -> None:
+    file = tmp_path / "rows.py"
+    file.write_text(
+        "from math import prod\n"
+        "from torch import nn\n"
+        "def build(input_shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), classes))\n"
+    )
+    trial = _trial(plugin=str(file), network="rows:build")
+    assert run_trials([trial], tmp_path / "trials", 1)[0]["mean"]
