@@ -31,6 +31,8 @@ DATA_SETS = {
         "fedsilo.datasets.shifted.shifted:SHIFTED",
     ),
     "heart": "fedsilo.datasets.tables.heart:HEART",
+    "heart-imputed": "fedsilo.datasets.tables.heart:HEART_IMPUTED",
+    "heart-indicator": "fedsilo.datasets.tables.heart:HEART_INDICATOR",
     "heart-synthetic": "fedsilo.datasets.tables.heart:HEART_SYNTHETIC",
     "table": "fedsilo.datasets.tables.dataset:TABLE",
     "isic2019": "fedsilo.datasets.images.isic2019:ISIC2019",

@@ -114,8 +114,9 @@ def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
         for split, rows in silo.splits().items()
     }
     places = {name: place for place, name in enumerate(schema.features())}
-    measures, may_lack = [], schema.policy != "drop"
+    measures = []
     for column in schema.columns:
+        may_lack = schema.policy != "drop" or bool(column.unmeasured)
         if column.kind == "numeric":
             values = {split: rows[:, places[column.name]] for split, rows in inputs.items()}
             measures.append(Measure(column.name, values, column.survey_edges(), may_lack=may_lack))

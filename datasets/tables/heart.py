@@ -1,8 +1,9 @@
 """Fed-Heart-Disease: four hospitals of the UCI heart disease data, cut as FLamby cuts them.
 
 740 patients, 13 features, label 0 against 1 to 4: FLamby (du Terrail et al., NeurIPS 35, 2022,
-pages 5315 to 5334), which PICSR (Enouen et al. 2024) follows. The synthetic twin has sites of the
-same sizes, features and label rates, and no patient in it.
+pages 5315 to 5334), which PICSR (Enouen et al. 2024) follows. A cholesterol of 0, as all Swiss
+patients have it, was not measured: ``heart-imputed`` and ``heart-indicator`` treat it so. The
+synthetic twin has sites of the same sizes, features and label rates, and no patient in it.
 """
 
 import hashlib
@@ -10,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import public_data
+from fedsilo.datasets.io.public_files import PublicFiles, public_data
 from fedsilo.datasets.tables.dataset import TableDataSet
 from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from fedsilo.models.contract.errors import DataError
@@ -31,14 +33,24 @@ class Heart(TableDataSet):
     """``heart``: the four files; a site needs only its own."""
 
     name = "heart"
+    cholesterol: ClassVar[Mapping[str, Any]] = {}  # what its column declares besides
+
+    @property
+    def licence(self) -> PublicFiles:
+        """The licence, source and files of the UCI data."""
+        return public_data()["heart"]
 
     def schema(self, places: Places) -> TableSchema:
         """Return the schema of the UCI files."""
-        return _schema()
+        columns = [
+            column.model_copy(update=self.cholesterol if column.name == "chol" else {})
+            for column in _schema().columns
+        ]
+        return _schema().model_copy(update={"columns": columns})
 
     def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
         """Read the site's file, which must be the published one."""
-        name, published = schema.sites[site], public_data()[self.name]
+        name, published = schema.sites[site], self.licence
         path = published.find(places, [name]) / name
         content = path.read_bytes()
         checksum = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -49,6 +61,20 @@ class Heart(TableDataSet):
                 "'fedsilo fetch heart --data-dir DIR'"
             )
         return content.decode(), str(path)
+
+
+class ImputedHeart(Heart):
+    """``heart-imputed``: the same patients; a cholesterol of 0 is imputed like a missing value."""
+
+    name = "heart-imputed"
+    cholesterol: ClassVar[Mapping[str, Any]] = {"unmeasured": ["0"]}
+
+
+class IndicatedHeart(Heart):
+    """``heart-indicator``: the same, and a feature says where cholesterol was not measured."""
+
+    name = "heart-indicator"
+    cholesterol: ClassVar[Mapping[str, Any]] = {"unmeasured": ["0"], "indicator": True}
 
 
 @dataclass(frozen=True)
@@ -120,3 +146,4 @@ def _patient(rng: np.random.Generator, population: _Population, ill: bool) -> st
 
 
 HEART, HEART_SYNTHETIC = Heart(), SyntheticHeart()
+HEART_IMPUTED, HEART_INDICATOR = ImputedHeart(), IndicatedHeart()

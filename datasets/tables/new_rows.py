@@ -182,6 +182,7 @@ def _row_fault(schema: TableSchema, tokens: Mapping[str, str]) -> str | None:
         f"{column.range[0]:g} to {column.range[1]:g}"
         for column in schema.columns
         if column.range and not schema.lacks(token := tokens[column.name])
+        if not column.is_unmeasured(token)
         if not column.range[0] <= float(token) <= column.range[1]
     ]
     if impossible:

@@ -118,13 +118,17 @@ class RowReader:
         for column in self.schema.columns:
             place = f"{self.where}, line {number}, column '{column.name}'"
             if column.kind == "numeric":
-                numbers.append(self._number(tokens[column.name], place))
+                numbers.append(self._number(tokens[column.name], column, place))
             elif column.kind == "categorical":
                 levels += self._one_hot(tokens[column.name], column, place)
-        return numbers + levels
+        imputed = [self._imputes(tokens[one.name], one) for one in self.schema.indicated()]
+        return numbers + levels + [float(one) for one in imputed]
 
-    def _number(self, token: str, place: str) -> float:
-        if self.schema.lacks(token):
+    def _imputes(self, token: str, column: Column) -> bool:
+        return self.schema.lacks(token) or column.is_unmeasured(token)
+
+    def _number(self, token: str, column: Column, place: str) -> float:
+        if self._imputes(token, column):
             return math.nan
         try:
             value = math.nan if "_" in token else float(token)

@@ -39,6 +39,9 @@ class Column(FileModel):
     ``mean`` and ``std`` standardise a numeric column, if they are declared. ``edges`` are those of
     its histogram in a survey; without them they follow from mean and standard deviation. ``range``
     is the lowest and highest value that is possible: ``fedsilo predict`` refuses any other.
+    ``unmeasured`` lists values of a numeric column that mean "not measured": they are imputed,
+    whatever the schema's policy. ``indicator`` adds a feature ``column=unmeasured``, which is 1
+    where the value is imputed and else 0.
     """
 
     model_config = ConfigDict(title="a column")
@@ -50,6 +53,8 @@ class Column(FileModel):
     std: Annotated[float, number(1e-12, 1e300)] | None = None
     edges: list[Annotated[float, number(-1e300, 1e300)]] = Field(default_factory=list)
     range: list[Annotated[float, number(-1e300, 1e300)]] = Field(default_factory=list)
+    unmeasured: Annotated[list[Text], AfterValidator(_in_one_form)] = Field(default_factory=list)
+    indicator: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> Column:
@@ -76,7 +81,16 @@ class Column(FileModel):
                 f"column '{self.name}' has a 'range', which must be the lowest and the highest "
                 "possible value of a numeric column"
             )
+        if self.kind != "numeric" and (self.unmeasured or self.indicator):
+            raise fault(
+                f"column '{self.name}' is {self.kind} and has 'unmeasured' or 'indicator', which "
+                "are of numeric columns: name its mark under the schema's 'missing'"
+            )
         return self
+
+    def is_unmeasured(self, token: str) -> bool:
+        """Return whether ``token`` means that nothing was measured; '0.0' is the value 0."""
+        return same_text(token) in self.unmeasured
 
     def survey_edges(self) -> tuple[float, ...]:
         """Return the edges of its histogram, or none if nothing declares them."""
@@ -127,6 +141,13 @@ class TableSchema(FileModel):
             raise fault("two columns have one name, or the label is among 'columns'")
         if all(column.kind == "ignored" for column in self.columns):
             raise fault("no column is 'numeric' or 'categorical'")
+        for column in self.indicated():
+            if self.policy == "drop" and not column.unmeasured:
+                raise fault(
+                    f"column '{column.name}' has an 'indicator' that would always be 0: list the "
+                    "values that mean 'not measured' under 'unmeasured', or set 'policy' to "
+                    "'impute'"
+                )
         return self
 
     @property
@@ -135,10 +156,14 @@ class TableSchema(FileModel):
         return self.label.classes
 
     def features(self) -> tuple[str, ...]:
-        """Return the features' names: numeric columns, then ``column=level`` of the others."""
+        """Return the features' names: numeric columns, ``column=level``, ``column=unmeasured``."""
         numbers = [column.name for column in self.columns if column.kind == "numeric"]
         levels = [f"{one.name}={level}" for one in self.columns for level in one.levels[1:]]
-        return (*numbers, *levels)
+        return (*numbers, *levels, *(f"{one.name}=unmeasured" for one in self.indicated()))
+
+    def indicated(self) -> list[Column]:
+        """Return the columns with a feature that says whether the value is imputed."""
+        return [column for column in self.columns if column.indicator]
 
     def used(self) -> list[str]:
         """Return the columns that features are made of."""
@@ -151,6 +176,9 @@ class TableSchema(FileModel):
             [self.label.column, [[name, sorted(values)] for name, values in self.classes.items()]],
             [sorted(same_text(mark) for mark in self.missing), self.policy],
         ]
+        marked = [[c.name, sorted(c.unmeasured), c.indicator] for c in self.columns]
+        if declared := [mark for mark in marked if mark[1:] != [[], False]]:
+            facts.append(declared)  # other schemas keep the digest that they had
         return json_digest(facts)
 
     def lacks(self, token: str) -> bool:
@@ -160,7 +188,8 @@ class TableSchema(FileModel):
     def declared(self) -> FeatureStatistics | None:
         """Return declared mean and standard deviation, or None if a numeric column has none.
 
-        One-hot features are shifted by an equal share of each level, which a missing one gets.
+        One-hot features are shifted by an equal share of each level, which a missing one gets; an
+        indicator becomes -1 or 1.
         """
         numeric = [column for column in self.columns if column.kind == "numeric"]
         pairs = [(c.mean, c.std) for c in numeric if c.mean is not None and c.std is not None]
@@ -168,6 +197,7 @@ class TableSchema(FileModel):
             return None
         for column in self.columns:  # a first level has no feature: all of the others are 0 there
             pairs += [(1 / len(column.levels), 1.0) for _ in column.levels[1:]]
+        pairs += [(0.5, 0.5) for _ in self.indicated()]
         return FeatureStatistics(
             np.array([mean for mean, _ in pairs]), np.array([std for _, std in pairs])
         )

@@ -32,6 +32,7 @@ Reader = Literal["research", "clinic", "dpo"]
 Split = Literal["train", "val", "test"]
 MeasuredSplit = Literal["test", "val"]
 Sampler = Literal["grid", "tpe"]
+TunedMetric = Literal["accuracy", "balanced-accuracy", "pooled-balanced-accuracy", "auc"]
 Track = Literal["none", "tensorboard", "mlflow", "wandb"]
 
 

@@ -15,6 +15,7 @@ from fedsilo.server_app.run.arguments import (
     Sampler,
     Sources,
     Tell,
+    TunedMetric,
     folders_of,
     refuse_below,
     run_sources,
@@ -78,6 +79,7 @@ def tune(
     experiment: str,
     *,
     sampler: Sampler = "grid",
+    metric: TunedMetric | None = None,
     trials: int | None = None,
     folds: int | None = None,
     seeds: int | None = None,
@@ -92,9 +94,17 @@ def tune(
 
     budget = {"trials": trials, "folds": folds, "seeds": seeds}
     for option, number in budget.items():
-        refuse_below(2 if option == "folds" else 1, option, number)
+        refuse_below(1, option, number)
     many = read_jobs(str(jobs), list(slurm))
-    return tune(experiment, run_sources(sources), sampler=sampler, jobs=many, tell=tell, **budget)
+    return tune(
+        experiment,
+        run_sources(sources),
+        sampler=sampler,
+        metric=metric,
+        jobs=many,
+        tell=tell,
+        **budget,
+    )
 
 
 def crossvalidate(

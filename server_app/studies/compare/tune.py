@@ -29,6 +29,7 @@ from fedsilo.server_app.config.experiments import (
 )
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.studies.compare.pooled import POOLED
 from fedsilo.server_app.studies.compare.search import (
     Search,
     at_an_edge,
@@ -96,6 +97,7 @@ def tune(
     sources: RunSources,
     *,
     sampler: str = "grid",
+    metric: str | None = None,
     trials: int | None = None,
     folds: int | None = None,
     seeds: int | None = None,
@@ -108,8 +110,10 @@ def tune(
         experiment: its name; the simulation file declares its grid.
         sources: where settings come from, over the experiment's.
         sampler: ``grid`` or ``tpe``.
+        metric: decides, more being better, or None for the data set's; a mean over the sites that
+            have it, but ``POOLED`` is of all sites' samples.
         trials: points of the grid that are tried, or None for the simulation file's number.
-        folds: of each seed's shuffling, at least 2, or None likewise.
+        folds: of each seed's shuffling, at least 2 where the data set has folds, or None likewise.
         seeds: of each point, or None likewise. chosen.json has all three.
         jobs: runs at once, 0 for one per core, or Slurm's parameters.
         tell: is called with a line before the runs begin.
@@ -123,8 +127,7 @@ def tune(
     refuse_small(grid, sampler, budget.trials, experiment)
     base, _ = planned(experiment, sources)
     folder = Path(base.common.out) / f"tune-{experiment}"
-    if "val-folds" not in data_set(base.common.dataset).settings:
-        budget = replace(budget, folds=1)
+    budget = _folded(budget, base.common.dataset)
     if twice := [text for text in sources.changes if text.partition("=")[0].strip() in grid]:
         raise SettingError(f"--set {', '.join(twice)}: the grid of this experiment decides that")
     data = data_fingerprint(base.common)
@@ -140,19 +143,42 @@ def tune(
             tell(f"{experiment}: {budget.trials} points, {pieces}: {runs} runs on training data")
         summaries += run_groups(tried, folder / "trials", jobs)
         points, groups = [*points, *batch], [*groups, *tried]
-        metric = deciding_metric(headline, summaries)
-        search.tell([point.score for point in _scored(batch, summaries[-len(batch) :], metric)])
-        write_atomically(folder / "trials.csv", _csv(groups, summaries, metric))
-    ranked = ranking(points, summaries, metric)
-    document = chosen_document(experiment, budget, grid, ranked, metric, sampler)
+        decides = metric or deciding_metric(headline, summaries)
+        _refuse_unmeasured(decides, summaries)
+        search.tell([point.score for point in _scored(batch, summaries[-len(batch) :], decides)])
+        write_atomically(folder / "trials.csv", _csv(groups, summaries, decides))
+    ranked = ranking(points, summaries, decides)
+    document = chosen_document(experiment, budget, grid, ranked, decides, sampler)
     write_atomically(folder / "chosen.json", json.dumps(document, indent=2) + "\n")
-    return Tuned(metric, ranked, document, folder)
+    return Tuned(decides, ranked, document, folder)
+
+
+def _refuse_unmeasured(metric: str, summaries: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    means = [summary["validation"]["mean"] for runs in summaries for summary in runs]
+    if lacking := sum(metric not in figures for figures in means):
+        why = "it needs two classes, and at no site as many validation samples of both"
+        raise SettingError(
+            f"--metric {metric}: {lacking} of {len(means)} runs have no such validation figure"
+            f"{f' ({why})' if metric == POOLED else ''}; all runs are kept: name another metric"
+        )
 
 
 def _budget(file: Path, trials: int | None, folds: int | None, seeds: int | None) -> Tuning:
     given = {"trials": trials, "folds": folds, "seeds": seeds}
     budget = read_section(file, "tuning", Tuning)
     return replace(budget, **{key: value for key, value in given.items() if value is not None})
+
+
+def _folded(budget: Tuning, dataset: str) -> Tuning:
+    """Return the budget with one fold for a data set that has its own validation part."""
+    if "val-folds" not in data_set(dataset).settings:
+        return replace(budget, folds=1)
+    if budget.folds < 2:
+        raise SettingError(
+            f"--folds is {budget.folds}; data set '{dataset}' has no validation part but its "
+            "folds: it must be at least 2"
+        )
+    return budget
 
 
 def _trials(
@@ -238,8 +264,9 @@ def chosen_document(
 ) -> dict[str, Any]:
     """Return chosen.json: what was chosen, why, what else was tried, and what to be wary of."""
     best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
+    of = "pooled validation balanced-accuracy" if metric == POOLED else ""
     why = (
-        f"best mean validation {metric} over sites, {best.score:.4f} (standard error "
+        f"best {of or f'mean validation {metric} over sites'}, {best.score:.4f} (standard error "
         f"{best.error:.4f}), of {len(ranked)} points on {_pieces(budget)}; no test figure was used"
     )
     if second is not None:

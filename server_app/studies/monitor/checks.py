@@ -50,7 +50,7 @@ def drift_checks(
         new: (m, features) of the new ones.
         floor: the fewest training samples of a cell.
     """
-    by_column = groupby(range(len(names)), lambda place: _column(names[place]))
+    by_column = groupby(range(len(names)), lambda at: (_column(names[at]), "=" in names[at]))
     columns = [list(places) for _, places in by_column]
     for places in columns:
         old, now = (rows[:, places].double().numpy() for rows in (training, new))
