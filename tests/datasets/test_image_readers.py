@@ -21,7 +21,7 @@ from tests.support.made_data import MADE
 
 SMALL = ("images", "mammography", "endovascular", "folder")
 OWN = {"images": 8, "mammography": 16, "endovascular": 8}
-TABLES = ("heart", "heart-synthetic", "table")
+TABLES = ("heart", "heart-imputed", "heart-indicator", "heart-synthetic", "table")
 
 
 def settings_for(name: str, data: Path, **changes: Any) -> CommonSettings:

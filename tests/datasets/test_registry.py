@@ -25,7 +25,8 @@ from fedsilo.models.networks.kinds import Task
 
 TABLE = CommonSettings(dataset="table")
 IMAGES = ("digits", "mnist", "fmnist", "cifar10", "cifar100", "gtsrb", *MEDMNIST)
-TABLES = ("heart", "heart-synthetic", "table")
+HEARTS = ("heart", "heart-imputed", "heart-indicator")
+TABLES = (*HEARTS, "heart-synthetic", "table")
 PICTURES = (
     "isic2019",
     "dermoscopy-phantom",
@@ -50,10 +51,11 @@ def test_every_registered_data_set_is_loaded_under_its_own_name(name: str) -> No
 
 def test_data_sets_with_public_files_can_be_fetched_and_the_others_have_none() -> None:
     files = {name: data_set(name).files for name in DATA_SETS}
-    public = {"mnist", "fmnist", "cifar10", "cifar100", "gtsrb", "heart", "pneumoniamnist"}
+    public = {"mnist", "fmnist", "cifar10", "cifar100", "gtsrb", *HEARTS, "pneumoniamnist"}
     public |= MEDMNIST.keys()
     assert {name for name, found in files.items() if found} == public
-    assert all(found.name == name and found.files for name, found in files.items() if found)
+    of = dict.fromkeys(HEARTS, "heart")  # the same patients
+    assert all(found.name == of.get(n, n) and found.files for n, found in files.items() if found)
     assert all(found.licence and found.url.endswith("/") for found in files.values() if found)
 
 
@@ -73,7 +75,7 @@ def test_an_unknown_data_set_is_answered_with_the_nearest(name: str, near: str) 
 
 def test_images_have_as_many_silos_as_the_settings_say_and_heart_has_four() -> None:
     assert silo_count(CommonSettings(dataset="digits", silos=5)) == 5
-    for name in ("heart", "heart-synthetic"):
+    for name in (*HEARTS, "heart-synthetic"):
         settings = CommonSettings(dataset=name)
         assert silo_names(settings) == ["cleveland", "hungary", "switzerland", "va"]
         assert silo_count(settings) == 4

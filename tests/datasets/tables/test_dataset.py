@@ -321,6 +321,7 @@ def changed(where: str, value: Any) -> dict[str, Any]:
 
 def test_a_schema_is_read_with_levels_and_labels_as_texts_of_one_form(tmp_path: Path) -> None:
     bare = {"kind": "numeric", "levels": [], "mean": None, "std": None, "edges": [], "range": []}
+    bare |= {"unmeasured": [], "indicator": False}
     assert read_schema(write(tmp_path, GOOD)).key() == {
         "columns": [
             {**bare, "name": "age", "mean": 55.0, "std": 10.5},
@@ -397,6 +398,11 @@ def test_classes_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ("columns.0.mean", True, "'columns', item 1, 'mean' must be a number"),
         ("columns.0.mean", float("nan"), "'columns', item 1, 'mean' must be a number"),
         ("columns.0.std", float("inf"), "'columns', item 1, 'std' must be a number"),
+        ("columns.1.unmeasured", [1], "column 'pain' is categorical and has 'unmeasured' or"),
+        ("columns.2.indicator", True, "column 'room' is ignored and has 'unmeasured' or 'indic"),
+        ("columns.0.indicator", True, "column 'age' has an 'indicator' that would always be 0"),
+        ("columns.0.unmeasured", 0, "'columns', item 1, 'unmeasured' must be a list"),
+        ("columns.0.indicator", 1, "'columns', item 1, 'indicator' must be true or false"),
         ("columns.1.name", "age", "two columns have one name, or the label is among"),
         ("label.column", "age", "two columns have one name, or the label is among"),
         ("columns", [{"name": "a", "kind": "ignored"}], "no column is 'numeric' or 'categorical'"),

@@ -82,6 +82,28 @@ def test_the_schema_declares_figures_for_the_real_and_the_made_up_hospitals(tmp_
     assert figures.std[8:].tolist() == [1] * 5
 
 
+@pytest.mark.parametrize(
+    ("site", "unmeasured"), [("cleveland", 0), ("hungary", 0), ("switzerland", 46)]
+)
+def test_cholesterol_that_was_not_measured_is_imputed_and_all_else_stays(
+    places: Places, site: str, unmeasured: int
+) -> None:
+    plain, imputed, told = (
+        rows_of(load_silo(site, dataclasses.replace(REAL, dataset=name), places))
+        for name in ("heart", "heart-imputed", "heart-indicator")
+    )
+    chol = FEATURES.index("chol")
+    gone = plain[:, chol] == 0
+    assert int(gone.sum()) == unmeasured
+    assert imputed[:, chol].isnan().equal(gone)
+    others = [place for place in range(13) if place != chol]
+    assert imputed[:, others].equal(plain[:, others])
+    assert imputed[~gone].equal(plain[~gone])
+    assert told.shape[1] == 14
+    assert told[:, :13].nan_to_num(-1).equal(imputed.nan_to_num(-1))
+    assert told[:, 13].equal(gone.float())
+
+
 def copied(real_data: Path, folder: Path, *names: str) -> Path:
     """Return a data folder with these files of the real one."""
     target = folder / "heart_disease"

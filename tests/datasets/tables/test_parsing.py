@@ -50,6 +50,34 @@ def test_rows_are_features_and_classes_in_that_order() -> None:
     assert table.left_out.count == 0
 
 
+def test_values_that_mean_not_measured_are_imputed_though_rows_with_gaps_are_dropped() -> None:
+    pulse = {"name": "pulse", "unmeasured": [0]}
+    columns = [*SCHEMA.columns[:4], Column.model_validate(pulse)]
+    table = parse(
+        HEADER + "m,50,x,3,0,2\nf,0,,1,0.0,0\nf,40,,2,?,1\n",
+        SCHEMA.model_copy(update={"columns": columns}),
+    )
+    assert np.array_equal(
+        table.rows, [[50, math.nan, 1, 0, 1], [0, math.nan, 0, 0, 0]], equal_nan=True
+    ), "an age of 0 is an age; the row with a mark of a missing value is left out"
+    assert table.left_out.count == 1
+    assert table.left_out.missing["pulse"] == 1
+
+
+def test_an_indicator_is_the_last_feature_and_1_where_the_value_is_imputed() -> None:
+    pulse = Column.model_validate({"name": "pulse", "unmeasured": [0], "indicator": True})
+    schema = SCHEMA.model_copy(update={"columns": [*SCHEMA.columns[:4], pulse], "policy": "impute"})
+    assert schema.features() == (*SCHEMA.features(), "pulse=unmeasured")
+    table = parse(HEADER + "m,50,x,3,0,2\nf,40,,1,70,0\nf,40,,2,?,1\n", schema)
+    assert table.rows[:, -1].tolist() == [1, 0, 1]
+    assert np.isnan(table.rows[:, 1]).tolist() == [True, False, True]
+    named = {"name": "pulse", "mean": 70.0, "std": 10.0, "unmeasured": [0], "indicator": True}
+    age = Column(name="age", mean=50.0, std=10.0)
+    declared = schema.model_copy(update={"columns": [age, Column.model_validate(named)]}).declared()
+    assert declared is not None
+    assert (declared.mean.tolist(), declared.std.tolist()) == ([50, 70, 0.5], [10, 10, 0.5])
+
+
 def test_without_a_header_the_columns_stand_as_declared_and_the_label_last() -> None:
     table = parse("m,50,x,3,70,2\n", BARE)
     assert table.rows.tolist() == [[50.0, 70.0, 1.0, 0.0, 1.0]]

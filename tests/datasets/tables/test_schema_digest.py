@@ -1,9 +1,12 @@
 """The digest of a schema: what all sites must share changes it, what is a site's own does not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedsilo.datasets.io.locations import Places
+from fedsilo.datasets.tables.heart import HEART
 from fedsilo.datasets.tables.schema import Column, Label, TableSchema
 
 CLASSES = {"healthy": ["0"], "ill": ["1", "2"]}
@@ -72,6 +75,8 @@ def test_what_is_a_sites_own_leaves_the_digest_as_it_is(change: dict[str, Any]) 
         columns(AGE.model_copy(update={"mean": 51.0}), STAGE, NOTE),
         columns(AGE.model_copy(update={"std": 11.0}), STAGE, NOTE),
         columns(AGE.model_copy(update={"mean": None, "std": None}), STAGE, NOTE),
+        columns(AGE.model_copy(update={"unmeasured": ["0"]}), STAGE, NOTE),
+        columns(AGE.model_copy(update={"unmeasured": ["0"], "indicator": True}), STAGE, NOTE),
     ],
     ids=str,
 )
@@ -82,3 +87,10 @@ def test_what_the_sites_must_share_changes_the_digest(change: dict[str, Any]) ->
 def test_marks_of_missing_values_count_in_one_form() -> None:
     first, second = (SCHEMA.model_copy(update={"missing": [mark]}) for mark in ("-9", "-9.0"))
     assert first.digest() == second.digest()
+
+
+def test_a_schema_without_unmeasured_values_keeps_the_digest_of_earlier_versions() -> None:
+    # Of fedsilo's schema of the UCI heart files, before columns had 'unmeasured'
+    assert HEART.schema(Places(None, Path())).digest() == (
+        "32b5dd9268aa23144f4c4c89206908d2873e71ec416fece24730235de268e758"
+    )

@@ -309,10 +309,30 @@ def test_folds_of_the_command_stand_instead_of_the_files(
     assert "1 points, 3 folds, 1 seeds: 3 runs" in capsys.readouterr().out
     document = json.loads((tmp_path / "tune-heart" / "chosen.json").read_text())
     assert document["budget"] == {"trials": 1, "folds": 3, "seeds": 1}
+    assert _tune("images", file, tmp_path, "--trials", "1", "--folds", "1") == 0
+    assert "the data set's own validation part" in " ".join(capsys.readouterr().out.split())
     assert _tune("heart", file, tmp_path, "--folds", "1") != 0
     error = " ".join(capsys.readouterr().err.split())
     assert "--folds" in error
     assert "at least 2" in error
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_named_metric_decides_and_is_pooled_over_the_sites_validation_patients(
+    simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, pooled = simulation(SEARCH), "pooled-balanced-accuracy"
+    assert _tune("heart", file, tmp_path, "--metric", pooled) == 0
+    assert "best pooled validation balanced-accuracy" in " ".join(capsys.readouterr().out.split())
+    with (tmp_path / "tune-heart" / "trials.csv").open(newline="") as table:
+        rows = list(csv.DictReader(table))
+    for row in rows:
+        summary = json.loads((tmp_path / "tune-heart" / row["run"]).read_text())
+        assert 0 < float(row[pooled]) == summary["validation"]["mean"][pooled] <= 1
+    assert _tune("images", file, tmp_path, "--metric", pooled) == 1
+    error = capsys.readouterr().err
+    assert f"--metric {pooled}: 2 of 2 runs have no such validation figure" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.usefixtures("in_process")
