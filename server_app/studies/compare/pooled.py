@@ -6,6 +6,7 @@ that class there. Pooled, each of its samples counts as one of its class.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -53,7 +54,7 @@ def pooled_balanced_accuracy(sites: Iterable[Measured]) -> float | None:
     if not counts or not all(counts) or None in found:
         return None
     right = [sum(numbers) for numbers in zip(*(one for one in found if one), strict=True)]
-    return sum(a / b for a, b in zip(right, counts, strict=True)) / len(counts)
+    return statistics.fmean(a / b for a, b in zip(right, counts, strict=True))
 
 
 def pooled_validation(run: FinishedRun) -> dict[str, float]:
