@@ -64,6 +64,9 @@ class CommonSettings:
         0, "sites that must answer each round (0: all that joined)", roles="circumstance"
     )
     sites_per_round: int = _count(0, "sites sampled for each round (0: all)", roles="course")
+    round_quorum: float = declared.ROUND_QUORUM
+    late_replies: str = declared.LATE_REPLIES
+    speeds: str = declared.SPEEDS
     aggregation: str = choice(
         *(AUTO, *AGGREGATIONS),
         help="how the sites' weights are combined: auto, norm-clip of real sites where the method "
@@ -73,12 +76,7 @@ class CommonSettings:
         "another)",
         roles="combining",
     )
-    aggregation_faulty: int = _positive(
-        1,
-        "sites f that may be faulty: trimmed drops f at each end and needs 2f + 1 sites, multikrum "
-        "leaves out f and needs 2f + 3; of 0 both would be the mean",
-        roles="combining",
-    )
+    aggregation_faulty: int = declared.AGGREGATION_FAULTY
     max_update_norm: float = _count(
         100.0,
         "a site's update is refused if its norm is more than this many times the round's median; "

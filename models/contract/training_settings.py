@@ -1,4 +1,4 @@
-"""The settings of how a site's network is trained, and when training ends, as ``settings`` lists.
+"""The settings of training, of its end, and of whom a round waits for, as ``settings`` lists.
 
 They are declared apart, as all of them would be a file too long to read. Mappings and lists are
 texts of YAML, as Flower's run config knows neither; files may have them as they are.
@@ -72,4 +72,29 @@ PATIENCE = setting(
 )
 MINIMUM_DELTA = setting(
     0.0, "early stopping: by how much a value must be better", roles="course", minimum=0.0
+)
+ROUND_QUORUM = setting(
+    1.0,
+    "share of the sites that end a round by answering; the others answer late (1: all)",
+    roles="combining",
+    above=0.0,
+    maximum=1.0,
+)
+LATE_REPLIES = choice(
+    *("drop", "discounted"),
+    help="with round-quorum: what becomes of a reply that comes s rounds late: nothing, or its "
+    "update counts (1+s)^-0.5 times",
+    roles="combining",
+)
+SPEEDS = _structured(
+    help="simulation: each site's optimiser steps a second on a virtual clock: lognormal:SIGMA, a "
+    "mapping or list, or a YAML or JSON file of one (empty: 1 each)",
+    roles=("combining", "structured"),
+)
+AGGREGATION_FAULTY = setting(
+    1,
+    "sites f that may be faulty: trimmed drops f at each end and needs 2f + 1 sites, multikrum "
+    "leaves out f and needs 2f + 3; of 0 both would be the mean",
+    roles="combining",
+    minimum=1,
 )

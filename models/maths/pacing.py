@@ -4,6 +4,8 @@ At a site of m samples an epoch has Q steps (``epoch-steps``) of m/Q samples eac
 these steps (``pace``).
 """
 
+import math
+
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults
@@ -59,3 +61,15 @@ def ends_epoch(round_: int, settings: CommonSettings) -> bool:
 def batch_of(samples: int, settings: CommonSettings) -> int:
     """Return the batch size of a step at a site of ``samples``, at least 2."""
     return max(samples // settings.epoch_steps, _LEAST)
+
+
+def steps_of_round(settings: CommonSettings, samples: int) -> int:
+    """Return the optimiser steps of a round at a site of so many training samples."""
+    if settings.epoch_steps:
+        return settings.pace
+    return settings.local_steps or settings.local_epochs * math.ceil(samples / settings.batch_size)
+
+
+def has_quorum(settings: CommonSettings) -> bool:
+    """Tell whether rounds may end without all sites, or have a virtual clock."""
+    return settings.round_quorum < 1 or bool(settings.speeds)

@@ -42,6 +42,7 @@ from fedsilo.models.contract.settings_schema import (
 )
 from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
+from fedsilo.server_app.config.speeds import check_speeds
 from fedsilo.server_app.config.training import check_training
 
 PROJECT_FILE = Path(__file__).resolve().parents[2] / "pyproject.toml"
@@ -181,6 +182,8 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         )
     if silos is not None:
         refuse_site_count(common, silos)
+    if common.speeds:
+        check_speeds(common.speeds)
     own.check(common, is_table)
     return RunSettings(common, own)
 

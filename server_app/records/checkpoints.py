@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedsilo.datasets.io.state_files import load_state, save_state
@@ -10,6 +11,7 @@ from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import differences
 from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.late import Late
 from fedsilo.strategies.loop.method import State
 
 KEPT = 2  # as many as a site keeps states of
@@ -44,7 +46,10 @@ class CheckpointHook(Hook):
             "settings": self.settings,
             "hooks": {name: hook.state() for name, hook in self.hooks.items()},
         }
-        save_state(self.folder / f"round-{state.round:06d}.safetensors", state.arrays, facts)
+        arrays = state.arrays
+        if state.late:
+            arrays, facts["late"] = {**arrays, **state.late.stored()}, state.late.facts()
+        save_state(self.folder / f"round-{state.round:06d}.safetensors", arrays, facts)
         for old in sorted(self.folder.glob("round-*.safetensors"))[:-KEPT]:
             old.unlink()
 
@@ -65,7 +70,8 @@ class CheckpointHook(Hook):
                 self._refuse_other_config(path, facts["settings"])
                 for name, hook in self.hooks.items():
                     hook.restore(facts["hooks"][name])
-                state = self.state_class.restored(arrays, facts)
+                late = Late.restored(arrays, facts["late"]) if "late" in facts else None
+                state = replace(self.state_class.restored(arrays, facts), late=late)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise CheckpointError(
                     f"{path} is of another version of fedsilo ({type(error).__name__}: "

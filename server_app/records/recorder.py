@@ -195,10 +195,12 @@ class Recorder(Hook):
                 name.removeprefix(UNREPEATABLE) for name in metrics if name.startswith(UNREPEATABLE)
             }
             for model, split, metric, value in measurements(metrics) if measured else ():
-                if model == INCOMING:
+                if model == INCOMING and not reply.asked:  # of an older model, whose rows are final
                     self._new_metrics.append([described, site, split, metric, value])
                 elif model == TRAINED:
                     self._new_metrics.append([round_, site, split, _TRAINED + metric, value])
+            if reply.asked:
+                self._new_metrics.append([round_, site, UPDATE, "staleness", round_ - reply.asked])
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
         """Record the means over all sites of what was summed in secret, as those of site 'all'."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.plugs import module_of, plugin_entries
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
+from fedsilo.models.maths.pacing import steps_of_round
 from fedsilo.server_app.config.experiments import find_experiment, simulation_file
 from fedsilo.server_app.config.resources import (
     check_resources,
@@ -28,6 +28,7 @@ from fedsilo.server_app.config.settings import (
     read_toml,
     resolve,
 )
+from fedsilo.server_app.config.speeds import written_out
 from fedsilo.server_app.records.run_directory import (
     CONFIG,
     SILOS,
@@ -96,6 +97,8 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
         path = placed.get(key)
         if path and isinstance(path, str):
             placed[key] = _absolute(key, path)
+    if speeds := placed.get("speeds"):
+        placed["speeds"] = written_out(str(speeds))
     return _with_plugins(placed)
 
 
@@ -193,9 +196,7 @@ def _steps(common: CommonSettings) -> int:
     """Return about how many steps a run takes, if the first site has as many samples as others."""
     names = silo_names(common)
     samples = len(load_silo(names[0], common).train) if names else 0
-    of_epochs = common.local_epochs * math.ceil(samples / common.batch_size)
-    each = common.pace if common.epoch_steps else common.local_steps or of_epochs
-    return common.rounds * len(names) * each
+    return common.rounds * len(names) * steps_of_round(common, samples)
 
 
 def start(

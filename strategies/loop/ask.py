@@ -121,6 +121,7 @@ class Question:
         metrics: metrics that a reply must have.
         fault: says why a reply of the right form cannot be used, if it cannot.
         records: for secure aggregation, what is sent with the instruction, by site.
+        asked: by site that is asked for an earlier round's reply, that round.
     """
 
     phase: str
@@ -131,6 +132,7 @@ class Question:
     metrics: Sequence[str] = ()
     fault: Check | None = None
     records: Mapping[str, ConfigRecord] = field(default_factory=dict)
+    asked: Mapping[str, int] = field(default_factory=dict)
 
 
 class Ask(ABC):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import AUTO, CommonSettings
+from fedsilo.models.maths.pacing import has_quorum
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Capabilities:
         aggregations: how the weights of sites may become one; "mean" alone where there is no such
             step, or where it would guard a part of what sites send.
         secure: what sites send is weights of which it needs the mean by samples alone, so that they
-            can be summed in secret.
+            can be summed in secret, or come late.
     """
 
     vit: bool = True
@@ -64,6 +65,21 @@ class Capabilities:
                 common.secure_aggregation != "none" and not self.secure,
                 f"{method} needs more of the sites' arrays than a sum: set 'secure-aggregation' to "
                 "'none', or choose another method",
+            ),
+            (
+                has_quorum(common) and not self.secure,
+                f"{method} does not average what all sites send: set 'round-quorum' to 1 and leave "
+                "'speeds' empty, or choose another method",
+            ),
+            (
+                has_quorum(common) and common.secure_aggregation != "none",
+                "a sum in secret needs all sites: set 'round-quorum' to 1 and leave 'speeds' "
+                "empty, or set 'secure-aggregation' to 'none'",
+            ),
+            (
+                has_quorum(common) and bool(common.sites_per_round),
+                "'round-quorum' and 'speeds' ask all sites that are not at work: set "
+                "'sites-per-round' to 0",
             ),
             (
                 common.network == "vit" and not self.vit,

@@ -26,6 +26,7 @@ from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.strategies.loop.ask import Ask, Replies
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
+from fedsilo.strategies.loop.late import Late
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs
@@ -51,11 +52,13 @@ class State:
         round: rounds finished; 0 before the first.
         kept: by site that keeps private state of this run, the newest that it has reported
             (``state_key``), as the loop has seen.
+        late: who is still at work, where a round need not wait for all.
     """
 
     arrays: Arrays = field(default_factory=dict)
     round: int = 0
     kept: Mapping[str, int] = field(default_factory=dict)
+    late: Late | None = field(default=None, kw_only=True)
 
     @property
     def stateful_sites(self) -> tuple[str, ...]:
@@ -86,7 +89,7 @@ class State:
         return cls(arrays, facts["round"], kept, **extras)
 
 
-_SHARED = {"arrays", "round", "kept"}
+_SHARED = {"arrays", "round", "kept", "late"}
 
 
 class Disclosures:

@@ -13,15 +13,19 @@ from flwr.serverapp import Grid
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import SUMS, CommonSettings
+from fedsilo.models.maths.pacing import has_quorum
 from fedsilo.models.privacy.secure_sum import needed_sites, quantisation
 from fedsilo.strategies.loop.asking import GridAsk, Session
 from fedsilo.strategies.loop.hooks import Hook, Hooks
 from fedsilo.strategies.loop.method import Method, State
+from fedsilo.strategies.loop.quorum_ask import Quorum, QuorumAsk, quorum_of
 from fedsilo.strategies.loop.robust import why_too_few
 from fedsilo.strategies.loop.secure_ask import SecureAsk
 from fedsilo.strategies.meeting.participants import meet_latecomers
 from fedsilo.strategies.wire.records import to_record
 from fedsilo.strategies.wire.reply import Spill
+
+_FEWEST = 2  # sites of a mean
 
 
 class RoundLoop:
@@ -31,10 +35,18 @@ class RoundLoop:
         method: what a round does.
         hooks: what else happens in a round.
         state: the newest round's; None before the start of a run that has no state yet.
+        quorum: of a run whose rounds need not wait for all sites.
         stopped: why a hook ended the run early; empty while none has.
     """
 
-    def __init__(self, method: Method, hooks: Sequence[Hook] = (), run_dir: str = "") -> None:
+    def __init__(
+        self,
+        method: Method,
+        hooks: Sequence[Hook] = (),
+        run_dir: str = "",
+        quorum: Quorum | None = None,
+    ) -> None:
+        self.quorum = quorum
         self.method = method
         self.hooks = Hooks(hooks)
         self.run_dir = run_dir
@@ -85,6 +97,8 @@ class RoundLoop:
         known = dict(session.kept)
         spill = Spill(session.run_dir)
         ask = GridAsk(session, round_, self._sampled(round_), spill)
+        if self.quorum:
+            ask = QuorumAsk(self.quorum, state.late, session, round_, ask.sites, spill)
         try:
             secure = method.common.secure_aggregation != "none"
             after = method.round(state, SecureAsk(ask, method.common) if secure else ask)
@@ -94,7 +108,8 @@ class RoundLoop:
             raise
         finally:
             spill.close()
-        self.state = replace(after, round=round_, kept=dict(sorted(session.kept.items())))
+        kept = dict(sorted(session.kept.items()))
+        self.state = replace(after, round=round_, kept=kept, late=ask.late)
         self.hooks.call("round_ended", self.state)
         return self.state
 
@@ -146,13 +161,18 @@ def refuse_site_count(common: CommonSettings, sites: int) -> None:
     """Refuse settings that do not fit the number of sites.
 
     Raises:
-        SettingError: 'sites-per-round', 'aggregation' or 'secure-aggregation' need more, or its
-            threshold or bits do not fit.
+        SettingError: 'round-quorum', 'sites-per-round', 'aggregation' or 'secure-aggregation' need
+            more, or its threshold or bits do not fit.
     """
     if common.sites_per_round > sites:
         raise SettingError(
             f"setting 'sites-per-round' is {common.sites_per_round}, more than there are sites "
             f"({sites}): lower it, or set it to 0 for all"
+        )
+    if has_quorum(common) and quorum_of(common, sites) < _FEWEST:
+        raise SettingError(
+            f"setting 'round-quorum' is {common.round_quorum:g}, which leaves "
+            f"{quorum_of(common, sites)} of {sites} sites: a mean needs two; raise it"
         )
     asked = common.sites_per_round or sites
     if reason := why_too_few(common, asked):

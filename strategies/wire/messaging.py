@@ -2,7 +2,8 @@
 
 import importlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -14,12 +15,32 @@ _OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
 _AT_ONCE = 8  # messages asked for at once: as many replies are in memory before one is decoded
 
 
+@dataclass
+class Unanswered:
+    """Messages of which some may stay unanswered for now.
+
+    Attributes:
+        pushed: by node, the id of its message that was pushed before; kept up to date.
+        counted: the nodes whose answers count.
+        needed: how many of these must answer.
+    """
+
+    pushed: dict[int, str]
+    counted: Collection[int]
+    needed: int
+
+    def enough(self, waiting: Iterable[int]) -> bool:
+        """Tell whether enough have answered, when the nodes ``waiting`` have not."""
+        return len(set(self.counted) - set(waiting)) >= self.needed
+
+
 def arriving(
     grid: Grid,
     messages: Sequence[Message],
     timeout: float,
     away_timeout: float = 300.0,
     away: Callable[[Collection[int]], None] = lambda nodes: None,
+    unanswered: Unanswered | None = None,
 ) -> Iterator[tuple[int, Message]]:
     """Push ``messages`` and yield each node and its reply as it comes, until all have or in time.
 
@@ -29,15 +50,21 @@ def arriving(
         timeout: seconds to wait for all replies.
         away_timeout: seconds that a node may be disconnected before its reply is given up.
         away: is called with the awaited nodes that are disconnected, whenever they change.
+        unanswered: what was pushed before and is not pushed again, and how many answers are enough.
     """
     # Flower gives None for a message that it could not take, and sends its own error replies
     # (node unavailable, message expired) from node 1: only the message's id says whose it is.
+    before = unanswered.pushed if unanswered else {}
+    messages = [m for m in messages if m.metadata.dst_node_id not in before]
     pushed = list(grid.push_messages(messages))
     nodes = [message.metadata.dst_node_id for message in messages]
     node_of = {key: node for key, node in zip(pushed, nodes, strict=True) if key is not None}
+    node_of |= {key: node for node, key in before.items()}
     waiting, away_since, known_away = dict(node_of), dict[int, float](), set[int]()
     began = time.monotonic()
     while waiting and time.monotonic() < began + timeout:
+        if unanswered and unanswered.enough(waiting.values()):
+            break
         missing = _missing(grid, set(waiting.values()), away_since, away_timeout)
         if (gone := set(waiting.values()) & away_since.keys()) != known_away:
             known_away = gone
@@ -48,6 +75,9 @@ def arriving(
         if not pulled:
             waited = _LATE_BY * (time.monotonic() - began)
             time.sleep(min(max(waited, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+    before.clear()
+    if unanswered and unanswered.enough(waiting.values()):
+        before |= {node: key for key, node in waiting.items()}
 
 
 def retry_soon() -> bool:

@@ -65,6 +65,7 @@ class Reply:
         examples: training samples that it counts for in a mean.
         bytes_down, bytes_up: of the message and of the reply.
         secure: what was received for secure aggregation, as it came.
+        asked: the round that asked, if that was an earlier one; else 0.
     """
 
     site: str
@@ -74,6 +75,7 @@ class Reply:
     bytes_down: int = 0
     bytes_up: int = 0
     secure: Mapping[str, Any] = field(default_factory=dict)
+    asked: int = 0
 
     def keeps_state(self) -> bool:
         """Tell whether the site has stored private state for this phase."""
