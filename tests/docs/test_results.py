@@ -123,6 +123,17 @@ def test_every_figure_of_the_table_of_methods_is_in_a_file_of_a_page_in_its_row(
         assert list(_lost(pages, [(row.rpartition(" | ")[2], row)])) == []
 
 
+def test_every_figure_of_the_readmes_table_is_in_a_file_of_the_page_in_its_row() -> None:
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    rows = [row for row in text.splitlines() if row.startswith("| [`")]
+    assert len(rows) == 5
+    for row in rows:
+        (page,) = re.findall(r"\(docs/(results/[\w-]+\.md)\)", row)
+        cells = re.sub(r"\([^)]*\)", "", row)
+        assert list(_lost([DOCS / page], [(cells, row)])) == []
+        assert list(_lost([DOCS / page], [(cells.replace("|", "| 7.654321", 1), row)])) != []
+
+
 def test_a_figure_that_no_file_has_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     table = "| method | accuracy | the paper |\n|---|---|---|\n| FedAvg | {} | 99.99 |\n"
