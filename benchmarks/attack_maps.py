@@ -19,6 +19,7 @@ Pixels are 0 to 1. The floor is the mean of the attacker's images, whatever was 
 
 import argparse
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -44,6 +45,7 @@ from fedsilo.server_app.studies.finished_site import finished_site
 RIDGES = (0.1, 1.0, 10.0, 100.0, 1000.0)
 _WINDOW = 7  # pixels, of SSIM
 _C1, _C2 = 0.01**2, 0.03**2  # Wang et al. 2004, for a range of 1
+_HEADER = ["known", "numbers", "images", "candidates", "metric", "mean", "sd"]
 _VARIATION = 1e-3  # weight of total variation
 
 
@@ -114,15 +116,19 @@ def gradient_of(network: PromptedViT, image: Tensor, label: Tensor, graph: bool)
 
 def cosine_distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
     """Return 1 - cos of two gradients, each taken as one vector."""
-    both = sum((a * b).sum() for a, b in zip(first, second, strict=True))
-    norms = [torch.cat([part.flatten() for part in parts]).norm() for parts in (first, second)]
-    return 1 - both / (norms[0] * norms[1]).clamp_min(1e-20)
+    one, other = (torch.cat([part.flatten() for part in parts]) for parts in (first, second))
+    return 1 - (one @ other) / (one.norm() * other.norm()).clamp_min(1e-20)
 
 
-def inverted(network: PromptedViT, image: Tensor, label: Tensor, steps: int) -> Tensor:
-    """Return an image (1, c, h, w), -1 to 1, of which the gradient points as that of ``image``."""
+def inverted(
+    network: PromptedViT, image: Tensor, label: Tensor, start: Tensor, steps: int
+) -> Tensor:
+    """Return an image (1, c, h, w), -1 to 1, of which the gradient points as that of ``image``.
+
+    It is sought from ``start``.
+    """
     known = [part.detach() for part in gradient_of(network, image, label, graph=False)]
-    sought = torch.zeros_like(image, requires_grad=True)
+    sought = start.clone().requires_grad_()
     optimiser = torch.optim.Adam([sought], lr=0.05)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(steps):
@@ -179,12 +185,14 @@ def pixels(inputs: Tensor) -> Tensor:
     return (float_inputs(inputs) + 1) / 2
 
 
-def by_maps(victim: Side, attacker: Side) -> Iterator[tuple[str, int, Tensor, Tensor, Tensor]]:
-    """Yield what was known, numbers an image, and PSNR, SSIM and recognition (n,) of each."""
-    common, train = victim.lab.common, victim.lab.silo.train.inputs
-    chosen = cast(ImageDataSet, data_set(common.dataset))
-    public = chosen.public(common, find_places(common.data_dir, common.cache_dir)).inputs
-    own = torch.cat([public, attacker.lab.silo.train.inputs])
+def by_maps(
+    victim: Side, attacker: Side, own: Tensor
+) -> Iterator[tuple[str, int, Tensor, Tensor, Tensor]]:
+    """Yield what was known, numbers an image, and PSNR, SSIM and recognition (n,) of each.
+
+    ``own`` are the attacker's images.
+    """
+    train = victim.lab.silo.train.inputs
     images, every = pixels(train), torch.arange(len(train))
     floor = pixels(own).mean(dim=0, keepdim=True).expand_as(images)
     yield "nothing: mean image", 0, *scores(images, floor, images, every)
@@ -206,24 +214,43 @@ def scores(
 
 
 def by_gradients(
-    victim: Side, count: int, steps: int
+    victim: Side, floor: Tensor, count: int, steps: int
 ) -> Iterator[tuple[str, int, Tensor, Tensor, Tensor]]:
-    """Yield the same of gradients of ``count`` random training images."""
+    """Yield the same of gradients of ``count`` random training images, sought from ``floor``."""
     common, train = victim.lab.common, victim.lab.silo.train
     rows = torch.randperm(len(train), generator=generator(0, "attack-maps"))[:count]
-    images = pixels(train.inputs)
+    images, start = pixels(train.inputs), 2 * floor - 1
+    inputs, labels = float_inputs(train.inputs), train.labels
     whole = {"train_backbone": True, "prompt_sets": "none"}
     for name, changes in (("prompts and head", {}), ("the whole ViT", whole)):
         changed = dataclasses.replace(common, method="fedavg", **changes)
         with seeded(0, "attack-maps"):
             network = cast(PromptedViT, initial_classifier(changed, victim.lab.silo)).eval()
-        found = [
-            inverted(network, float_inputs(train.inputs[row][None]), train.labels[row][None], steps)
-            for row in rows
-        ]
+        found = [inverted(network, inputs[r][None], labels[r][None], start, steps) for r in rows]
         numbers = sum(p.numel() for p in network.parameters() if p.requires_grad)
         restored = (torch.cat(found) + 1) / 2
-        yield f"gradient of {name}", numbers, *scores(images[rows], restored, images, rows)
+        measured = scores(images[rows], restored, images, rows)
+        yield f"gradient of {name}: inversion", numbers, *measured
+        own = by_gradient(network, inputs, labels, rows).float()
+        yield f"gradient of {name}: nearest gradient", numbers, *measured[:2], own
+
+
+def by_gradient(network: PromptedViT, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+    """Tell (n,) for which of ``rows`` the image of the nearest gradient is the image itself."""
+    known = [gradient_of(network, inputs[r][None], labels[r][None], graph=False) for r in rows]
+    distances = torch.empty(len(rows), len(inputs))
+    for column in range(len(inputs)):
+        other = gradient_of(network, inputs[column][None], labels[column][None], graph=False)
+        distances[:, column] = torch.stack([cosine_distance(one, other) for one in known])
+    return distances.argmin(dim=1) == rows
+
+
+def attackers_images(attacker: Side) -> Tensor:
+    """Return the public images and the attacker's training images (n, c, h, w)."""
+    common = attacker.lab.common
+    chosen = cast(ImageDataSet, data_set(common.dataset))
+    public = chosen.public(common, find_places(common.data_dir, common.cache_dir))
+    return torch.cat([public.inputs, attacker.lab.silo.train.inputs])
 
 
 def main() -> None:
@@ -233,23 +260,24 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--victim", default="rosendahl")
     parser.add_argument("--attacker", default="vidir_modern")
-    parser.add_argument("--images", type=int, default=10, help="of which gradients are inverted")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--images", type=int, default=5, help="of which gradients are inverted")
+    parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
     torch.set_num_threads(1)
     victim, attacker = (
         side(options.run_dir, options.victim),
         side(options.run_dir, options.attacker),
     )
-    found = [*by_maps(victim, attacker), *by_gradients(victim, options.images, options.steps)]
+    own = attackers_images(attacker)
+    floor = pixels(own).mean(dim=0, keepdim=True)
+    gradients = by_gradients(victim, floor, options.images, options.steps)
     candidates, rows = len(victim.lab.silo.train), []
-    for known, numbers, *measured in found:
+    for known, numbers, *measured in itertools.chain(by_maps(victim, attacker, own), gradients):
         for metric, values in zip(("psnr", "ssim", "recognised"), measured, strict=True):
             mean, sd = values.mean().item(), values.std().item()
             rows.append([known, numbers, len(values), candidates, metric, mean, sd])
-    header = ["known", "numbers", "images", "candidates", "metric", "mean", "sd"]
-    table = pd.DataFrame(rows, columns=header)
-    write_atomically(options.csv, table.to_csv(index=False, float_format="%.4f"))
+        table = pd.DataFrame(rows, columns=_HEADER)
+        write_atomically(options.csv, table.to_csv(index=False, float_format="%.4f"))
     print(table.to_string(index=False))
 
 

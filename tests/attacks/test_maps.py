@@ -82,12 +82,21 @@ class Linear(nn.Module):
         return inputs.flatten(1), None
 
     def classify(self, tokens: Tensor) -> Tensor:
-        return self.layer(tokens)
+        outputs: Tensor = self.layer(tokens)
+        return outputs
 
 
 def test_the_gradient_of_a_linear_layer_gives_its_image_back(attack: ModuleType) -> None:
     """Its gradient is the errors of the outputs times (pixels, 1): the direction is the image."""
     torch.manual_seed(0)
     image = torch.tensor([[[[0.5, 0.5], [-0.5, 0.0]]]])
-    found = attack.inverted(Linear(4), image, torch.tensor([1]), 300)
+    found = attack.inverted(Linear(4), image, torch.tensor([1]), torch.zeros_like(image), 300)
     assert torch.allclose(found, image, atol=0.05)
+
+
+def test_the_nearest_gradient_is_that_of_the_image_itself(attack: ModuleType) -> None:
+    """Of a linear layer gradients point as (pixels, 1), or the other way for the other label."""
+    torch.manual_seed(0)
+    inputs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]).reshape(3, 1, 1, 2)
+    labels, rows = torch.tensor([0, 0, 0]), torch.tensor([2, 0])
+    assert attack.by_gradient(Linear(2), inputs, labels, rows).tolist() == [True, True]
