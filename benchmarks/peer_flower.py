@@ -1,6 +1,6 @@
 """Plain Flower's rival of `benchmarks/peers.py`: its own FedAvg, simulated by its own command.
 
-python benchmarks/peer_flower.py --settings FILE.json
+python benchmarks/peer_flower.py --settings FILE.toml
 """
 
 import argparse

@@ -1,46 +1,57 @@
 """The job that `benchmarks/peers.py` gives to all: one FedAvg over fedsilo's silos and network.
 
-Run by name it is one rival, in a process of its own, and prints how long its rounds took:
+Run by name it is the bare loop, one client after the other, and prints how long its rounds took:
 
-    python benchmarks/peer_job.py bare | inline | processes | ray --settings FILE.json
+    python benchmarks/peer_job.py --settings FILE.toml
 
 Flower's and NVFlare's own are in ``peer_flower.py`` and ``peer_nvflare.py``.
 """
 
 import argparse
 import json
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedsilo.datasets.registry import load_silo, silo_names
-from fedsilo.datasets.silo.silos import Silo
+from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.server_app.config.resources import check_resources
-from fedsilo.server_app.config.settings import RunSettings, resolve
-from fedsilo.server_app.run.planning import start
+from fedsilo.server_app.config.settings import RunSettings, read_toml, resolve
 
 Weights = dict[str, Tensor]
 
 
 def read_settings(path: Path) -> RunSettings:
     """Return the settings that all rivals share; one thread for each client."""
-    settings = resolve(json.loads(path.read_text()))
+    settings = resolve(read_toml(path))
     torch.set_num_threads(settings.common.threads)
     return settings
 
 
 @cache
 def silo(number: int, settings: CommonSettings) -> Silo:
-    """Return a client's data, read once a process."""
-    return load_silo(silo_names(settings)[number], settings)
+    """Return a client's data, read once a process; a table is standardised by its own samples."""
+    data = load_silo(silo_names(settings)[number], settings)
+    if not data.features:
+        return data
+    known = data.train.inputs
+    mean, deviation = known.nanmean(0), (known - known.nanmean(0)).square().nanmean(0).sqrt()
+    mean, deviation = mean.nan_to_num(), deviation.nan_to_num(1.0).clamp_min(1e-6)
+    splits = {
+        name: Split(((own.inputs - mean) / deviation).nan_to_num(), own.labels)
+        for name in ("train", "test")
+        for own in [getattr(data, name)]
+    }
+    return replace(data, **splits)
 
 
 def first_weights(settings: CommonSettings) -> Weights:
@@ -58,14 +69,20 @@ def trained(
     network.train()
     optimiser = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
     order = torch.Generator().manual_seed(1000 * round_ + number)
-    for _ in range(settings.local_epochs):
-        shuffled = torch.randperm(len(data.train), generator=order)
-        for chosen in torch.split(shuffled, settings.batch_size):
-            optimiser.zero_grad(set_to_none=True)
-            loss = network.loss(data.train.inputs[chosen], data.train.labels[chosen])
-            loss.backward()
-            optimiser.step()
+    steps = settings.local_steps
+    steps = steps or settings.local_epochs * math.ceil(len(data.train) / settings.batch_size)
+    for chosen in islice(_batches(len(data.train), settings.batch_size, order), steps):
+        optimiser.zero_grad(set_to_none=True)
+        loss = network.loss(data.train.inputs[chosen], data.train.labels[chosen])
+        loss.backward()
+        optimiser.step()
     return exchanged_arrays(network)
+
+
+def _batches(samples: int, size: int, order: torch.Generator) -> Iterator[Tensor]:
+    """Yield numbers of samples without end, each pass in another order."""
+    while True:
+        yield from torch.split(torch.randperm(samples, generator=order), size)
 
 
 def accuracy(weights: Mapping[str, Tensor], settings: CommonSettings) -> float:
@@ -100,24 +117,12 @@ def bare(settings: RunSettings) -> dict[str, float]:
     return {"rounds": time.perf_counter() - began, "accuracy": found}
 
 
-def by_fedsilo(settings: RunSettings, engine: str) -> dict[str, float]:
-    """Train by fedsilo: messages checked, metrics, traffic and a checkpoint written each round."""
-    settings = replace(settings, common=replace(settings.common, run_name=engine))
-    nodes = len(silo_names(settings.common))
-    directory = start(settings, check_resources({"num-supernodes": nodes}), engine)
-    summary = directory.read_json("summary.json")
-    return {"rounds": summary["seconds"]["rounds"], "accuracy": summary["mean"]["accuracy"]}
-
-
 def main() -> None:
-    """Run one rival and print its figures as JSON."""
+    """Run the bare loop and print its figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rival", choices=["bare", "inline", "processes", "ray"])
     parser.add_argument("--settings", type=Path, required=True)
     options = parser.parse_args()
-    settings = read_settings(options.settings)
-    found = bare(settings) if options.rival == "bare" else by_fedsilo(settings, options.rival)
-    print(json.dumps(found), flush=True)
+    print(json.dumps(bare(read_settings(options.settings))), flush=True)
 
 
 if __name__ == "__main__":

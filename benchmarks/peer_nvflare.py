@@ -14,6 +14,8 @@ from typing import Any
 
 from peer_job import accuracy, first_weights, read_settings, silo, trained
 
+from fedsilo.datasets.registry import silo_names
+
 
 def client(settings_file: Path, moments: Path) -> None:
     """Train what NVFlare sends until it sends no more."""
@@ -44,19 +46,20 @@ def simulate(settings_file: Path) -> dict[str, float]:
     from nvflare.recipe import SimEnv
 
     settings = read_settings(settings_file).common
+    clients = len(silo_names(settings))
     with tempfile.TemporaryDirectory() as folder:
         moments = Path(folder) / "moments"
         moments.mkdir()
         recipe = FedAvgRecipe(
             name="peers",
             model={"path": "peer_nvflare.StartModel", "args": {"file": str(settings_file)}},
-            min_clients=settings.silos,
+            min_clients=clients,
             num_rounds=settings.rounds,
             train_script=str(Path(__file__).resolve()),
             train_args=f"--client --settings {settings_file} --moments {moments}",
         )
         environment = SimEnv(
-            num_clients=settings.silos, num_threads=2, workspace_root=str(Path(folder) / "work")
+            num_clients=clients, num_threads=2, workspace_root=str(Path(folder) / "work")
         )
         run = recipe.execute(environment)
         result = Path(str(run.get_result()))

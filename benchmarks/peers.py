@@ -1,15 +1,17 @@
 """The same FedAvg by fedsilo and by what one would pick instead: time, processor, memory.
 
-    python benchmarks/peers.py --data-dir DIR [--nvflare PYTHON] [--rounds 5] [--turns 1]
-        [--only NAME ...] [--csv FILE]
+    python benchmarks/peers.py --data-dir DIR [--nvflare PYTHON] [--job mnist] [--rounds 2]
+        [--turns 1] [--only NAME ...] [--turns-csv FILE] [--csv FILE]
 
-Nine MNIST silos, one network, the same local steps, one thread a client: a bare loop and fedsilo's
-inline engine one client after the other; fedsilo with processes and with Ray, plain Flower and
-NVFlare's simulator two at once. Each is a process of its own. Final models are measured once, on
-all clients' test images; fedsilo draws start and order by its seed, the others as ``peer_job.py``
-does.
+Every rival is a process of its own, on one network, with the same local steps and one thread a
+client: a bare loop and fedsilo's inline engine one client after the other; fedsilo with processes
+and with Ray, plain Flower and NVFlare's simulator two at once. fedsilo's rows are the command that
+one types, pictures included. Final models are measured once, on all clients' test samples; fedsilo
+draws start and order by its seed, the others as ``peer_job.py`` does.
 ``--nvflare`` is the Python of an environment in which NVFlare is installed and fedsilo's packages
 can be imported after NVFlare's own; without it that row is left out.
+Each measurement is appended to the file of ``--turns-csv``, and the table is of all that it holds:
+medians over turns, what they are of the rivals', and whether the bars are met (``BARS``).
 """
 
 import argparse
@@ -19,13 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 from threading import Thread
 
 import pandas as pd
 import psutil
+import tomli_w
 from rich.console import Console
 from rich.table import Table
 
@@ -33,19 +35,45 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.settings_schema import Value
 
 HERE = Path(__file__).resolve().parent
-_LOOK = 0.5  # seconds between looks at the processes
-_VALUES: Mapping[str, Value] = {
+_LOOK = 0.3  # seconds between looks at the processes
+_COMMON: Mapping[str, Value] = {
     "method": "fedavg",
-    "dataset": "mnist",
-    "silos": 9,
-    "batch-size": 64,
-    "local-epochs": 1,
     "dropout": 0.0,
     "mc-passes": 0,
     "evaluate-every": 0,
     "device": "cpu",
     "threads": 1,
 }
+JOBS: Mapping[str, Mapping[str, Value]] = {
+    # Nine silos of MNIST, a third of them rotated, a third with inverted colours
+    "mnist": {"dataset": "mnist", "width": 16, "batch-size": 64, "local-epochs": 1},
+    # The four hospitals of FLamby's Fed-Heart-Disease
+    "heart": {
+        "dataset": "heart",
+        "network": "mlp",
+        "width": 8,
+        "batch-size": 16,
+        "local-steps": 10,
+    },
+    # MNIST shared out among 100 silos, each label by a Dirichlet distribution of 0.5
+    "hundred": {
+        "dataset": "mnist",
+        "partition": "dirichlet",
+        "silos": 100,
+        "width": 4,
+        "batch-size": 32,
+        "local-steps": 10,
+    },
+}
+OURS = "fedsilo processes"
+BARS = {  # what is compared, with whom, and the most that OURS may take of it
+    "all / Flower": ("all s", "Flower", 0.9),
+    "all / NVFlare": ("all s", "NVFlare", 0.4),
+    "MiB / Flower": ("peak MiB", "Flower", 0.8),
+    "rounds / bare": ("rounds s", "bare loop", 0.7),
+}
+_KEY = ["job", "rounds", "rival"]
+_MEASURED = {"rounds s": 2, "all s": 2, "CPU s": 2, "peak MiB": 0, "accuracy": 3}
 
 
 class Watch(Thread):
@@ -53,7 +81,7 @@ class Watch(Thread):
 
     Attributes:
         cpu: processor seconds, as of each process's last look.
-        peak: bytes, the most that all held at once; shared pages are counted by their share.
+        peak: bytes, the most that all held at once; shared pages are counted by their share (PSS).
     """
 
     def __init__(self, root: psutil.Process) -> None:
@@ -88,8 +116,8 @@ class Watch(Thread):
             return 0
 
 
-def measured(command: list[str]) -> dict[str, float]:
-    """Run a rival and return its figures with its wall time, processor seconds and peak memory."""
+def measured(command: list[str], folder: Path) -> dict[str, float]:
+    """Run a rival and return its seconds, processor seconds, peak memory and accuracy."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE.parent}:{HERE}"}
     began = time.perf_counter()
     process = subprocess.Popen(
@@ -101,77 +129,96 @@ def measured(command: list[str]) -> dict[str, float]:
     whole = time.perf_counter() - began
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{errors[-2000:]}")
-    figures: dict[str, float] = json.loads(said.strip().splitlines()[-1])
-    return figures | {"whole": whole, "cpu": watch.cpu, "peak": watch.peak / 2**20}
+    if (summary := folder / "run" / "summary.json").is_file():
+        of_run = json.loads(summary.read_text())
+        rounds, accuracy = of_run["seconds"]["rounds"], of_run["mean"]["accuracy"]
+    else:
+        figures = json.loads(said.strip().splitlines()[-1])
+        rounds, accuracy = figures["rounds"], figures["accuracy"]
+    found = (rounds, whole, watch.cpu, watch.peak / 2**20, accuracy)
+    return {n: round(v, d) for (n, d), v in zip(_MEASURED.items(), found, strict=True)}
 
 
 def rivals(nvflare: str, settings: Path) -> dict[str, list[str]]:
     """Return each rival's command."""
-    told = ["--settings", str(settings)]
-    job = [sys.executable, str(HERE / "peer_job.py")]
+    told, python = ["--settings", str(settings)], sys.executable
+    ours = [python, "-m", "fedsilo.server_app.cli", "simulate", "fedavg", "--config", str(settings)]
     commands = {
-        "bare loop": [*job, "bare", *told],
-        "fedsilo inline": [*job, "inline", *told],
-        "fedsilo processes": [*job, "processes", *told],
-        "fedsilo ray": [*job, "ray", *told],
-        "Flower": [sys.executable, str(HERE / "peer_flower.py"), *told],
+        "bare loop": [python, str(HERE / "peer_job.py"), *told],
+        "fedsilo inline": [*ours, "--engine", "inline"],
+        OURS: [*ours, "--engine", "processes"],
+        "fedsilo ray": [*ours, "--engine", "ray"],
+        "Flower": [python, str(HERE / "peer_flower.py"), *told],
     }
     if nvflare:
         commands["NVFlare"] = [nvflare, str(HERE / "peer_nvflare.py"), *told]
     return commands
 
 
+def turn(options: argparse.Namespace) -> pd.DataFrame:
+    """Run the rivals once, each in a folder of its own, and return their rows."""
+    rows = []
+    for rival in options.only or rivals(options.nvflare, Path(os.devnull)):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            values = {
+                **_COMMON,
+                **JOBS[options.job],
+                "data-dir": str(options.data_dir.resolve()),
+                "rounds": options.rounds,
+                "out": name,
+                "run-name": "run",
+            }
+            settings = folder / "settings.toml"
+            settings.write_text(tomli_w.dumps(values))
+            found = measured(rivals(options.nvflare, settings)[rival], folder)
+        rows.append({"job": options.job, "rounds": options.rounds, "rival": rival, **found})
+        print(rows[-1], file=sys.stderr, flush=True)
+    return pd.DataFrame(rows)
+
+
+def table_of(turns: pd.DataFrame) -> pd.DataFrame:
+    """Return the medians of each job, number of rounds and rival, their ratios, and the bars."""
+    groups = turns.groupby(_KEY, sort=False)
+    table = groups[list(_MEASURED)].median().round(_MEASURED)
+    table.insert(0, "turns", groups.size())
+    for bar, (what, rival, most) in BARS.items():
+        for job, rounds, name in table.index:
+            if (job, rounds, rival) in table.index:
+                ratio = table[what][job, rounds, name] / table[what][job, rounds, rival]
+                table.loc[(job, rounds, name), bar] = round(ratio, 3)
+                if name == OURS:
+                    table.loc[(job, rounds, name), f"at most {most}"] = str(ratio <= most)
+    return table.reset_index()
+
+
 def main() -> None:
-    """Measure all and print the table."""
+    """Measure, and print the table of all measurements so far."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--nvflare", default="", metavar="PYTHON")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--width", type=int, default=16)
-    parser.add_argument("--turns", type=int, default=1, help="the rivals in turns; medians")
+    parser.add_argument("--job", choices=list(JOBS), default="mnist")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=1, help="the rivals in turns; 0: table only")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="these rivals")
-    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--turns-csv", type=Path, help="each measurement, those of before too")
+    parser.add_argument("--csv", type=Path, help="the table")
     options = parser.parse_args()
-    rows = pd.DataFrame(_rows(options))
-    table = Table(title=f"{options.rounds} rounds, width {options.width}", title_justify="left")
+    kept = options.turns_csv
+    turns = pd.read_csv(kept) if kept and kept.is_file() else pd.DataFrame()
+    for _ in range(options.turns):
+        turns = pd.concat([turns, turn(options)], ignore_index=True)
+        if kept:
+            write_atomically(kept, turns.to_csv(index=False))
+    rows = table_of(turns)
+    table = Table()
     for name in map(str, rows):
-        table.add_column(name, justify="left" if name == "rival" else "right")
-    for row in rows.itertuples(index=False):
+        table.add_column(name, justify="left" if name in _KEY else "right")
+    for row in rows.fillna("").itertuples(index=False):
         table.add_row(*map(str, row))
-    Console(width=120).print(table)
+    Console(width=180).print(table)
     if options.csv:
         write_atomically(options.csv, rows.to_csv(index=False))
-
-
-def _rows(options: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Run all rivals, and yield each one's row."""
-    with tempfile.TemporaryDirectory() as folder:
-        values: dict[str, Value] = {
-            **_VALUES,
-            "width": options.width,
-            "data-dir": str(options.data_dir.resolve()),
-            "rounds": options.rounds,
-            "out": folder,
-        }
-        settings = Path(folder) / "settings.json"
-        settings.write_text(json.dumps(values))
-        commands = rivals(options.nvflare, settings)
-        chosen = {name: c for name, c in commands.items() if name in (options.only or commands)}
-        turns = [{name: measured(c) for name, c in chosen.items()} for _ in range(options.turns)]
-        bare = 0.0
-        for name in chosen:
-            found = {key: median(turn[name][key] for turn in turns) for key in turns[0][name]}
-            bare = bare or found["rounds"]
-            yield {
-                "rival": name,
-                "rounds s": f"{found['rounds']:.1f}",
-                "s a round": f"{found['rounds'] / options.rounds:.2f}",
-                "rounds / bare": f"{found['rounds'] / bare:.3f}",
-                "whole s": f"{found['whole']:.1f}",
-                "CPU s": f"{found['cpu']:.1f}",
-                "peak MiB": f"{found['peak']:.0f}",
-                "accuracy": f"{found['accuracy']:.3f}",
-            }
 
 
 if __name__ == "__main__":
