@@ -36,11 +36,13 @@ class Compute:
         device: where tensors live.
         bf16: whether forward passes run under bf16 autocast.
         fp16: whether they do under fp16 autocast, of a scaled loss.
+        channels_last: whether images and convolutions keep a pixel's channels together in memory.
     """
 
     device: torch.device
     bf16: bool
     fp16: bool = False
+    channels_last: bool = False
 
     def autocast(self) -> torch.autocast:
         """Return the block in which forward passes run; it does nothing in fp32."""
@@ -56,17 +58,15 @@ class Compute:
         return GradScaler(self.device.type, init_scale=2.0**10)
 
     def place(self, network: M) -> M:
-        """Move a network to the device, convolutions in channels_last on a GPU."""
+        """Move a network to the device, convolutions in the memory format of ``self``."""
         placed = network.to(self.device)
-        if self.device.type == "cuda":
+        if self.channels_last:
             placed = placed.to(memory_format=torch.channels_last)
         return placed
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor to the device, images in channels_last, laid out before they travel."""
-        if self.device.type != "cuda":
-            return tensor
-        if tensor.ndim == 4:
+        """Return a tensor on the device, images in its memory format, set before they travel."""
+        if self.channels_last and tensor.ndim == 4:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         return tensor.to(self.device)
 
@@ -106,7 +106,11 @@ def scaled_step(optimisers: Sequence[Optimizer], scaler: GradScaler) -> bool:
 
 
 def choose_compute(
-    device: str, precision: str, threads: int, deterministic: str = "warn"
+    device: str,
+    precision: str,
+    threads: int,
+    deterministic: str = "warn",
+    memory_format: str = "auto",
 ) -> Compute:
     """Resolve the settings of these names for this process.
 
@@ -139,7 +143,8 @@ def choose_compute(
     # Where bf16 is emulated it is slower than fp32
     native = use_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     bf16 = precision == "bf16" or (precision == "auto" and native)
-    return Compute(chosen, bf16, fp16=precision == "fp16")
+    last = use_gpu if memory_format == "auto" else memory_format == "channels-last"
+    return Compute(chosen, bf16, fp16=precision == "fp16", channels_last=last)
 
 
 def _device_parts(device: str) -> tuple[str, int]:
@@ -153,7 +158,11 @@ def _device_parts(device: str) -> tuple[str, int]:
 def compute_of(settings: CommonSettings) -> Compute:
     """Resolve a run's settings for this process; errors as ``choose_compute``."""
     return choose_compute(
-        settings.device, settings.precision, settings.threads, settings.deterministic
+        settings.device,
+        settings.precision,
+        settings.threads,
+        settings.deterministic,
+        settings.memory_format,
     )
 
 

@@ -284,22 +284,13 @@ class CommonSettings:
         wording="auto, cpu, cuda or cuda:N",
     )
     precision: str = declared.PRECISION
+    memory_format: str = declared.MEMORY_FORMAT
     threads: int = _positive(1, "CPU threads of one client", roles="machine")
-    deterministic: str = choice(
-        *("warn", "true", "false"),
-        help="GPU operations without a deterministic form: warn names them in summary.json, true "
-        "refuses them, false takes the fastest ones",
-        roles="machine",
-    )
+    deterministic: str = declared.DETERMINISTIC
     fused_optimiser: bool = setting(
         False, "compute an optimiser step in one kernel, which rounds differently", roles="machine"
     )
-    vectorised: int = _positive(
-        1,
-        "engine inline: sites whose small networks are trained as one, which rounds differently",
-        roles="machine",
-        maximum=10_000,
-    )
+    vectorised: int = declared.VECTORISED
     evaluate_every: int = _count(
         1,
         "rounds between evaluations of the global model, or 0 to evaluate at the end only",

@@ -60,6 +60,25 @@ PRECISION = choice(
     help="auto: bf16 on a GPU that has it, else fp32; fp16, on a GPU, scales the loss",
     roles="machine",
 )
+DETERMINISTIC = choice(
+    *("warn", "true", "false"),
+    help="GPU operations without a deterministic form: warn names them in summary.json, true "
+    "refuses them, false takes the fastest ones",
+    roles="machine",
+)
+VECTORISED = setting(
+    1,
+    "engine inline: sites whose small networks are trained as one, which rounds differently",
+    roles="machine",
+    minimum=1,
+    maximum=10_000,
+)
+MEMORY_FORMAT = choice(
+    *("auto", "contiguous", "channels-last"),
+    help="of images and convolutions; auto: channels-last on a GPU; on a CPU it is faster for most "
+    "networks and rounds differently",
+    roles="machine",
+)
 EARLY_STOPPING_METRIC = choice(
     *("none", "accuracy", "balanced-accuracy", "auc", "average-precision"),
     *("calibration-error", "loss", "entropy"),

@@ -45,7 +45,7 @@ sums-min-count: 1
 SMALL_DISK = """
 volumes:
   state-6:
-    driver_opts: {type: tmpfs, device: tmpfs, o: "size=16m,uid=10001,gid=10001,mode=700"}
+    driver_opts: {type: tmpfs, device: tmpfs, o: "size=1100m,uid=10001,gid=10001,mode=700"}
 """
 KINDS = ("container", "network", "volume")
 _KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{40}")

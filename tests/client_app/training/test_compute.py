@@ -12,7 +12,9 @@ from fedsilo.client_app.training.compute import (
     scaled_step,
 )
 from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.settings import GPU_SHARE
+from fedsilo.models.contract.settings import GPU_SHARE, CommonSettings
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
 
 CPU = torch.device("cpu")
 
@@ -64,8 +66,10 @@ def test_auto_is_full_precision_on_the_cpu_where_there_is_no_gpu() -> None:
 
 @pytest.mark.usefixtures("one_gpu")
 def test_auto_is_bf16_on_the_gpu_where_there_is_one() -> None:
-    assert choose_compute("auto", "auto", 1) == Compute(torch.device("cuda:0"), bf16=True)
-    assert choose_compute("cuda", "fp32", 1) == Compute(torch.device("cuda:0"), bf16=False)
+    assert choose_compute("auto", "auto", 1) == Compute(
+        torch.device("cuda:0"), bf16=True, channels_last=True
+    )
+    assert not choose_compute("cuda", "fp32", 1).bf16
     assert choose_compute("cpu", "auto", 1) == Compute(CPU, bf16=False)
 
 
@@ -76,14 +80,52 @@ def test_auto_is_full_precision_where_a_gpu_only_emulates_bf16(
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation
     )
-    assert choose_compute("auto", "auto", 1) == Compute(torch.device("cuda:0"), bf16=False)
+    assert not choose_compute("auto", "auto", 1).bf16
     assert choose_compute("auto", "bf16", 1).bf16, "who asks for it by name gets it"
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_memory_format_auto_is_channels_last_on_a_gpu_alone() -> None:
+    last = {
+        (device, wanted): choose_compute(device, "fp32", 1, memory_format=wanted).channels_last
+        for device in ("cpu", "cuda")
+        for wanted in ("auto", "contiguous", "channels-last")
+    }
+    assert [pair for pair, is_last in last.items() if is_last] == [
+        ("cpu", "channels-last"),
+        ("cuda", "auto"),
+        ("cuda", "channels-last"),
+    ]
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_images_and_convolutions_are_placed_in_the_memory_format(last: bool) -> None:
+    compute = Compute(CPU, bf16=False, channels_last=last)
+    convolution = compute.place(torch.nn.Conv2d(3, 4, 2))
+    image = compute.bring(torch.rand(2, 3, 5, 5))
+    for tensor in (image, convolution.weight, convolution(image)):
+        assert tensor.is_contiguous(memory_format=torch.channels_last) is last
+    assert compute.bring(torch.rand(4, 2)).is_contiguous()
+
+
+def test_a_gradient_is_the_same_in_either_memory_format_but_for_rounding() -> None:
+    images, labels = torch.rand(8, 1, 8, 8), torch.arange(8) % 2
+    gradients = []
+    for last in (False, True):
+        compute = Compute(CPU, bf16=False, channels_last=last)
+        settings = CommonSettings(network="conv", width=4, dropout=0.0)
+        network = compute.place(build_classifier(settings, Task((1, 8, 8), 2)))
+        network.loss(compute.bring(images), labels).backward()
+        gradients.append([p.grad for p in network.parameters() if p.grad is not None])
+    assert len(gradients[0]) == len(gradients[1]) > 4
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.usefixtures("one_gpu")
 def test_fp16_is_of_a_gpu_and_never_of_a_cpu() -> None:
     half = choose_compute("auto", "fp16", 1)
-    assert half == Compute(torch.device("cuda:0"), bf16=False, fp16=True)
+    assert half == Compute(torch.device("cuda:0"), bf16=False, fp16=True, channels_last=True)
     with pytest.raises(SettingError, match="set it to 'bf16', 'fp32' or 'auto'"):
         choose_compute("cpu", "fp16", 1)
 

@@ -55,7 +55,8 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
         *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
         *("early-stopping-metric", "patience", "minimum-delta"),
-        *("deterministic", "fused-optimiser", "vectorised", "track", "track-detail", "purpose"),
+        *("deterministic", "fused-optimiser", "vectorised", "memory-format"),
+        *("track", "track-detail", "purpose"),
         *("plugin", "plugin-settings"),
         *("sites-per-round", "aggregation", "aggregation-faulty", "max-update-norm"),
         *("secure-aggregation", "secure-threshold", "secure-bits", "secure-samples", "clip-norm"),
@@ -93,7 +94,7 @@ def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
             "optimiser-arguments",
         ),
         *("basic-learning-rate", "device", "precision", "threads"),
-        *("deterministic", "fused-optimiser", "vectorised"),
+        *("deterministic", "fused-optimiser", "vectorised", "memory-format"),
     } == finetune._OF_TRAINING
     assert finetune._FILES == ("data-dir", "cache-dir")
 
