@@ -159,8 +159,8 @@ def test_a_misspelt_role_is_told() -> None:
 @pytest.mark.parametrize(
     ("method", "decisive"),
     [
-        ("uefl", "6e22b45eb142127e626d8937fe43a7a8a583a33136a8d2fa5d9dd94d82132811"),
-        ("fedavg", "9efc1e2e882060dd80e9706267bf01d05577762ee81b0baaea7ddc1f7c77ba57"),
+        ("uefl", "5e74c7eb73eb76672b5bfe397aa19a798224975047fbe634504f963c408a253d"),
+        ("fedavg", "6e35aa04df6bb630a2bc05e429c1c5c1ea58097f3ab6033f7336369422755f53"),
     ],
 )
 def test_decisive_settings_are_those_of_before(method: str, decisive: str) -> None:
