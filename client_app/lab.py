@@ -163,7 +163,8 @@ class Lab:
 
         What has a kind of its own, ``<kind>/<array>``, is none of the network's.
         """
-        network = initial_classifier(self.common, self.silo)
+        again = self.session.simulated and self.session.method.trains_plainly
+        network = initial_classifier(self.common, self.silo, again and arrays is not None)
         if arrays is not None:
             load_exchanged(network, {n: array for n, array in arrays.items() if "/" not in n})
         return self.compute.place(network)

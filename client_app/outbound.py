@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
@@ -21,7 +21,7 @@ from fedsilo.models.privacy.gaussian_mechanism import clipped_to
 from fedsilo.models.privacy.noisy_metrics import noisy_metrics
 from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.models.privacy.summed_metrics import bounds, portion
-from fedsilo.strategies.wire.records import NDArray, unpack
+from fedsilo.strategies.wire.records import NDArray, to_record, unpack
 from fedsilo.strategies.wire.secure_keys import SECURE, texts
 from fedsilo.strategies.wire.signatures import digest
 
@@ -77,7 +77,7 @@ class Outbound:
                 secure = self.secure_site()
                 portions = self._portions(texts(secure.asked, "metrics"), metrics or {})
                 sent = secure.masked(clipped, everything, portions)
-        return ArrayRecord({name: Array(sent[name]) for name in sorted(sent)})
+        return to_record(sent)
 
     def _portions(self, names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the measurements that the server asks to sum, each from 0 to 1.

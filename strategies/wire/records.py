@@ -27,7 +27,8 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.one_line import one_line
 
 NDArray = npt.NDArray[Any]
-Packed = dict[int, tuple[NDArray, Array]]
+Names = tuple[tuple[str, int], ...]  # of arrays, with their ids
+Packed = dict[int | Names, Any]  # an array with its packed form, or a record
 
 KINDS = "biuf"  # of numpy's dtypes: truth values, whole numbers and floats
 _SERIALISED = "numpy.ndarray"  # flwr.common.constant.SType.NUMPY
@@ -58,25 +59,42 @@ class Header:
 
 
 def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> ArrayRecord:
-    """Pack arrays for the wire, sorted by name.
+    """Pack arrays for the wire, sorted by name, as Flower does.
 
     Args:
         arrays: what to send.
         packed: what was packed before; the same array object is not serialised again for each
-            site. Keeping the array with its packed form keeps the object's id its own.
+            site, nor a record of the same arrays. Keeping the array with its packed form keeps the
+            object's id its own.
     """
     packed = {} if packed is None else packed
-    for array in arrays.values():
-        if id(array) not in packed:
-            packed[id(array)] = (array, Array(np.asarray(array, order="C")))
-    return ArrayRecord({name: packed[id(arrays[name])][1] for name in sorted(arrays)})
+    names = tuple((name, id(arrays[name])) for name in sorted(arrays))
+    if names not in packed:
+        record = dict[str, Array]()
+        for name, key in names:
+            if key not in packed:
+                array = np.asarray(arrays[name], order="C")
+                data = b"".join((_start(array.dtype, array.shape), array.data))
+                whole = Array(str(array.dtype), array.shape, _SERIALISED, data)
+                packed[key] = (arrays[name], whole)
+            record[name] = packed[key][1]
+        packed[names] = ArrayRecord(record)
+    whole_record: ArrayRecord = packed[names]
+    return whole_record
+
+
+@functools.lru_cache(maxsize=4096)
+def _start(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return what numpy writes before the numbers of an array whose last index runs fastest."""
+    start = io.BytesIO()
+    described = npy.header_data_from_array_1_0(np.broadcast_to(np.empty((), dtype), shape))
+    npy.write_array_header_1_0(start, described | {"fortran_order": False})
+    return start.getvalue()
 
 
 def packed_bytes(array: NDArray) -> int:
     """Return how many bytes an array has when it is packed."""
-    header = io.BytesIO()
-    npy.write_array_header_1_0(header, npy.header_data_from_array_1_0(array))
-    return len(header.getvalue()) + array.nbytes
+    return len(_start(array.dtype, array.shape)) + array.nbytes
 
 
 def from_record(record: ArrayRecord) -> dict[str, NDArray]:
@@ -96,13 +114,17 @@ def read_header(packed: Array) -> Header:
     """
     if packed.stype != _SERIALISED:
         raise ArrayError(f"it is of kind '{one_line(packed.stype, 40)}', not '{_SERIALISED}'")
-    header = _header(packed.data)
+    data, length = packed.data, npy.MAGIC_LEN + 4 + _LONGEST_HEADER
+    if data[npy.MAGIC_LEN - 2 : npy.MAGIC_LEN] == bytes((1, 0)):  # numpy's own: its length follows
+        own = int.from_bytes(data[npy.MAGIC_LEN : npy.MAGIC_LEN + 2], "little")
+        length = min(length, npy.MAGIC_LEN + 2 + own)
+    header = _parsed(data[:length])
     if header.dtype.kind not in KINDS:
         raise ArrayError(f"it holds {one_line(header.dtype, 40)}, no numbers")
     needed = header.offset + header.dtype.itemsize * math.prod(header.shape)
-    if len(packed.data) != needed:
+    if len(data) != needed:
         raise ArrayError(
-            f"it has {len(packed.data)} bytes, and {one_line(header.dtype, 40)} "
+            f"it has {len(data)} bytes, and {one_line(header.dtype, 40)} "
             f"{one_line(header.shape, 80)} needs {needed}"
         )
     return header
@@ -121,14 +143,6 @@ def unpack(packed: Array) -> NDArray:
     except (ValueError, TypeError, OverflowError):  # a length of 0 beside lengths beyond memory
         raise ArrayError(f"no array is {one_line(header.shape, 80)}") from None
     return view.copy(order="K")
-
-
-def _header(data: bytes) -> Header:
-    length = npy.MAGIC_LEN + 4 + _LONGEST_HEADER
-    if data[npy.MAGIC_LEN - 2 : npy.MAGIC_LEN] == bytes((1, 0)):  # numpy's own: its length follows
-        own = int.from_bytes(data[npy.MAGIC_LEN : npy.MAGIC_LEN + 2], "little")
-        length = min(length, npy.MAGIC_LEN + 2 + own)
-    return _parsed(data[:length])
 
 
 @functools.lru_cache(maxsize=1024)  # of few shapes, each round again; of 4 KB at most

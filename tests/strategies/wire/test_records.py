@@ -20,8 +20,10 @@ from fedsilo.strategies.wire.records import (
     Bundles,
     bundle,
     opened,
+    packed_bytes,
     read_header,
     record_bytes,
+    to_record,
     unbundle,
     unpack,
 )
@@ -52,6 +54,35 @@ def test_what_numpy_wrote_is_read_as_numpy_reads_it(array: np.ndarray[Any, Any])
         assert (found.dtype, found.shape) == (made.dtype, made.shape)
         assert np.array_equal(found, made, equal_nan=array.dtype.kind == "f")
         assert found.flags.writeable
+
+
+@given(
+    hnp.arrays(
+        st.sampled_from([np.dtype(k) for k in ("bool", "u1", "<i8", "<f2", "<f4", ">f4", "<f8")]),
+        hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
+    )
+)
+def test_an_array_is_packed_to_the_bytes_that_flower_gives_it(array: np.ndarray[Any, Any]) -> None:
+    for made in (array, np.asfortranarray(array), array[..., ::-1] if array.ndim else array):
+        ours, flowers = to_record({"a": made})["a"], Array(np.asarray(made, order="C"))
+        assert (ours.dtype, ours.shape, ours.stype) == (
+            flowers.dtype,
+            flowers.shape,
+            flowers.stype,
+        )
+        assert ours.data == flowers.data
+        assert packed_bytes(np.asarray(made, order="C")) == len(flowers.data)
+
+
+def test_the_same_arrays_are_packed_once_and_under_other_names_in_another_record() -> None:
+    packed: dict[Any, Any] = {}
+    arrays = {"b": NUMBERS, "a": NUMBERS + 1}
+    first = to_record(arrays, packed)
+    assert list(first) == ["a", "b"]
+    assert to_record(dict(arrays), packed) is first
+    other = to_record({"c": NUMBERS}, packed)
+    assert list(other) == ["c"]
+    assert other["c"].data is first["b"].data
 
 
 def test_a_header_says_type_and_shape_and_no_more_is_read() -> None:
