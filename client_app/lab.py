@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedsilo.client_app.outbound import Arrays, Outbound
+from fedsilo.client_app.outbound import MEMORY, Arrays, Outbound
 from fedsilo.client_app.patients import PatientPrivacy
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
@@ -134,18 +134,20 @@ class Lab:
         """Return the arrays received whose names begin with ``prefix``, without it."""
         if self._arrays is None:
             packed = self.content.array_records.get(ARRAYS, ArrayRecord())
-            self._arrays = {name: torch.from_numpy(unpack(array)) for name, array in packed.items()}
+            came = {name: unpack(array) for name, array in packed.items()}
+            came = self.session.compression.came(came) if self.session.compression else came
+            self._arrays = {name: torch.from_numpy(array) for name, array in came.items()}
         return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
 
     def state(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the arrays that this site kept in an earlier phase, as ``arrays`` does.
 
-        What training continues from by itself (optimiser, order of samples) is not among them.
+        What training continues from by itself, and what updates left out, is not among them.
         """
         return {
             name.removeprefix(prefix): array
             for name, array in self.stored.items()
-            if name.startswith(prefix) and not name.startswith(PREFIX)
+            if name.startswith(prefix) and not name.startswith((PREFIX, MEMORY))
         }
 
     @cached_property
@@ -207,8 +209,7 @@ class Lab:
             split: the samples, or None for the site's training samples.
             steps: optimiser steps, or 0 for those of ``settings``.
             plan: the passes, each a list of batches of sample numbers.
-            aside: names a training of something else than the site's own model, such as one of
-                another site: no loss is reported of it and nothing is kept.
+            aside: names a training of another model: no loss is reported and nothing is kept.
             stays: what is trained, and what is made of it, never leaves: it needs no noise.
 
         Raises:
@@ -281,11 +282,14 @@ class Lab:
         """
         if network is not None and network is self._trained and self.instruction.evaluate:
             self.metrics |= self.measured(network, TRAINED, ("val",))
+        if send is None and network is not None and self.instruction.returns:
+            send = exchanged_arrays(network)
+        send = (send or {}) if self.instruction.returns else {}
+        updates = None  # in fewer bytes than 'send'
+        if self.session.compression and send:
+            updates, left = self.outbound.compressed(send, self.arrays(), self.stored)
+            keep = {**(keep or {}), **left}
         kept = bool(keep or self._continued) and self._keep(keep or {})
-        if not self.instruction.returns:
-            send = {}
-        elif send is None:
-            send = {} if network is None else exchanged_arrays(network)
         metrics = dict(self.outbound.metrics(self.metrics))  # under a cap they cost epsilon
         if self.common.trust == SERVER:  # what an answer takes depends on the data
             metrics[SECONDS] = time.perf_counter() - self._started
@@ -299,7 +303,8 @@ class Lab:
         self.packed = RecordDict({METRICS: record})
         # Measurements are summed in secret, though at the end no arrays are
         if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
-            self.packed[ARRAYS] = self.outbound.record(send, self.arrays(), self.metrics)
+            plain = partial(self.outbound.record, send, self.arrays(), self.metrics)
+            self.packed[ARRAYS] = updates or plain()
         return self.packed
 
     def measured(

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
@@ -14,18 +15,21 @@ from fedsilo.client_app.privacy.secure_aggregation import SecureSite
 from fedsilo.client_app.privacy.signing import signer_of
 from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.client_app.session import SiteSession
+from fedsilo.models.contract.array_names import arrays_below
 from fedsilo.models.contract.errors import FedsiloError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
+from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SERVER, SUMS
 from fedsilo.models.privacy.gaussian_mechanism import clipped_to
 from fedsilo.models.privacy.noisy_metrics import noisy_metrics
 from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.models.privacy.summed_metrics import bounds, portion
-from fedsilo.strategies.wire.records import NDArray, to_record, unpack
+from fedsilo.strategies.wire.records import ArrayError, NDArray, to_record, unpack
 from fedsilo.strategies.wire.secure_keys import SECURE, texts
 from fedsilo.strategies.wire.signatures import digest
 
 Arrays = Mapping[str, Tensor]
+MEMORY = "wire/"  # before an array's name in the state: what its updates left out
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,35 @@ class Outbound:
                 portions = self._portions(texts(secure.asked, "metrics"), metrics or {})
                 sent = secure.masked(clipped, everything, portions)
         return to_record(sent)
+
+    def compressed(
+        self, leaving: Arrays, came: Arrays, stored: Arrays
+    ) -> tuple[ArrayRecord, dict[str, Tensor]]:
+        """Return arrays as they travel in fewer bytes, and what of them the site must remember.
+
+        Args:
+            leaving: what leaves, by name.
+            came: what was received, of which updates are sent.
+            stored: the site's state before, with what it remembers.
+
+        Raises:
+            SiteError: an update is not finite; it names site, round and array.
+        """
+        asked, site = self.instruction, self.session.silo.name
+        seed, key = self.session.sampling.seed, ("wire", asked.round, asked.step, site)
+        source, compression = generator(seed, *key), self.session.compression
+        assert compression is not None
+        try:
+            sent, left = compression.packed(
+                {n: a.detach().float().cpu().contiguous().numpy() for n, a in leaving.items()},
+                {name: array.numpy() for name, array in came.items()},
+                {name: array.numpy() for name, array in arrays_below(MEMORY, stored).items()},
+                lambda count: torch.rand(count, generator=source).numpy(),
+            )
+        except ArrayError as error:
+            raise SiteError(f"site {site}, round {asked.round}: {error}") from None
+        kept = {f"{MEMORY}{name}": torch.from_numpy(array) for name, array in left.items()}
+        return to_record(sent), kept
 
     def _portions(self, names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the measurements that the server asks to sum, each from 0 to 1.

@@ -39,6 +39,7 @@ from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
 from fedsilo.models.privacy.promises import check_privacy_settings, statistics_noise
+from fedsilo.strategies.wire.compressed import Compression, compression_of
 
 _CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampling"))
 _NO_PHASES = frozenset({"admit", "open", "measured"})  # of a method's functions
@@ -59,6 +60,7 @@ class SiteSession:
         cap: the ledger of the hospital's own cap on epsilon over all runs, if it has one.
         compute: device and precision; like all below it is there once the site is admitted.
         sampling: ``settings`` with the seed by which this site draws.
+        compression: how updates travel, or None if this site sends what it has.
         digest: of the run's settings that decide what a stored state means.
         method: the run's method at this site.
         trainer: in place of ``train_locally``, once this site and others were trained as one.
@@ -73,6 +75,7 @@ class SiteSession:
     cap: Ledger | None
     compute: Compute = field(init=False)
     sampling: CommonSettings = field(init=False)
+    compression: Compression | None = field(init=False, default=None)
     digest: str = field(init=False, default="")
     method: Any = field(init=False, default=None)
     trainer: Callable[..., float] | None = field(init=False, default=None)
@@ -102,6 +105,7 @@ class SiteSession:
         # A hospital may change its own cap during a run: the digest is of the run's settings
         self.digest = settings_digest_of(built(CommonSettings, self.run_config), own)
         self.compute, self.sampling = compute_of(self.settings), self.settings
+        self.compression = compression_of(self.settings)
         self.method = method
         return self
 

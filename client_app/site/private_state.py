@@ -119,6 +119,7 @@ class SiteState:
 # Where a site computes and with how much patience; a hospital may change them during a run
 _FREE = frozenset(
     keys_with(CommonSettings, "circumstance", "machine", "own", "course", "combining", "floor")
+    + keys_with(CommonSettings, "wire")
 )
 
 

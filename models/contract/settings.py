@@ -3,6 +3,7 @@
 Each states its roles once, and ``keys_with`` lists the settings of a role:
 
 - training, where none is named: how the method trains and measures, and what it learns;
+- wire: in how many bytes updates travel;
 - course: how long a run is, how often it measures and whom it asks; step: what an optimiser step
   is; structured: a text of YAML, which may be a mapping or a list where it is written;
 - combining: what the server makes of replies, which sites need not know;
@@ -291,6 +292,10 @@ class CommonSettings:
         False, "compute an optimiser step in one kernel, which rounds differently", roles="machine"
     )
     vectorised: int = declared.VECTORISED
+    wire_precision: str = declared.WIRE_PRECISION
+    wire_top_k: float = declared.WIRE_TOP_K
+    wire_feedback: bool = declared.WIRE_FEEDBACK
+    wire_down: str = declared.WIRE_DOWN
     evaluate_every: int = _count(
         1,
         "rounds between evaluations of the global model, or 0 to evaluate at the end only",
@@ -338,6 +343,10 @@ class CommonSettings:
     def is_private(self) -> bool:
         """Tell whether training is differentially private per patient."""
         return self.sample_clip_norm > 0
+
+    def compresses(self) -> bool:
+        """Tell whether what sites train travels as updates, in fewer bytes."""
+        return (self.wire_precision, self.wire_top_k, self.wire_down) != ("fp32", 1.0, "fp32")
 
     def measures_in(self, round_: int) -> bool:
         """Tell whether ``round_`` measures the model that it begins with."""

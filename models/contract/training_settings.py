@@ -1,4 +1,4 @@
-"""The settings of training, of its end, and of whom a round waits for, as ``settings`` lists.
+"""The settings of training and its end, of the wire, and of whom a round waits for.
 
 They are declared apart, as all of them would be a file too long to read. Mappings and lists are
 texts of YAML, as Flower's run config knows neither; files may have them as they are.
@@ -116,4 +116,19 @@ AGGREGATION_FAULTY = setting(
     "leaves out f and needs 2f + 3; of 0 both would be the mean",
     roles="combining",
     minimum=1,
+)
+WIRE_PRECISION = choice(
+    *("fp32", "bf16", "int8"),
+    help="numbers of a site's update as it travels to the server, for methods that average: bf16, "
+    "or int8 with a scale per array and rounding by chance",
+    roles="wire",
+)
+WIRE_TOP_K = setting(
+    1.0, "share of each array's update that travels, the largest", roles="wire", above=0, maximum=1
+)
+WIRE_FEEDBACK = setting(
+    True, "add what an update left out, by the two above, to the site's next one", roles="wire"
+)
+WIRE_DOWN = choice(
+    "fp32", "bf16", help="numbers of the weights that sites are sent to train", roles="wire"
 )

@@ -45,6 +45,12 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
             "of patients that they are made of have no noise; set 'class-weights' to numbers, or "
             "to 'none'"
         )
+    if common.compresses():
+        raise SettingError(
+            f"setting 'sample-clip-norm' is {clip:g}, and updates travel in fewer bytes, which "
+            "nobody has measured of noisy ones: set 'wire-precision' and 'wire-down' to 'fp32' and "
+            "'wire-top-k' to 1"
+        )
     if common.precision == "fp16":
         raise SettingError(
             f"setting 'sample-clip-norm' is {clip:g} and 'precision' is 'fp16': gradients of "
@@ -107,6 +113,12 @@ def _check_secure_settings(common: CommonSettings) -> None:
         raise SettingError(
             f"setting 'aggregation' is '{common.aggregation}' and 'secure-aggregation' is "
             "'secagg': of a sum only the mean is known; set one of the two back"
+        )
+    if common.compresses():
+        raise SettingError(
+            "setting 'secure-aggregation' is 'secagg', and updates travel in fewer bytes: masks "
+            "cancel in whole sums alone; set 'wire-precision' and 'wire-down' to 'fp32' and "
+            "'wire-top-k' to 1"
         )
     if common.site_weights:
         raise SettingError(

@@ -43,6 +43,7 @@ from fedsilo.strategies.loop.plausible import (
     update_statistics,
 )
 from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.wire.compressed import Compression
 from fedsilo.strategies.wire.messaging import Unanswered, arriving
 from fedsilo.strategies.wire.records import Bundles, Packed, bundle, record_bytes, to_record
 from fedsilo.strategies.wire.reply import Reply, Spill, decode
@@ -80,6 +81,7 @@ class Session:
         kept: by site that keeps private state of this run, the newest that it has reported
             (``state_key``).
         figures: a table's pooled statistics, serialised once for all sites and rounds, if any.
+        compression: how updates travel, or None if sites send what they have.
     """
 
     grid: Grid
@@ -90,6 +92,7 @@ class Session:
     timeout: float = 3600.0
     kept: dict[str, int] = field(default_factory=dict)
     figures: ArrayRecord | None = None
+    compression: Compression | None = None
 
 
 class GridAsk(Ask):
@@ -178,8 +181,10 @@ class GridAsk(Ask):
         content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
         if site in question.records:
             content[SECURE] = question.records[site]
-        if question.send[site]:
-            content[ARRAYS] = to_record(question.send[site], self._packed)
+        if arrays := question.send[site]:
+            if session.compression and phase in TRAINING:
+                session.compression.pack(arrays, self._packed)
+            content[ARRAYS] = to_record(arrays, self._packed)
         if session.figures is not None and phase not in SECURING:
             content[FIGURES] = session.figures
         nodes, kind = session.participants.nodes, EVALUATE if phase == EVALUATE else TRAIN
@@ -244,8 +249,12 @@ class _Exchange:
             self.failed[site] = shortened(message.error.reason or f"error {message.error.code}")
             self.codes[site] = _CODES.get(message.error.code, "")
             return None
+        expected = self.question.expect.get(site, {})
         try:
-            reply = decode(site, message.content, self.question.expect.get(site, {}))
+            if wire := self.ask.session.compression:
+                reply = wire.reply(site, message.content, expected, self.question.send[site])
+            else:
+                reply = decode(site, message.content, expected)
         except SiteError as error:
             self.failed[site] = one_line(error)
             return None

@@ -23,6 +23,8 @@ class Capabilities:
             step, or where it would guard a part of what sites send.
         secure: what sites send is weights of which it needs the mean by samples alone, so that they
             can be summed in secret, or come late.
+        updates: what sites send is made of the arrays of the same names that they were sent, and
+            is averaged, so that it can travel as updates, in fewer bytes.
     """
 
     vit: bool = True
@@ -34,6 +36,7 @@ class Capabilities:
     some_sites: bool = False
     aggregations: tuple[str, ...] = ("mean",)
     secure: bool = False
+    updates: bool = False
 
     def refuse_more(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse settings that the method does not take.
@@ -80,6 +83,11 @@ class Capabilities:
                 has_quorum(common) and bool(common.sites_per_round),
                 "'round-quorum' and 'speeds' ask all sites that are not at work: set "
                 "'sites-per-round' to 0",
+            ),
+            (
+                common.compresses() and not self.updates,
+                f"{method} does not average updates of what sites were sent: leave "
+                "'wire-precision' and 'wire-down' at 'fp32' and 'wire-top-k' at 1",
             ),
             (
                 common.network == "vit" and not self.vit,

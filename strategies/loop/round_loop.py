@@ -22,6 +22,7 @@ from fedsilo.strategies.loop.quorum_ask import Quorum, QuorumAsk, quorum_of
 from fedsilo.strategies.loop.robust import why_too_few
 from fedsilo.strategies.loop.secure_ask import SecureAsk
 from fedsilo.strategies.meeting.participants import meet_latecomers
+from fedsilo.strategies.wire.compressed import compression_of
 from fedsilo.strategies.wire.records import to_record
 from fedsilo.strategies.wire.reply import Spill
 
@@ -86,6 +87,7 @@ class RoundLoop:
             timeout,
             dict(self.current().kept),
             to_record(vars(pooled)) if pooled else None,
+            compression_of(method.common),
         )
 
     def run_round(self, session: Session) -> State:

@@ -49,7 +49,7 @@ class FedAlignCL(FedAvg):
     settings: FedAlignCLSettings
     beside = (_BUFFER, DISCRIMINATORS)
     capabilities = replace(
-        FedAvg.capabilities, vit=False, tables=False, some_sites=False, secure=False
+        FedAvg.capabilities, vit=False, tables=False, some_sites=False, secure=False, updates=False
     )
     state_class = FedAlignCLState
 

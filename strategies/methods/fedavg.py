@@ -25,6 +25,7 @@ class FedAvg(Method):
         some_sites=True,
         aggregations=AGGREGATIONS,
         secure=True,
+        updates=True,
     )
 
     def initial_state(self) -> Any:

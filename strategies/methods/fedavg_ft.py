@@ -17,7 +17,7 @@ class FedAvgFT(FedAvg):
 
     settings: FedAvgFTSettings
     # No paced epochs: by what a site keeps the server knows that it fine-tunes
-    capabilities = Capabilities(initial_weights=True, aggregations=AGGREGATIONS)
+    capabilities = Capabilities(initial_weights=True, aggregations=AGGREGATIONS, updates=True)
     state_class = PersonalState
 
     def round(self, state: PersonalState, ask: Ask) -> State:

@@ -15,13 +15,15 @@ All are little-endian. So what a server opens can be no larger than what it expe
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from flwr.app import RecordDict
+from flwr.app import Array, RecordDict
 
 from fedsilo.models.contract.array_names import is_statistic
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.compression import (
     MOST_STEPS,
     Floats,
@@ -31,14 +33,17 @@ from fedsilo.models.maths.compression import (
     to_bf16,
     to_int8,
 )
-from fedsilo.strategies.wire.records import ArrayError, NDArray
+from fedsilo.strategies.wire.records import ArrayError, NDArray, Packed
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs, decode
 
-_VALUES = {"fp32": np.dtype("<f4"), "bf16": np.dtype("<u2"), "int8": np.dtype("i1")}
+_VALUES: Mapping[str, np.dtype[Any]] = {
+    "fp32": np.dtype("<f4"),
+    "bf16": np.dtype("<u2"),
+    "int8": np.dtype("i1"),
+}
 _INDEX, _SCALE = np.dtype("<u4"), np.dtype("<f4")
 
 Uniform = Callable[[int], Floats]  # so many random numbers from 0 to 1, exclusive
-Rounded = dict[int, tuple[NDArray, NDArray]]  # an array and its bits; keeping it keeps its id
 
 
 @dataclass(frozen=True)
@@ -58,27 +63,15 @@ class Compression:
     feedback: bool = True
     down: str = "fp32"
 
-    def sent(self, arrays: Arrays, before: Rounded) -> Arrays:
-        """Return arrays as sites are sent them: as they are, or weights as bfloat16's bits.
-
-        Args:
-            arrays: by name.
-            before: those that were rounded before, by the array's id; an array of many sites is
-                rounded once.
-        """
-        if self.down == "fp32":
-            return arrays
-        rounded: dict[str, NDArray] = {}
-        for name, array in arrays.items():
-            rounded[name] = array
-            if _is_update(name, ArraySpec(array.shape), arrays):
-                if id(array) not in before:
-                    before[id(array)] = array, to_bf16(np.ascontiguousarray(array))
-                rounded[name] = before[id(array)][1]
-        return rounded
+    def pack(self, arrays: Arrays, packed: Packed) -> None:
+        """Add to ``packed``, what is packed for sites, weights as bfloat16's bits, if so sent."""
+        for name, array in arrays.items() if self.down == "bf16" else ():
+            is_weight = _is_update(name, ArraySpec(array.shape), arrays)
+            if is_weight and id(array) not in packed:
+                packed[id(array)] = array, Array(to_bf16(np.ascontiguousarray(array)))
 
     def came(self, arrays: Arrays) -> dict[str, NDArray]:
-        """Return arrays as a site uses them: what ``sent`` made bits of as float32 again."""
+        """Return arrays as a site uses them: what ``pack`` made bits of as float32 again."""
         bits = np.uint16 if self.down == "bf16" else None
         return {name: from_bf16(a) if a.dtype == bits else a for name, a in arrays.items()}
 
@@ -203,6 +196,14 @@ class Compression:
         if not np.isfinite(values).all():
             raise ArrayError("it contains non-finite values")
         return values
+
+
+def compression_of(common: CommonSettings) -> Compression | None:
+    """Return how updates travel in a run, or None if sites send what they have."""
+    if not common.compresses():
+        return None
+    precision, share = common.wire_precision, common.wire_top_k
+    return Compression(precision, share, common.wire_feedback, common.wire_down)
 
 
 def _is_update(name: str, spec: ArraySpec, sent: Mapping[str, NDArray]) -> bool:

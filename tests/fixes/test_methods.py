@@ -41,6 +41,16 @@ PLANNED = [
         {way: {"aggregation": way} for way in ("mean", "norm-clip", "median")},
     ),
     Case(
+        "does not average updates of what sites were sent: leave",
+        tiny("local", wire_precision="int8", wire_top_k=0.5),
+        {
+            "leave 'wire-precision' and 'wire-down' at 'fp32' and 'wire-top-k' at 1": {
+                "wire-precision": "fp32",
+                "wire-top-k": 1.0,
+            }
+        },
+    ),
+    Case(
         "does not take network 'vit': choose another",
         tiny("distrans", network="vit"),
         {"choose another": {"network": "conv"}},
