@@ -1,6 +1,6 @@
 """``arrivals.csv``: who answered in which round of a run with a quorum, and how late.
 
-It is written before a round combines what came: a resumed run has the same sites count in the
+It is written before a round combines its replies: a resumed run has the same sites count in the
 round that it lost.
 """
 

@@ -60,7 +60,7 @@ class Hook:
         """Called when the run continues without ``site`` in this phase."""
 
     def sites_came(self, round_: int, came: Mapping[str, tuple[int, float]]) -> None:
-        """Called before a round with a quorum combines what came.
+        """Called before a round with a quorum combines its replies.
 
         ``came`` has by site the round that asked it, and the virtual clock's seconds.
         """

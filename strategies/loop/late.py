@@ -64,7 +64,7 @@ def discounted(reply: Reply, then: Arrays, now: Arrays, staleness: int) -> Reply
     """Return a reply to an earlier question as one to the present one, with less weight.
 
     Its update, the difference to what it was sent, counts (1 + staleness)^-0.5 times, as in FedBuff
-    (Nguyen et al. 2022, algorithm 1 and its staleness scaling). Running statistics are no updates:
+    (Nguyen et al. 2022, algorithm 1 and its staleness scaling). Running statistics are not updates:
     they move that share of the way to the site's own, so that no variance falls below 0.
 
     Args:

@@ -55,7 +55,7 @@ class Compression:
         share: of an update's entries that are sent, above 0 and at most 1.
         feedback: whether a site adds what it left out to its next update.
         down: of the weights that sites are sent to train, "fp32" or "bf16". What comes back is
-            added to the server's own weights, so that their rounding is no loss.
+            added to the server's own weights, so that nothing is lost by rounding them.
     """
 
     precision: str = "fp32"

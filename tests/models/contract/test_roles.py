@@ -57,6 +57,8 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("early-stopping-metric", "patience", "minimum-delta"),
         *("deterministic", "fused-optimiser", "vectorised", "memory-format"),
         *("track", "track-detail", "purpose"),
+        *("round-quorum", "late-replies", "speeds"),
+        *("wire-precision", "wire-top-k", "wire-feedback", "wire-down"),
         *("plugin", "plugin-settings"),
         *("sites-per-round", "aggregation", "aggregation-faulty", "max-update-norm"),
         *("secure-aggregation", "secure-threshold", "secure-bits", "secure-samples", "clip-norm"),
@@ -159,8 +161,8 @@ def test_a_misspelt_role_is_told() -> None:
 @pytest.mark.parametrize(
     ("method", "decisive"),
     [
-        ("uefl", "5e74c7eb73eb76672b5bfe397aa19a798224975047fbe634504f963c408a253d"),
-        ("fedavg", "6e35aa04df6bb630a2bc05e429c1c5c1ea58097f3ab6033f7336369422755f53"),
+        ("uefl", "14f7d93587ac41631f0d980e2e2b4433a54d13b65875202e11b0769c774f3904"),
+        ("fedavg", "9a12dad66dfda0636d76657e2bd36789130073a52aa39faf7553d60acc0aca08"),
     ],
 )
 def test_decisive_settings_are_those_of_before(method: str, decisive: str) -> None:
