@@ -30,6 +30,7 @@ _ROLES = (
         "structured",
         "seed",
         "privacy",
+        "wire",
         "floor",
         "network",
         "vit",
