@@ -1,0 +1,128 @@
+"""Accuracy against bytes: FedAvg with updates in fewer bytes, on three data sets.
+
+    FEDSILO_DATA=DIR python benchmarks/wire_bytes.py [--csv FILE] [--data NAME ...]
+    python benchmarks/wire_bytes.py --csv FILE --picture FILE    # draw the rows of a file
+
+Each way runs with the same seeds, budget and settings, none of which was chosen by it. Accuracy is
+of the last model on the sites' test data, bytes are those of all replies and messages of a run.
+"""
+
+import argparse
+import contextlib
+import csv
+import io
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.inline_engine import run_inline
+
+Row = dict[str, Value]
+
+SEEDS = (1, 2, 3)
+_COMMON: Row = {"method": "fedavg", "device": "cpu", "mc-passes": 0, "evaluate-every": 0}
+_IMAGES: Row = {"silos": 3, "silo-test-size": 120, "width": 8, "local-epochs": 1}
+DATA: dict[str, tuple[int, Row]] = {
+    "heart": (4, {"dataset": "heart", "network": "mlp", "width": 64, "rounds": 20}),
+    "digits": (3, {**_IMAGES, "dataset": "digits", "silo-train-size": 240, "rounds": 20}),
+    "fmnist": (
+        3,
+        {
+            **_IMAGES,
+            "dataset": "fmnist",
+            "silo-train-size": 300,
+            "silo-test-size": 300,
+            "rounds": 15,
+        },
+    ),
+}
+WAYS: dict[str, Row] = {
+    "fp32": {},
+    "bf16": {"wire-precision": "bf16"},
+    "bf16 both ways": {"wire-precision": "bf16", "wire-down": "bf16"},
+    "int8": {"wire-precision": "int8"},
+    "fp32, top 10 %": {"wire-top-k": 0.1},
+    "int8, top 10 %": {"wire-precision": "int8", "wire-top-k": 0.1},
+    "int8, top 10 %, no memory": {
+        "wire-precision": "int8",
+        "wire-top-k": 0.1,
+        "wire-feedback": False,
+    },
+    "int8, top 1 %": {"wire-precision": "int8", "wire-top-k": 0.01},
+}
+
+
+def measured(data: str, way: str, seed: int) -> Row:
+    """Return the row of one run."""
+    sites, own = DATA[data]
+    values = {**_COMMON, **own, **WAYS[way], "seed": seed, "run-name": "run"}
+    with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()):
+        directory = run_inline(resolve({**values, "out": out}), sites)
+        summary = directory.read_json("summary.json")
+    row: Row = {"data": data, "way": way, "seed": seed}
+    row["accuracy"] = round(summary["mean"]["accuracy"], 4)
+    return row | {f"bytes-{way}": count for way, count in sorted(summary["bytes"].items())}
+
+
+def rows_of(data: list[str]) -> Iterator[Row]:
+    """Yield all runs' rows."""
+    for name in data:
+        for way in WAYS:
+            for seed in SEEDS:
+                yield measured(name, way, seed)
+
+
+def draw(table: Path, picture: Path) -> None:
+    """Draw accuracy over megabytes that sites sent, the mean over seeds and its deviation."""
+    import matplotlib
+    import pandas as pd
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = pd.read_csv(table)
+    names = [name for name in DATA if name in set(rows["data"])]
+    figure, axes = pyplot.subplots(
+        1, len(names), figsize=(4 * len(names), 3.8), layout="constrained", squeeze=False
+    )
+    for axis, name in zip(axes[0], names, strict=True):
+        for way in WAYS:
+            of = rows[(rows["data"] == name) & (rows["way"] == way)]
+            accuracy = of["accuracy"]
+            spread = accuracy.std()
+            axis.errorbar(of["bytes-up"].mean() / 1e6, accuracy.mean(), spread, fmt="o", label=way)
+        axis.set(title=name, xlabel="megabytes sent by the sites")
+        axis.set_xlim(left=0)
+    axes[0][0].set_ylabel("test accuracy")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.savefig(picture, dpi=110)
+
+
+def main() -> None:
+    """Run, print, and write the rows as CSV, or draw the rows of a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--data", nargs="*", default=list(DATA), choices=list(DATA))
+    parser.add_argument("--picture", type=Path)
+    options = parser.parse_args()
+    if options.picture:
+        draw(options.csv, options.picture)
+        return
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    for row in rows_of(options.data):
+        rows.append(row)
+        print(*row.values(), flush=True)
+        if options.csv:
+            with options.csv.open("w") as file:
+                writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
