@@ -165,8 +165,7 @@ class Lab:
 
         What has a kind of its own, ``<kind>/<array>``, is none of the network's.
         """
-        again = self.session.simulated and self.session.method.trains_plainly
-        network = initial_classifier(self.common, self.silo, again and arrays is not None)
+        network = initial_classifier(self.common, self.silo)
         if arrays is not None:
             load_exchanged(network, {n: array for n, array in arrays.items() if "/" not in n})
         return self.compute.place(network)

@@ -9,34 +9,19 @@ from torch import Tensor, nn
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.one_line import listed, shown
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import evidences, skewed_prior
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import OWN_NETWORKS, Task
 from fedsilo.models.networks.site_network import TokenClassifier
 
-_kept: dict[tuple[CommonSettings, Task], TokenClassifier] = {}  # one at most
 
-
-def initial_classifier(common: CommonSettings, silo: Silo, again: bool = False) -> TokenClassifier:
+def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
     """Return the network with the seed's initial weights, the backbone's and the site's prior.
-
-    Args:
-        common: the run's settings.
-        silo: the site's data.
-        again: the caller replaces all weights and uses one network at a time, by nothing but
-            training: it may get the network that it got before, if that has nothing of a site.
 
     Raises:
         SettingError: the backbone's weights are missing or of another architecture.
     """
-    again = again and common.method in METHODS and common.network in OWN_NETWORKS
-    again = again and common.class_weights == "none" and not common.is_private()
-    again = again and common.vectorised == 1  # sites trained as one have a network each
-    if again and (common, silo.task) in _kept:
-        return _kept[common, silo.task]
     network = build_classifier(common, silo.task)
     if common.backbone_weights or common.network == "vit":
         load_backbone(network, common)
@@ -44,9 +29,6 @@ def initial_classifier(common: CommonSettings, silo: Silo, again: bool = False) 
         network.criterion = partial(_weighted_loss, class_weights(common, silo))
     if network.evidence and not common.is_private():  # a prior is made of all patients' labels
         set_prior(network, silo.train.labels)
-    if again and not network.evidence:
-        _kept.clear()
-        _kept[common, silo.task] = network
     return network
 
 

@@ -1,13 +1,11 @@
 """Class weights, by hand: balanced ones, given ones, and the loss that they weigh."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedsilo.client_app.training import initial_network
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.initial_network import (
     check_class_weights,
@@ -19,7 +17,6 @@ from fedsilo.client_app.training.loop import add_gradients
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.privacy.dp_sgd import clipped_gradients
 
@@ -46,31 +43,6 @@ def test_effective_samples_are_the_squared_sum_over_the_sum_of_squares() -> None
     silo = silo_of(0, 0, 0, 1)
     assert effective_samples(settings_of("balanced"), silo) == pytest.approx(3.0)
     assert effective_samples(settings_of("0,2,0"), silo) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(
-    ("changed", "same"),
-    [
-        ({}, True),
-        ({"method": "nets:Own"}, False),
-        ({"network": "nets:build"}, False),
-        ({"class_weights": "balanced"}, False),
-        ({"vectorised": 2}, False),
-        ({"loss": "evidential"}, False),
-        ({"noise_multiplier": 1.0, "sample_clip_norm": 1.0}, False),
-    ],
-)
-def test_a_network_is_given_again_only_where_it_has_nothing_of_a_site(
-    changed: dict[str, object], same: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = CommonSettings(**{"network": "logistic", **changed})  # type: ignore[arg-type]
-    built = partial(build_classifier, replace(settings, network="logistic"))
-    monkeypatch.setattr(initial_network, "build_classifier", lambda _, task: built(task))
-    first = initial_classifier(settings, silo_of(0, 1, 2), again=True)
-    assert (initial_classifier(settings, silo_of(0, 0, 1, 2), again=True) is first) == same
-    assert initial_classifier(settings, silo_of(0, 1, 2)) is not first
-    other = replace(settings, seed=settings.seed + 1)
-    assert initial_classifier(other, silo_of(0, 1, 2), again=True) is not first
 
 
 def test_a_class_without_samples_is_none_of_the_classes_that_are_balanced() -> None:
