@@ -50,8 +50,8 @@ format: setup  ## put the code into ruff's form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-benchmark: setup  ## cost of the engines against a bare PyTorch loop; needs DATA=folder of mnist/
-	$(BIN)/python benchmarks/overhead.py --data-dir $(DATA)
+benchmark: setup  ## FedAvg by each engine, beside a bare PyTorch loop and plain Flower; needs DATA=folder of mnist/
+	$(BIN)/python benchmarks/peers.py --data-dir $(DATA)
 
 test-docker: setup  ## images, one server and six hospitals by docker-compose; needs an engine (docker/start-engine.sh)
 	FEDSILO_DOCKER=1 $(BIN)/python -m pytest -s tests/docker

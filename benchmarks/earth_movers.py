@@ -62,7 +62,6 @@ def solvers_table(repeats: int) -> Table:
     cases = [
         *(("pot", tokens, BATCH, False) for tokens in (25, 49, 196)),
         *(("pot", tokens, BATCH, True) for tokens in (25, 49)),
-        *(("sinkhorn", tokens, BATCH, False) for tokens in (25, 49)),
         ("cvxpylayers", 25, 8, True),
     ]
     each: dict[tuple[str, int, bool], float] = {}

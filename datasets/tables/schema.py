@@ -206,6 +206,10 @@ class TableSchema(FileModel):
         """Return all that it says, which decides a cached silo's content."""
         said = self.model_dump()
         columns, label = said.pop("columns"), said.pop("label")
+        for column in columns:  # columns without these keep the key that they had
+            for name in ("unmeasured", "indicator"):
+                if not column[name]:
+                    del column[name]
         return {"columns": columns, "label": label["column"], "classes": label["classes"], **said}
 
 

@@ -37,6 +37,7 @@ GROUPS = {
     "split": "Training, validation and test",
     "combining": "Combining replies",
     "privacy": "Privacy",
+    "wire": "Bytes of updates",
     "seed": "Seed",
     "machine": "Machine",
     "circumstance": "Run directory, waiting and tracking",

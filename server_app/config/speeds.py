@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from fedsilo.models.contract.one_line import shown
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.pacing import steps_of_round
-from fedsilo.strategies.meeting.participants import Participants
+
+if TYPE_CHECKING:  # a command that lists loads no PyTorch
+    from fedsilo.strategies.meeting.participants import Participants
 
 _DRAWN = "lognormal:"
 _FILES = (".yaml", ".yml", ".json")
@@ -60,7 +62,7 @@ def site_speeds(common: CommonSettings, sites: Sequence[str]) -> dict[str, float
     return {site: declared.get(site, 1.0) for site in sites}
 
 
-def seconds_of(common: CommonSettings, participants: Participants) -> dict[str, float]:
+def seconds_of(common: CommonSettings, participants: "Participants") -> dict[str, float]:
     """Return how long a round takes each site on the virtual clock; nothing of sites that are real.
 
     Raises:

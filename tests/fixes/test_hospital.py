@@ -262,9 +262,11 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let training use an operation that has no deterministic form, as some do on a GPU alone."""
     chosen, plain = compute.choose_compute, loop.add_gradients
 
-    def choose(device: str, precision: str, threads: int, deterministic: str) -> compute.Compute:
+    def choose(
+        device: str, precision: str, threads: int, deterministic: str, memory_format: str
+    ) -> compute.Compute:
         torch.use_deterministic_algorithms(True, warn_only=deterministic == "warn")
-        return chosen(device, precision, threads, deterministic)
+        return chosen(device, precision, threads, deterministic, memory_format)
 
     def unlike(*args: Any, **more: Any) -> torch.Tensor:
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))

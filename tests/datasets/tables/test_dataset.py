@@ -321,7 +321,6 @@ def changed(where: str, value: Any) -> dict[str, Any]:
 
 def test_a_schema_is_read_with_levels_and_labels_as_texts_of_one_form(tmp_path: Path) -> None:
     bare = {"kind": "numeric", "levels": [], "mean": None, "std": None, "edges": [], "range": []}
-    bare |= {"unmeasured": [], "indicator": False}
     assert read_schema(write(tmp_path, GOOD)).key() == {
         "columns": [
             {**bare, "name": "age", "mean": 55.0, "std": 10.5},

@@ -122,7 +122,7 @@ def test_each_command_has_help_and_no_markup_in_it(
             "set config out file plugin engine supernodes seeds jobs slurm split splits metrics "
             "median tests paired unequal csv markdown",
         ),
-        ("tune", "set config out file plugin sampler trials folds seeds jobs slurm"),
+        ("tune", "set config out file plugin sampler trials metric folds seeds jobs slurm"),
         (
             "crossvalidate",
             "folds repeats unequal csv markdown set config out file plugin jobs slurm",
