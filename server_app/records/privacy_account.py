@@ -8,7 +8,7 @@ from fedsilo.models.contract.errors import EpsilonSpentError, SiteError
 from fedsilo.models.contract.messages import DP_EPSILON
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.privacy.promises import statistics_noise
-from fedsilo.strategies.loop.asking import TooFewSitesError
+from fedsilo.strategies.loop.ask import TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants

@@ -10,11 +10,26 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord
 
+from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import Notes
 from fedsilo.models.contract.settings import AUTO, CommonSettings
 from fedsilo.strategies.loop.robust import robust_mean
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs, shapes
+
+
+class TooFewSitesError(SiteError):
+    """Fewer sites than 'min-sites' gave a usable answer.
+
+    Attributes:
+        reasons: which site failed in what way, without what to do about it.
+        codes: the codes (``models.contract.errors``) of what the failed sites answered.
+    """
+
+    def __init__(self, text: str, reasons: str, codes: Collection[str] = ()) -> None:
+        super().__init__(text)
+        self.reasons = reasons
+        self.codes = frozenset(codes)
 
 
 @dataclass

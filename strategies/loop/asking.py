@@ -32,7 +32,7 @@ from fedsilo.models.contract.messages import (
 )
 from fedsilo.models.contract.one_line import by_reason, one_line, shortened
 from fedsilo.models.contract.settings import SERVER, SUMS, CommonSettings
-from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies
+from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies, TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hooks
 from fedsilo.strategies.loop.late import Late
 from fedsilo.strategies.loop.plausible import (
@@ -51,20 +51,6 @@ from fedsilo.strategies.wire.secure_keys import SECURE
 
 _FEWEST = 3  # sites: of two no median tells which is odd
 _CODES = {number: code for code, number in ERROR_CODES.items()}
-
-
-class TooFewSitesError(SiteError):
-    """Fewer sites than 'min-sites' gave a usable answer.
-
-    Attributes:
-        reasons: which site failed in what way, without what to do about it.
-        codes: the codes (``models.contract.errors``) of what the failed sites answered.
-    """
-
-    def __init__(self, text: str, reasons: str, codes: Collection[str] = ()) -> None:
-        super().__init__(text)
-        self.reasons = reasons
-        self.codes = frozenset(codes)
 
 
 @dataclass

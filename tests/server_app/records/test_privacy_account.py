@@ -10,7 +10,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.summary import NO_PRIVACY, privacy_document
-from fedsilo.strategies.loop.asking import TooFewSitesError
+from fedsilo.strategies.loop.ask import TooFewSitesError
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.reply import Reply

@@ -8,8 +8,8 @@ from fedsilo.models.contract.errors import EpsilonSpentError, RefusedError, Site
 from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.run.inline_engine import InlineGrid
-from fedsilo.strategies.loop.ask import Question
-from fedsilo.strategies.loop.asking import GridAsk, Session, TooFewSitesError, _Exchange
+from fedsilo.strategies.loop.ask import Question, TooFewSitesError
+from fedsilo.strategies.loop.asking import GridAsk, Session, _Exchange
 from fedsilo.strategies.loop.hooks import Hooks
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.reply import Spill
