@@ -134,9 +134,9 @@ class Lab:
         """Return the arrays received whose names begin with ``prefix``, without it."""
         if self._arrays is None:
             packed = self.content.array_records.get(ARRAYS, ArrayRecord())
-            came = {name: unpack(array) for name, array in packed.items()}
-            came = self.session.compression.came(came) if self.session.compression else came
-            self._arrays = {name: torch.from_numpy(array) for name, array in came.items()}
+            given = {name: unpack(array) for name, array in packed.items()}
+            given = self.session.compression.came(given) if self.session.compression else given
+            self._arrays = {name: torch.from_numpy(array) for name, array in given.items()}
         return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
 
     def state(self, prefix: str = "") -> dict[str, Tensor]:
@@ -302,8 +302,8 @@ class Lab:
         self.packed = RecordDict({METRICS: record})
         # Measurements are summed in secret, though at the end no arrays are
         if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
-            plain = partial(self.outbound.record, send, self.arrays(), self.metrics)
-            self.packed[ARRAYS] = updates or plain()
+            whole = (send, self.arrays(), self.metrics)
+            self.packed[ARRAYS] = updates or self.outbound.record(*whole)
         return self.packed
 
     def measured(
