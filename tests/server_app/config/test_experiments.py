@@ -1,5 +1,6 @@
 """Experiments of a simulation file, and what is told of one that cannot be read."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,18 @@ def test_the_small_skins_distillation_is_as_strong_for_a_pixel_and_a_site_as_the
         assert values["image-size"] == 64
         weight = values["fedevprompt.distillation-weight"]
         assert float(str(weight)) * 64**2 * 3 == pytest.approx(1e-6 * 224**2 * 5, rel=0.001)
+
+
+def test_no_cluster_is_too_small_to_be_sent_in_uefls_named_tables() -> None:
+    experiments = read_experiments(ROOT / "simulation.yaml")
+    tables = {
+        name: experiment.values
+        for name, experiment in experiments.items()
+        if experiment.values.get("method") == "uefl" and re.match(r"uefl-(table\d|.*small)", name)
+    }
+    assert len(tables) > 50
+    for name, values in tables.items():
+        assert values["uefl.centroid-min-count"] == 1, name
 
 
 @pytest.mark.parametrize("data", ["digits", "mnist", "mnist-cpu", "fmnist-cpu"])

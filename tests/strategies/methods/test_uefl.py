@@ -150,6 +150,37 @@ def test_sites_above_the_threshold_are_asked_for_a_new_book_the_others_for_the_f
     assert not strategy.why_finished(after)
 
 
+@pytest.mark.parametrize(("threshold", "uncertain"), [("least", ["s2a", "s3a"]), ("mean", ["s3a"])])
+def test_gamma_compares_with_the_least_entropy_or_with_their_mean(
+    uefl: Build, site_reply: Replies, threshold: str, uncertain: list[str]
+) -> None:
+    strategy = uefl(gamma=0.1, threshold=threshold, refresh="none")
+    entropies = {"s1a": 1.0, "s2a": 1.25, "s3a": 1.35}  # 1.1 times 1.0, or times 1.2: 1.1 or 1.32
+    ask = judging(strategy, state(4), (), {})
+    ask.given[UNCERTAINTY] = {s: site_reply(s, **{ENTROPY: e}) for s, e in entropies.items()}
+    after = strategy.round(state(4), ask)
+    assert [check["uncertain"] for check in after.entropies] == [uncertain]
+    assert sorted(ask.asked[CENTROIDS].send) == uncertain
+
+
+@pytest.mark.parametrize(
+    ("own", "sites"),
+    [
+        ({"codes": 14}, 0),  # 140 of 36 images of 4 tokens, which are 144 features
+        ({"codes": 15}, 3),
+        ({"codes": 15, "segments": 2}, 0),  # twice as many features
+        ({"codes": 15, "centroid_min_count": 9}, 0),
+        ({"codes": 145, "centroid_min_count": 1}, 3),
+    ],
+)
+def test_a_run_says_first_which_sites_have_too_few_features_for_codes_times_min_count(
+    uefl: Build, own: dict[str, Any], sites: int
+) -> None:
+    told = uefl(**own).notices()
+    assert len(told) == bool(sites)
+    assert all(line.startswith(f"{sites} sites (site s1a has 144 features)") for line in told)
+
+
 @pytest.mark.parametrize("refresh", ["kmeans", "none"])
 @pytest.mark.parametrize("stop", [True, False])
 def test_the_run_ends_once_no_site_is_uncertain_if_it_may(
