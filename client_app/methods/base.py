@@ -10,10 +10,11 @@ that a method's file takes from here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from flwr.app import RecordDict
 
 from fedsilo.client_app.lab import Lab, Measured
@@ -75,6 +76,19 @@ class SiteMethod(ABC):
         if not evidences(network):
             return [Measured(network)]
         return [Measured(network, None, evidence_of(lab, network), partial(_vacuity, network))]
+
+
+def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
+    """Yield, at the end, the measures of ``network`` on the labels that the silo trains on.
+
+    There are none where test samples have no other label. They are ``own-labels-accuracy`` and
+    ``own-labels-loss``.
+    """
+    known = torch.unique(lab.silo.train.labels)
+    ends = lab.instruction.phase == EVALUATE
+    if ends and not torch.isin(lab.silo.test.labels, known).all():
+        names = {metric: f"own-labels-{metric}" for metric in ("accuracy", "loss")}
+        yield Measured(network, names, within=known)
 
 
 def evidence_of(lab: Lab, network: SiteNetwork) -> Any:

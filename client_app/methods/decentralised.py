@@ -7,10 +7,16 @@ one is measured once, at the end, as ``own-<metric>``.
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteMethod, SiteNetwork
+from fedsilo.client_app.methods.base import (
+    Answer,
+    Lab,
+    Measured,
+    SiteMethod,
+    SiteNetwork,
+    on_own_labels,
+)
 from fedsilo.models.contract.array_names import by_site, with_prefix
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import EVALUATE
@@ -52,10 +58,7 @@ class DecentralisedSite(SiteMethod):
         if lab.instruction.phase == EVALUATE and (own := lab.state(OWN)):
             load_exchanged(network, own)
             yield Measured(network, {metric: f"own-{metric}" for metric in _OWN_METRICS})
-            known = torch.unique(lab.silo.train.labels)
-            if not torch.isin(lab.silo.test.labels, known).all():
-                names = {metric: f"own-labels-{metric}" for metric in ("accuracy", "loss")}
-                yield Measured(network, names, within=known)
+            yield from on_own_labels(lab, network)
 
 
 def reply(lab: Lab, network: SiteNetwork, keep: dict[str, Tensor] | None = None) -> Answer:

@@ -15,8 +15,9 @@ from fedsilo.client_app.methods.base import SiteMethod
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.messages import Instruction
+from fedsilo.models.contract.messages import METRICS, Instruction
 from fedsilo.models.networks.exchanged import exchanged_arrays
+from tests.support.lab import evaluate
 
 Opened = Callable[..., Lab]
 
@@ -82,3 +83,25 @@ def test_a_row_that_a_split_does_not_have_is_refused(silo: Silo, row: int, fits:
         return
     with pytest.raises(DataError, match=f"s1a has 10 test rows, .* there is no row {row}"):
         refuse_row(silo, "test", row)
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg-ft"])
+def test_of_unseen_labels_a_model_that_stays_is_also_measured_on_the_silos_own(
+    method: str, opened: Opened, weights: dict[str, Any]
+) -> None:
+    cut = {"partition": "unseen", "unseen": 1.0, "silos": 5, "silo_test_size": 60}
+    lab = opened(method, weights, site="silo-2", own=cut, phase="evaluate")
+    labels = lab.silo.test.labels
+    own = (labels == 2) | (labels == 3)  # two of ten labels each, in their order
+    with torch.no_grad():
+        network = lab.open()
+        network.eval()
+        inputs = lab.silo.test.inputs.float()
+        right = network.classify(network.features(network.encode(inputs))).argmax(dim=1) == labels
+    found = evaluate(lab)[METRICS]
+    assert 0 < int(own.sum()) < len(labels)
+    assert found["incoming.test.own-labels-accuracy"] == pytest.approx(
+        float(right[own].float().mean())
+    )
+    plain = evaluate(opened(method, weights, phase="evaluate"))[METRICS]
+    assert not [name for name in plain if "own-labels" in name]
