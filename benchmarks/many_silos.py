@@ -3,12 +3,14 @@
     python benchmarks/many_silos.py [trained | replies | ...] --data-dir DIR [--csv FILE]
 
 ``trained``: FedAvg by the inline engine on silos of 20 real MNIST images, a network of 0.5 MB: 10
-and 300 silos, 20 rounds each. ``thousand``: 1,000 silos, 3 rounds. ``replies``: 6 and 60 sites of a
-whole ViT-S (87 MB), whose replies are made on the fly, so that it is the server alone that is
-measured; two rounds, with 'aggregation' mean, and of 60 sites also median. Each case is a process
-of its own. ``peak`` is its largest resident size, ``over bare`` what that is above the process once
-all is imported, ``anonymous`` the same without the pages of files that are mapped. ``first`` and
-``last``: CPU seconds a message, with all that the server does, in round 2 and the last.
+and 300 silos, 20 rounds each. ``thousand``: 1,000 silos, 3 rounds. ``processes``: 10 and 1,000
+silos of the same by the command and its engine of processes, 10 rounds; ``peak`` is then of all
+processes, shared pages by their share (PSS). ``replies``: 6 and 60 sites of a whole ViT-S (87 MB),
+whose replies are made on the fly, so that it is the server alone that is measured; two rounds, with
+'aggregation' mean, and of 60 sites also median. Each case is a process of its own. ``peak`` is its
+largest resident size, ``over bare`` what that is above the process once all is imported,
+``anonymous`` the same without the pages of files that are mapped. ``first`` and ``last``: CPU
+seconds a message, with all that the server does, in round 2 and the last.
 """
 
 import argparse
@@ -26,6 +28,8 @@ from unittest import mock
 
 import numpy as np
 import pandas as pd
+import peers
+import tomli_w
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -81,6 +85,8 @@ CASES: Mapping[str, tuple[str, int, Mapping[str, Value]]] = {
     "10 silos trained": ("trained", 10, {**_TRAINED, "rounds": 20}),
     "300 silos trained": ("trained", 300, {**_TRAINED, "rounds": 20}),
     "1000 silos trained": ("thousand", 1000, {**_TRAINED, "rounds": 3}),
+    "10 silos by processes": ("processes", 10, {**_TRAINED, "rounds": 10}),
+    "1000 silos by processes": ("processes", 1000, {**_TRAINED, "rounds": 10}),
     "6 sites of a ViT-S": ("replies", 6, _REPLIES),
     "60 sites of a ViT-S": ("replies", 60, _REPLIES),
     "60 sites of a ViT-S, median": ("replies", 60, {**_REPLIES, "aggregation": "median"}),
@@ -189,6 +195,25 @@ def measured(name: str, data_dir: str) -> dict[str, Any]:
     }
 
 
+def measured_by_processes(name: str, data_dir: str) -> dict[str, Any]:
+    """Run a case by the command and return what all of its processes took."""
+    _, sites, values = CASES[name]
+    with tempfile.TemporaryDirectory() as out:
+        paths = {"out": out, "run-name": "run", "data-dir": data_dir, "cache-dir": f"{out}/cache"}
+        settings = Path(out) / "settings.toml"
+        settings.write_text(tomli_w.dumps({**values, **paths, "silos": sites}))
+        found = peers.measured(peers.rivals("", settings)[peers.OURS], Path(out))
+        model = (Path(out) / "run" / "model.safetensors").stat().st_size / _MIB
+    rounds = int(values["rounds"])
+    return {
+        "case": name,
+        "rounds": rounds,
+        "model": f"{model:.1f}",
+        "peak": f"{found['peak MiB']:,.0f}",
+        "last": f"{found['CPU s'] / rounds / sites:.4f}",
+    }
+
+
 def main() -> None:
     """Measure each case in a process of its own and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -199,7 +224,8 @@ def main() -> None:
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
-        print(json.dumps(measured(options.case, options.data_dir)))
+        by = measured_by_processes if CASES[options.case][0] == "processes" else measured
+        print(json.dumps(by(options.case, options.data_dir)))
         return
     rows = []
     for name, (kind, _, _) in CASES.items():
