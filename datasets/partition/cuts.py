@@ -8,7 +8,7 @@ others have seen. No sample is at two silos, each stays in the part (training, v
 where the data set has it, and the run's seed decides nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,6 +84,7 @@ UNSEEN, DIRICHLET, LABELS = "unseen", "dirichlet", "labels"
 PARTITIONS = ("own", UNSEEN, DIRICHLET, LABELS)  # others are plugs
 _OF = {"unseen": UNSEEN, "concentration": DIRICHLET, "labels-per-silo": LABELS}
 _FEWEST = 2  # training samples: batch norm has no spread of one
+_last: dict[Hashable, list[dict[str, Rows]]] = {}  # the cut dealt last, one at most
 _MAKER = 1  # raise it when the same rows make other arrays, so that no old cache is read
 
 
@@ -209,7 +210,23 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
 def _rows(
     data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Return each silo's rows; those of part 'val' are training rows if the pool has no other."""
+    """Return each silo's rows; those of part 'val' are training rows if the pool has no other.
+
+    Each silo of a run asks for them, and they are of all silos: they are dealt once a process.
+    """
+    if settings.partition not in PARTITIONS:  # a plug may deal otherwise under the same settings
+        return _dealt_rows(data, pool, settings, names)
+    key = settings, data.name, json_digest(pool.key)
+    if key not in _last:
+        rows = _dealt_rows(data, pool, settings, names)
+        _last.clear()
+        _last[key] = rows
+    return _last[key]
+
+
+def _dealt_rows(
+    data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
+) -> list[dict[str, Rows]]:
     if settings.partition == UNSEEN:
         sets = label_sets(pool.classes, len(names), settings.unseen)
         cut = LabelCut(pool.labels, sets, names, pool.classes, f"{data.name}, partition 'unseen'")

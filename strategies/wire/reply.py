@@ -8,6 +8,7 @@ grow with them, ``Spill`` writes what comes beyond ``IN_MEMORY`` bytes to a file
 which is gone with the round, and with the process.
 """
 
+import functools
 import math
 import os
 import re
@@ -187,7 +188,7 @@ def most_bytes(expected: Specs) -> int:
     return 4 * sum(map(math.prod, lengths))
 
 
-IN_MEMORY = 2**26  # bytes of a round's replies
+IN_MEMORY = 2**24  # bytes of a round's replies
 
 
 class Spill:
@@ -234,17 +235,16 @@ class SpilledArrays(Mapping[str, NDArray]):
 
     def __init__(self, file: IO[bytes], arrays: Mapping[str, NDArray]) -> None:
         self._file = file
-        self._places: dict[str, tuple[int, np.dtype[np.generic], tuple[int, ...]]] = {}
-        for name, array in arrays.items():
-            self._places[name] = file.seek(0, os.SEEK_END), array.dtype, array.shape
+        self._start = file.seek(0, os.SEEK_END)
+        self._places = _places(tuple((n, a.dtype, a.shape) for n, a in arrays.items()))
+        for array in arrays.values():
             file.write(np.ascontiguousarray(array).data)
         file.flush()
 
     def __getitem__(self, name: str) -> NDArray:
         """Read an array."""
-        place, dtype, shape = self._places[name]
-        self._file.seek(place)
-        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        place, size, dtype, shape = self._places[name]
+        self._file.seek(self._start + place)
         return np.frombuffer(self._file.read(size), dtype).reshape(shape)
 
     def __iter__(self) -> Iterator[str]:
@@ -254,3 +254,16 @@ class SpilledArrays(Mapping[str, NDArray]):
     def __len__(self) -> int:
         """Return the number of arrays."""
         return len(self._places)
+
+
+@functools.lru_cache(maxsize=8)  # replies of a thousand sites share one table
+def _places(
+    arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...],
+) -> Mapping[str, tuple[int, int, np.dtype[Any], tuple[int, ...]]]:
+    """Return where each array begins behind the first, its bytes, its type and its shape."""
+    found, place = {}, 0
+    for name, dtype, shape in arrays:
+        size = dtype.itemsize * math.prod(shape)
+        found[name] = place, size, dtype, shape
+        place += size
+    return found

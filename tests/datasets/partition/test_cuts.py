@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.sealed_folders import json_digest
+from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.partition.cuts import dealt, dirichlet_shares, label_shares
 from fedsilo.datasets.registry import (
     DATA_SETS,
@@ -99,6 +101,17 @@ def test_the_cut_is_decided_by_fold_seed_and_no_run_seed(small_places: Places) -
     for other, same in (({"seed": 9}, True), ({"fold_seed": 1}, False), ({"silos": 4}, False)):
         cut = dataclasses.replace(SMALL, **other)  # type: ignore[arg-type]  # of one key each
         assert (load_silo("silo-2", cut, small_places).fingerprints == first) == same
+
+
+def test_all_silos_of_a_cut_are_dealt_at_once(
+    small_places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Mock(side_effect=dealt)
+    monkeypatch.setattr(cuts, "dealt", counted)
+    monkeypatch.setattr(cuts, "_last", {})
+    for name, seed, deals in (("silo-1", 5, 1), ("silo-2", 5, 1), ("silo-1", 6, 2)):
+        load_silo(name, dataclasses.replace(SMALL, fold_seed=seed), small_places)
+        assert counted.call_count == deals
 
 
 def test_sizes_are_at_most_those_asked_for(small_places: Places) -> None:
