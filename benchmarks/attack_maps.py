@@ -1,6 +1,6 @@
 """How much of an image attention maps give back, beside the gradients of methods that send weights.
 
-    python benchmarks/attack_maps.py RUN-DIR --csv FILE [--victim SITE] [--attacker SITE]
+    python benchmarks/attack_maps.py RUN-DIR --csv FILE [--pairs VICTIM:ATTACKER ...]
 
 ``RUN-DIR`` is a finished run of FedEvPrompt. The attacker is another site: it has the backbone, its
 own prompts, its own training images and the public ones. It learns pixels of maps by ridge
@@ -9,23 +9,36 @@ victim's network made. It also looks for the image that a map was made of among 
 training images, as one who has an archive would: by the nearest of the maps that its own network
 makes of them. ``maps that were sent`` are the last round's M of each class.
 
-Gradients are of one image each, with a known label, at the start of round 1: what leaves in FedAvg
-of prompts and head, and of the whole ViT, at its most telling, a step of one image. The image is
-sought by Adam, so that its gradient has the direction of the known one (Geiping et al. 2020, cosine
-distance and total variation). Other attacks may find more: every figure is a lower bound.
+Gradients and updates are FedAvg's, of prompts and head and of the whole ViT, in round 1, with known
+labels, as the server sees them; a site sees only the mean over sites. Of one image's gradient the
+image is sought by Adam (Geiping et al. 2020: cosine distance and total variation, whose weight the
+attacker chooses on own images). Who has an archive seeks the nearest gradient, or by least squares
+those of which a batch's is the mean. Of an epoch's update: which images were trained on, as their
+gradients point against it, beside test images. Every figure is a lower bound.
 
 Pixels are 0 to 1. The floor is the mean of the attacker's images, whatever was sent.
 """
 
 import argparse
+import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
 import pandas as pd
 import torch
+from attack_gradients import (
+    by_archive,
+    chosen_variation,
+    gradients,
+    inverted,
+    member_auc,
+    one_image,
+    parts,
+    recognised,
+)
 from torch import Tensor, nn
 
 from fedsilo.client_app.lab import Lab
@@ -36,6 +49,7 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.seeding import generator, seeded
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import vacuity
 from fedsilo.models.methods.fedevprompt import FedEvPromptSettings, most_certain
 from fedsilo.models.networks.encoders import float_inputs
@@ -45,8 +59,10 @@ from fedsilo.server_app.studies.finished_site import finished_site
 RIDGES = (0.1, 1.0, 10.0, 100.0, 1000.0)
 _WINDOW = 7  # pixels, of SSIM
 _C1, _C2 = 0.01**2, 0.03**2  # Wang et al. 2004, for a range of 1
-_HEADER = ["known", "numbers", "images", "candidates", "metric", "mean", "sd"]
-_VARIATION = 1e-3  # weight of total variation
+_HEADER = ["victim", "attacker", "known", "numbers", "images", "candidates", "metric", "mean", "sd"]
+PAIRS = ["rosendahl:vidir_modern", "vidir_modern:vidir_molemax", "vidir_molemax:rosendahl"]
+
+Found = tuple[str, int, Mapping[str, Tensor]]  # what was known, its numbers, and metrics of images
 
 
 def psnr(images: Tensor, found: Tensor) -> Tensor:
@@ -66,12 +82,6 @@ def ssim(images: Tensor, found: Tensor) -> Tensor:
     both = mean(images * found) - m1 * m2
     above = (2 * m1 * m2 + _C1) * (2 * both + _C2)
     return (above / ((m1.square() + m2.square() + _C1) * (v1 + v2 + _C2))).flatten(1).mean(dim=1)
-
-
-def recognised(known: Tensor, candidates: Tensor, rows: Tensor) -> Tensor:
-    """Tell (n,) for which of ``known`` the nearest candidate is its own, which ``rows`` names."""
-    nearest = torch.cdist(known.flatten(1).double(), candidates.flatten(1).double()).argmin(dim=1)
-    return nearest == rows
 
 
 def features(maps: Tensor) -> Tensor:
@@ -103,44 +113,6 @@ def decoder(maps: Tensor, images: Tensor) -> Callable[[Tensor], Tensor]:
     predict = ridge(x, y, RIDGES[int(torch.stack(errors).argmin())])
     size = images.shape[1:]
     return lambda new: predict(features(new)).clamp(0, 1).float().reshape(-1, *size)
-
-
-def gradient_of(network: PromptedViT, image: Tensor, label: Tensor, graph: bool) -> list[Tensor]:
-    """Return the loss's gradient of one image (1, c, h, w), -1 to 1, by every trained parameter."""
-    tokens, _ = network.encode_with_rollout(image)  # fused attention has no second derivative
-    loss = network.criterion(network.classify(tokens), label)
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(loss, trained, create_graph=graph, allow_unused=True)
-    return [part for part in found if part is not None]
-
-
-def cosine_distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
-    """Return 1 - cos of two gradients, each taken as one vector."""
-    one, other = (torch.cat([part.flatten() for part in parts]) for parts in (first, second))
-    return 1 - (one @ other) / (one.norm() * other.norm()).clamp_min(1e-20)
-
-
-def inverted(
-    network: PromptedViT, image: Tensor, label: Tensor, start: Tensor, steps: int
-) -> Tensor:
-    """Return an image (1, c, h, w), -1 to 1, of which the gradient points as that of ``image``.
-
-    It is sought from ``start``.
-    """
-    known = [part.detach() for part in gradient_of(network, image, label, graph=False)]
-    sought = start.clone().requires_grad_()
-    optimiser = torch.optim.Adam([sought], lr=0.05)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    for _ in range(steps):
-        optimiser.zero_grad()
-        distance = cosine_distance(gradient_of(network, sought, label, graph=True), known)
-        rough = sought.diff(dim=2).abs().mean() + sought.diff(dim=3).abs().mean()
-        (sought.grad,) = torch.autograd.grad(distance + _VARIATION * rough, sought)
-        optimiser.step()
-        schedule.step()
-        with torch.no_grad():
-            sought.clamp_(-1, 1)
-    return sought.detach()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,64 +157,68 @@ def pixels(inputs: Tensor) -> Tensor:
     return (float_inputs(inputs) + 1) / 2
 
 
-def by_maps(
-    victim: Side, attacker: Side, own: Tensor
-) -> Iterator[tuple[str, int, Tensor, Tensor, Tensor]]:
-    """Yield what was known, numbers an image, and PSNR, SSIM and recognition (n,) of each.
-
-    ``own`` are the attacker's images.
-    """
+def by_maps(victim: Side, attacker: Side, own: Tensor) -> Iterator[Found]:
+    """Yield what the victim's maps give back; ``own`` are the attacker's images."""
     train = victim.lab.silo.train.inputs
     images, every = pixels(train), torch.arange(len(train))
     floor = pixels(own).mean(dim=0, keepdim=True).expand_as(images)
-    yield "nothing: mean image", 0, *scores(images, floor, images, every)
+    yield "nothing: mean image", 0, scores(images, floor, images, every)
     maps, candidates = victim.maps(train), attacker.maps(train)
     decoded = decoder(attacker.maps(own), pixels(own))(maps)
     cells = maps.shape[1]
     for name, rows in (("a map", every), ("a map that was sent", victim.sent())):
-        by_picture = scores(images[rows], decoded[rows], images, rows)
-        yield f"{name}: regression", cells, *by_picture
+        yield f"{name}: regression", cells, scores(images[rows], decoded[rows], images, rows)
         by_map = recognised(maps[rows], candidates, rows).float()
-        yield f"{name}: nearest map", cells, *by_picture[:2], by_map
+        yield f"{name}: nearest map", cells, {"recognised": by_map}
 
 
-def scores(
-    images: Tensor, found: Tensor, candidates: Tensor, rows: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def scores(images: Tensor, found: Tensor, candidates: Tensor, rows: Tensor) -> Mapping[str, Tensor]:
     """Return PSNR, SSIM and whether the nearest candidate is the image itself, (n,) each."""
-    return psnr(images, found), ssim(images, found), recognised(found, candidates, rows).float()
+    nearest = recognised(found, candidates, rows).float()
+    return {"psnr": psnr(images, found), "ssim": ssim(images, found), "recognised": nearest}
 
 
 def by_gradients(
-    victim: Side, floor: Tensor, count: int, steps: int
-) -> Iterator[tuple[str, int, Tensor, Tensor, Tensor]]:
-    """Yield the same of gradients of ``count`` random training images, sought from ``floor``."""
-    common, train = victim.lab.common, victim.lab.silo.train
-    rows = torch.randperm(len(train), generator=generator(0, "attack-maps"))[:count]
-    images, start = pixels(train.inputs), 2 * floor - 1
-    inputs, labels = float_inputs(train.inputs), train.labels
+    victim: Side, attacker: Side, floor: Tensor, count: int, steps: int
+) -> Iterator[Found]:
+    """Yield what gradients and updates of the victim give back, sought from ``floor``.
+
+    ``count`` random training images are inverted, and two of the attacker's before.
+    """
+    train = victim.lab.silo.train
+    rows = torch.randperm(len(train), generator=generator(0, "attack-maps"))
+    chosen, images = rows[:count], pixels(train.inputs)
+    below = scores(images[chosen], floor.expand(count, *floor.shape[1:]), images, chosen)
+    yield "nothing: mean image, for those inverted", 0, below
     whole = {"train_backbone": True, "prompt_sets": "none"}
     for name, changes in (("prompts and head", {}), ("the whole ViT", whole)):
-        changed = dataclasses.replace(common, method="fedavg", **changes)
+        common = dataclasses.replace(victim.lab.common, method="fedavg", **changes)
         with seeded(0, "attack-maps"):
-            network = cast(PromptedViT, initial_classifier(changed, victim.lab.silo)).eval()
-        found = [inverted(network, inputs[r][None], labels[r][None], start, steps) for r in rows]
+            network = cast(PromptedViT, initial_classifier(common, victim.lab.silo)).eval()
         numbers = sum(p.numel() for p in network.parameters() if p.requires_grad)
-        restored = (torch.cat(found) + 1) / 2
-        measured = scores(images[rows], restored, images, rows)
-        yield f"gradient of {name}: inversion", numbers, *measured
-        own = by_gradient(network, inputs, labels, rows).float()
-        yield f"gradient of {name}: nearest gradient", numbers, *measured[:2], own
+        weight = chosen_variation(network, attacker.lab.silo.train, 2 * floor - 1, steps)
+        restored = [
+            inverted(network, *one_image(train, r), 2 * floor - 1, steps, weight) for r in chosen
+        ]
+        measured = scores(images[chosen], (torch.cat(restored) + 1) / 2, images, chosen)
+        yield f"gradient of {name}, one image: inversion", numbers, measured
+        for known, found in by_archive(network, train, rows, count):
+            yield f"gradient of {name}, {known}", numbers, {"recognised": found.float()}
+        inside = members(victim, network, common)
+        yield f"update of {name}, an epoch", numbers, {"member-auc": inside}
 
 
-def by_gradient(network: PromptedViT, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-    """Tell (n,) for which of ``rows`` the image of the nearest gradient is the image itself."""
-    known = [gradient_of(network, inputs[r][None], labels[r][None], graph=False) for r in rows]
-    distances = torch.empty(len(rows), len(inputs))
-    for column in range(len(inputs)):
-        other = gradient_of(network, inputs[column][None], labels[column][None], graph=False)
-        distances[:, column] = torch.stack([cosine_distance(one, other) for one in known])
-    return distances.argmin(dim=1) == rows
+def members(victim: Side, network: PromptedViT, common: CommonSettings) -> Tensor:
+    """Return, as (1,), how well an epoch's update tells training from test images, as an AUC."""
+    silo, before = victim.lab.silo, copy.deepcopy(network)
+    instruction = dataclasses.replace(victim.lab.instruction, round=1)
+    lab = Lab(victim.lab.session, victim.lab.content, instruction, victim.lab.state_files)
+    own = dataclasses.replace(common, optimiser_state="round", local_epochs=1)
+    lab.fit(network, settings=own)
+    pairs = zip(before.parameters(), network.parameters(), strict=True)
+    update = parts([new.detach() - old.detach() for old, new in pairs if old.requires_grad])
+    each = torch.cat([gradients(before, split) for split in (silo.train, silo.test)])
+    return member_auc(each, update, len(silo.train)).reshape(1)
 
 
 def attackers_images(attacker: Side) -> Tensor:
@@ -253,31 +229,42 @@ def attackers_images(attacker: Side) -> Tensor:
     return torch.cat([public.inputs, attacker.lab.silo.train.inputs])
 
 
+def with_all(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with rows of all pairs: mean and standard deviation of the pairs' means."""
+    each = table.groupby(["known", "numbers", "metric"], sort=False)
+    over = each.agg(
+        images=("images", "sum"), candidates=("candidates", "sum"), mean=("mean", "mean")
+    )
+    over["sd"] = each["mean"].std()
+    named = over.reset_index().assign(victim="all", attacker="all")
+    return pd.concat([table, named[_HEADER]], ignore_index=True)
+
+
 def main() -> None:
-    """Run both attacks, print and write what they found."""
+    """Run the attacks of all pairs, print and write what they found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--csv", type=Path, required=True)
-    parser.add_argument("--victim", default="rosendahl")
-    parser.add_argument("--attacker", default="vidir_modern")
+    parser.add_argument("--pairs", nargs="+", default=PAIRS, metavar="VICTIM:ATTACKER")
     parser.add_argument("--images", type=int, default=5, help="of which gradients are inverted")
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    victim, attacker = (
-        side(options.run_dir, options.victim),
-        side(options.run_dir, options.attacker),
-    )
-    own = attackers_images(attacker)
-    floor = pixels(own).mean(dim=0, keepdim=True)
-    gradients = by_gradients(victim, floor, options.images, options.steps)
-    candidates, rows = len(victim.lab.silo.train), []
-    for known, numbers, *measured in itertools.chain(by_maps(victim, attacker, own), gradients):
-        for metric, values in zip(("psnr", "ssim", "recognised"), measured, strict=True):
-            mean, sd = values.mean().item(), values.std().item()
-            rows.append([known, numbers, len(values), candidates, metric, mean, sd])
-        table = pd.DataFrame(rows, columns=_HEADER)
-        write_atomically(options.csv, table.to_csv(index=False, float_format="%.4f"))
+    rows: list[list[object]] = []
+    for pair in options.pairs:
+        victim, attacker = (side(options.run_dir, site) for site in pair.split(":"))
+        own, images = attackers_images(attacker), len(victim.lab.silo.train)
+        floor = pixels(own).mean(dim=0, keepdim=True)
+        gradients_of = by_gradients(victim, attacker, floor, options.images, options.steps)
+        for known, numbers, metrics in itertools.chain(
+            by_maps(victim, attacker, own), gradients_of
+        ):
+            for metric, values in metrics.items():
+                mean, sd = values.mean().item(), values.std(correction=0).item()
+                sizes = [numbers, len(values), images]
+                rows.append([*pair.split(":"), known, *sizes, metric, mean, sd])
+            table = with_all(pd.DataFrame(rows, columns=_HEADER))
+            write_atomically(options.csv, table.to_csv(index=False, float_format="%.4f"))
     print(table.to_string(index=False))
 
 
