@@ -25,6 +25,7 @@ from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.studies.compare.budgets import MARK, Budgets, given
 from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
+from fedsilo.server_app.studies.compare.pooled import POOLED
 from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import csv_text, joined, markdown_table, rich_table
 from fedsilo.server_app.studies.compare.trials import Trial, run_groups, trial_settings
@@ -106,7 +107,8 @@ def crossvalidate(
     budgets = Budgets({n: replace(b, rounds=rounds[n]) for n, b in budgets.of.items()})
     if not unequal:
         budgets.refuse_unequal("all runs are kept, and the same with --unequal marks the row")
-    metrics = data_set(first.dataset).headline
+    pooled = all(POOLED in run["mean"] for runs in summaries.values() for run in runs)
+    metrics = (*data_set(first.dataset).headline, *([POOLED] if pooled else []))
     figures = figure_intervals(summaries, metrics, folds)
     differences = difference_intervals(summaries, metrics, folds)
     return CrossValidation(joined([figures, differences]), metrics, budgets)
@@ -187,7 +189,12 @@ def interval_frame(records: Sequence[tuple[str, str, str, str, Interval]]) -> pd
 
 
 def _by_group(runs: Summaries, metric: str) -> dict[str, list[float | None]]:
-    """Return, per site and for ``all``, the metric's value in each run, None where undefined."""
+    """Return, per site and for ``all``, the metric's value in each run, None where undefined.
+
+    ``all`` is the mean over sites, but of ``POOLED``, which no site has, that of all samples.
+    """
+    if metric == POOLED:
+        return {"all": [summary["mean"][POOLED] for summary in runs]}
     sites = sorted({site for summary in runs for site in summary["sites"]})
     by_site = {
         site: [summary["sites"].get(site, {}).get(metric) for summary in runs] for site in sites

@@ -57,16 +57,16 @@ def pooled_balanced_accuracy(sites: Iterable[Measured]) -> float | None:
     return statistics.fmean(a / b for a, b in zip(right, counts, strict=True))
 
 
-def pooled_validation(run: FinishedRun) -> dict[str, float]:
-    """Return ``POOLED`` of a run's validation samples, or nothing if it cannot be worked out.
+def pooled_figure(run: FinishedRun, split: str) -> dict[str, float]:
+    """Return ``POOLED`` of a run's samples of ``split``, or nothing if it cannot be worked out.
 
     That needs two classes, and sites that tell their label counts.
     """
     own: dict[str, dict[str, float]] = {}
     for row in run.metrics:  # of the last round that measured
-        if row["split"] == "val" and row["site"] in run.silos:
+        if row["split"] == split and row["site"] in run.silos:
             own.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
-    counts = {site: run.silos[site]["label_counts"].get("val", []) for site in own}
+    counts = {site: run.silos[site]["label_counts"].get(split, []) for site in own}
     if any(len(labels) != 2 for labels in counts.values()):
         return {}
     pooled = pooled_balanced_accuracy(

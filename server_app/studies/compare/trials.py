@@ -31,7 +31,7 @@ from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.run.processes import end_with
 from fedsilo.server_app.run.terminal import make_console
-from fedsilo.server_app.studies.compare.pooled import pooled_validation
+from fedsilo.server_app.studies.compare.pooled import pooled_figure
 from fedsilo.server_app.studies.compare.slurm import Jobs, Slurm, SlurmPool
 from fedsilo.server_app.studies.finished_run import FinishedRun
 
@@ -179,7 +179,8 @@ def _run_quietly(work: _Work) -> str | None:
             # Equal where settings that differ change nothing: it has all digits, and no seconds
             digest = hashlib.sha256((run.path / "metrics.csv").read_bytes()).hexdigest()
             summary = {**run.summary, "digest": digest}
-            summary["validation"]["mean"] |= pooled_validation(run)
+            summary["mean"] |= pooled_figure(run, "test")
+            summary["validation"]["mean"] |= pooled_figure(run, "val")
             write_atomically(path, json.dumps(summary))
     except FedsiloError as error:
         return str(error)

@@ -25,6 +25,7 @@ from fedsilo.server_app.studies.compare.crossvalidate import (
     markdown_text,
     metric_table,
 )
+from fedsilo.server_app.studies.compare.pooled import POOLED
 from fedsilo.server_app.studies.compare.tables import csv_text, joined
 
 
@@ -86,6 +87,14 @@ def test_differences_are_taken_run_by_run() -> None:
     assert site.p == pytest.approx(1 - 2 / math.pi * math.atan(0.2 / error))
     assert site.low == pytest.approx(0.2 - math.tan(0.475 * math.pi) * error)
     assert site.high == pytest.approx(0.2 + math.tan(0.475 * math.pi) * error)
+
+
+def test_pooled_over_all_samples_has_its_own_figure_and_no_site() -> None:
+    mine = [{**run, "mean": {POOLED: value}} for run, value in zip(RUNS, (0.5, 0.7), strict=True)]
+    others = [{**run, "mean": {POOLED: 0.5}} for run in RUNS]
+    assert _means(figure_intervals({"a": mine}, (POOLED,), 2), POOLED) == {"all": (0.6, 2)}
+    less = difference_intervals({"a": mine, "b": others}, (POOLED,), 2)
+    assert _means(less, POOLED) == {"all": (0.1, 2)}
 
 
 def test_every_other_experiment_is_compared_with_the_first() -> None:
@@ -227,13 +236,18 @@ def test_two_experiments_are_cross_validated_on_the_same_splits(
     for method, name in (("fedavg", "averaged"), ("local", "alone")):
         found = [s["sites"]["va"]["accuracy"] for s in summaries if s["method"] == method]
         assert means[name, ""] == pytest.approx(sum(found) / 2, abs=1e-6)
+        found = [s["mean"][POOLED] for s in summaries if s["method"] == method]
+        pooled = [r for r in table if r["metric"] == POOLED and not r["compared with"]]
+        (row,) = (r for r in pooled if r["experiment"] == name)
+        assert row["group"] == "all"
+        assert float(row["mean"]) == pytest.approx(sum(found) / 2, abs=1e-6)
     difference = means["averaged", ""] - means["alone", ""]
     assert means["averaged", "alone"] == pytest.approx(difference, abs=2e-6)
     order = [row["group"] for row in table if row["compared with"] and row["metric"] == "auc"]
     assert order == ["cleveland", "hungary", "switzerland", "va", "all"]
     auc = {row["group"]: row["runs"] for row in table if row["metric"] == "auc"}
     assert auc == {"cleveland": "2", "hungary": "2", "switzerland": "1", "va": "2", "all": "2"}
-    assert (tmp_path / "t.md").read_text().count("| averaged less alone |") == 4
+    assert (tmp_path / "t.md").read_text().count("| averaged less alone |") == 5
     assert main(arguments) == 0
     again = {path: path.stat().st_mtime_ns for path in (tmp_path / "crossvalidation").iterdir()}
     assert again == kept
