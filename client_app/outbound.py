@@ -15,7 +15,7 @@ from fedsilo.client_app.privacy.secure_aggregation import SecureSite
 from fedsilo.client_app.privacy.signing import signer_of
 from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.client_app.session import SiteSession
-from fedsilo.models.contract.array_names import arrays_below
+from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.errors import FedsiloError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.contract.seeding import generator
@@ -29,7 +29,7 @@ from fedsilo.strategies.wire.secure_keys import SECURE, texts
 from fedsilo.strategies.wire.signatures import digest
 
 Arrays = Mapping[str, Tensor]
-MEMORY = "wire/"  # before an array's name in the state: what its updates left out
+MEMORY = "wire/"  # in the state, before settings and name: what updates of an array left out
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ class Outbound:
         Args:
             leaving: what leaves, by name.
             came: what was received, of which updates are sent.
-            stored: the site's state before, with what it remembers.
+            stored: the site's state before, with what it remembers; a memory of another precision
+                or share is not added, and forgotten.
 
         Raises:
             SiteError: an update is not finite; it names site, round and array.
@@ -100,17 +101,19 @@ class Outbound:
         seed, key = self.session.sampling.seed, ("wire", asked.round, asked.step, site)
         source, compression = generator(seed, *key), self.session.compression
         assert compression is not None
+        memory = f"{MEMORY}{compression.kind}/"
+        before = arrays_below(memory, stored) if compression.feedback else {}
         try:
             sent, left = compression.packed(
                 {n: a.detach().float().cpu().contiguous().numpy() for n, a in leaving.items()},
                 {name: array.numpy() for name, array in came.items()},
-                {name: array.numpy() for name, array in arrays_below(MEMORY, stored).items()},
+                {name: array.numpy() for name, array in before.items()},
                 lambda count: torch.rand(count, generator=source).numpy(),
             )
         except ArrayError as error:
             raise SiteError(f"site {site}, round {asked.round}: {error}") from None
-        kept = {f"{MEMORY}{name}": torch.from_numpy(array) for name, array in left.items()}
-        return to_record(sent), kept
+        kept = {name: torch.from_numpy(array) for name, array in left.items()}
+        return to_record(sent), with_prefix(memory, kept)
 
     def _portions(self, names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the measurements that the server asks to sum, each from 0 to 1.

@@ -18,6 +18,7 @@ from fedsilo.server_app.run.process_engine import run_with_processes
 Tiny = Callable[..., dict[str, Value]]
 SLOW = {"speeds": "{s3a: 0.4}", "round-quorum": 0.6}
 WAYS = ("drop", "discounted")
+INT8 = {"wire-precision": "int8", "wire-top-k": 0.3}
 
 
 def values_of(tiny: Tiny, late: str, out: Path, method: str = "fedavg") -> dict[str, Value]:
@@ -60,10 +61,14 @@ def test_a_site_of_less_than_half_the_speed_answers_every_third_round(
     assert set(directory.read_json("summary.json")["sites"]) == {"s1a", "s2a", "s3a"}
 
 
-@pytest.mark.parametrize("late", WAYS)
-def test_processes_give_the_same_bytes(late: str, tiny: Tiny, tmp_path: Path) -> None:
-    inline = run_inline(resolve(values_of(tiny, late, tmp_path / "inline")), 3)
-    asked = resolve(values_of(tiny, late, tmp_path / "processes"))
+@pytest.mark.parametrize(
+    ("late", "wire"), [("drop", {}), ("discounted", {}), ("discounted", INT8)], ids=str
+)
+def test_processes_give_the_same_bytes(
+    late: str, wire: dict[str, Value], tiny: Tiny, tmp_path: Path
+) -> None:
+    inline = run_inline(resolve(values_of(tiny, late, tmp_path / "inline") | wire), 3)
+    asked = resolve(values_of(tiny, late, tmp_path / "processes") | wire)
     resources: dict[str, Value] = {"num-supernodes": 3, "init-args-num-cpus": 2}
     assert digests(run_with_processes(asked, resources)) == digests(inline)
 
@@ -98,16 +103,31 @@ class DyingGrid(InlineGrid):
 
 
 @pytest.mark.parametrize(
-    ("method", "late"),
-    [("fedavg", "discounted"), ("fedavg", "drop"), ("scaffold", "discounted"), ("ditto", "drop")],
+    ("method", "late", "wire"),
+    [
+        ("fedavg", "discounted", {}),
+        ("fedavg", "drop", {}),
+        ("scaffold", "discounted", {}),
+        ("ditto", "drop", {}),
+        ("fedavg", "discounted", INT8),
+        ("scaffold", "drop", INT8 | {"wire-down": "bf16"}),
+    ],
+    ids=str,
 )
 def test_a_run_killed_at_any_message_resumes_to_the_same_bytes(
-    method: str, late: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    late: str,
+    wire: dict[str, Value],
+    tiny: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    values = values_of(tiny, late, tmp_path / "whole", method)
+    values = values_of(tiny, late, tmp_path / "whole", method) | wire
     whole = digests(run_inline(resolve(values), 3))
     monkeypatch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", DyingGrid)
-    for lives in range(4, 17) if (method, late) == ("fedavg", "discounted") else (8, 10, 13):
+    for lives in (
+        range(4, 17) if (method, late, wire) == ("fedavg", "discounted", {}) else (8, 10, 13)
+    ):
         again = values | {"out": str(tmp_path / f"{lives}")}
         monkeypatch.setattr(DyingGrid, "lives", lives)
         with pytest.raises(KeyboardInterrupt):

@@ -287,7 +287,7 @@ def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[s
     metrics = [f"{METRICS}/{key}" for key in _NEEDED]
     if settings.common.secure_aggregation != "none":
         config += [f"{SECURE}/{key}" for key in SENT]
-    words = [f"leaves {sentence}" for sentence in (*alone.leaves(), *method.disclosures().leaves)]
+    words = [f"leaves {sentence}" for sentence in method.leaves()]
     return sorted({*config, *arrays, *metrics}), words
 
 

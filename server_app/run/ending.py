@@ -80,14 +80,13 @@ def write_end(
 
 
 def _privacy(method: Method, hooks: Hooks) -> dict[str, Any]:
-    disclosures, participants = method.disclosures(), method.participants
     return summaries.privacy_document(
         method.common.method,
         method.common.trust,
-        [*participants.leaves(), *disclosures.leaves],
+        method.leaves(),
         hooks.recorder.totals(),
-        hooks.privacy.guarantee(participants) if hooks.privacy else summaries.NO_PRIVACY,
-        disclosures.noise,
+        hooks.privacy.guarantee(method.participants) if hooks.privacy else summaries.NO_PRIVACY,
+        method.disclosures().noise,
     )
 
 

@@ -67,9 +67,7 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
         method.initial_state()
     except FedsiloError as error:
         return replace(heard, fault=str(error))
-    disclosures = method.disclosures()
-    leaves = (*met.leaves(), *disclosures.leaves)
-    return replace(heard, leaves=leaves, noise=disclosures.noise)
+    return replace(heard, leaves=tuple(method.leaves()), noise=method.disclosures().noise)
 
 
 def meet_inline(settings: RunSettings, nodes: int) -> Meeting:

@@ -28,6 +28,7 @@ from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 from fedsilo.strategies.loop.late import Late
 from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.wire.compressed import compression_of
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs
 
@@ -216,6 +217,13 @@ class Method(ABC):
     def disclosures(self) -> Disclosures:
         """Return what this method makes leave each site."""
         return Disclosures()
+
+    def leaves(self) -> list[str]:
+        """Return all that sites and method make leave, in words."""
+        compression = compression_of(self.common)
+        fewer = compression.disclosure() if compression else ""
+        words = [*self.participants.leaves(), *self.disclosures().leaves, fewer]
+        return [sentence for sentence in words if sentence]
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return what else a run writes at its end: file name -> content for JSON.

@@ -63,6 +63,24 @@ class Compression:
     feedback: bool = True
     down: str = "fp32"
 
+    @property
+    def kind(self) -> str:
+        """The settings that decide what an update leaves out."""
+        return f"{self.precision}-{self.share!r}"
+
+    def disclosure(self) -> str:
+        """Say what fewer bytes hide, which is nothing; empty if updates leave as they are."""
+        if self.kind == Compression().kind:
+            return ""
+        kept = f"'wire-precision' {self.precision}, 'wire-top-k' {self.share:g}"
+        said = f"of weights the updates, in fewer bytes ({kept}), which gives no privacy"
+        if self.precision != "fp32":
+            said += "; rounding promises nothing"
+        if self.share < 1:
+            said += "; which entries are sent reveals which the site's patients moved most"
+            said += "; what is left out follows later" if self.feedback else ""
+        return said
+
     def pack(self, arrays: Arrays, packed: Packed) -> None:
         """Add to ``packed``, what is packed for sites, weights as bfloat16's bits, if so sent."""
         for name, array in arrays.items() if self.down == "bf16" else ():

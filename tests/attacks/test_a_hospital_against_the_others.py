@@ -45,23 +45,6 @@ InlineRun = Callable[..., RunDirectory]
 Lying = Callable[..., None]
 
 
-@pytest.fixture
-def lying(monkeypatch: pytest.MonkeyPatch) -> Lying:
-    """Return a function that has what some nodes answer altered before it leaves."""
-    honest: ClientApp = APP.app
-
-    def install(alter: Alter, *liars: int) -> None:
-        def app(message: Message, context: Context) -> Message:
-            reply = honest(message, context)
-            if context.node_config.get("partition-id") in (liars or (2,)) and reply.has_content():
-                alter(reply.content)
-            return reply
-
-        monkeypatch.setattr(APP, "app", app)
-
-    return install
-
-
 def in_hello(**changes: Any) -> Alter:
     """Return what says something else at the hello; a function is given what is true."""
 

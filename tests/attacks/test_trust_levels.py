@@ -23,6 +23,7 @@ READ = {
     HONEST: (1, 1),
 }
 SLOW = {HONEST, MEAN_IMAGES}
+DEVIATIONS = (0.25, 0.5, 0.75, 1.0)  # of who guesses rows
 
 
 def in_soak(names: list[str], slow: set[str]) -> list[object]:
@@ -84,16 +85,27 @@ def test_where_nobody_is_trusted_there_are_no_centroids(tmp_path: Path) -> None:
 
 
 def no_nearer_than_a_guess(site: Asked) -> None:
-    """Check that who knows nothing but that features are standardised guesses as well."""
+    """Check that who knows nothing but that features are standardised guesses as well.
+
+    A hospital's noise is the operating system's, so each run has other candidates. They are
+    quotients of noise, of which many are near 0, the mean of standardised rows: near the mean one
+    guesses better than by rows of deviation 1. So the best of several deviations is the measure.
+    Were FedDistill's answers nothing but noise, its twelve candidates would be 0.67 or more from
+    the median row in 2,000 draws, and in every tenth nearer than guesses of deviation 1 say.
+    """
     rows = site.hospital.rows()
     assert site.hospital.recovered(site.candidates) == 0
     draws = np.random.default_rng(1).normal(size=(len(site.candidates), rows.shape[1]))
-    guessed = site.hospital.nearest(draws)
-    error = (
-        1.25 * np.std(guessed) / np.sqrt(len(guessed))
-    )  # of a median, which noise moves from run to run
-    nearest = np.median(site.hospital.nearest(site.candidates))
-    assert nearest >= 0.95 * np.median(guessed) - 3 * error
+    guessed = [np.median(site.hospital.nearest(deviation * draws)) for deviation in DEVIATIONS]
+    assert np.median(site.hospital.nearest(site.candidates)) >= 0.95 * min(guessed)
+
+
+def test_rows_that_are_known_but_for_noise_are_nearer_than_a_guess(tmp_path: Path) -> None:
+    site = attacked("planes, fedavg", 8.0, tmp_path, 1)
+    rows = site.hospital.rows()
+    site.candidates = list(rows + np.random.default_rng(2).normal(scale=0.4, size=rows.shape))
+    with pytest.raises(AssertionError):
+        no_nearer_than_a_guess(site)
 
 
 def test_two_hundred_messages_beyond_the_budget_are_all_refused(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Kinds ``reply-<method>`` and ``hello-<data set>``: a run over answers of before, one mutated.
 
+``reply-<way>`` are of a way to send what FedAvg trains.
+
 A method's honest answers are taken once, of a tiny run. A trial runs the server again over those
 answers, without any site, and one of them is changed. So it meets all that the server does with a
 reply: opening, checking, combining, recording, and its console.
@@ -37,7 +39,12 @@ _TABLE: dict[str, Value] = {
     "mc-passes": 2,
     "val-folds": 4,
 }
-_SECURE: dict[str, Value] = {"clip-norm": 2.0, "secure-aggregation": "secagg"}
+# Ways to send what FedAvg trains
+_WAYS: dict[str, dict[str, Value]] = {
+    "secure": {"clip-norm": 2.0, "secure-aggregation": "secagg"},
+    "int8": {"wire-precision": "int8", "wire-top-k": 0.2},
+    "bf16": {"wire-precision": "bf16", "wire-top-k": 0.02, "wire-down": "bf16"},
+}
 _HELLOS: dict[str, dict[str, Value]] = {"digits": {}, "heart-synthetic": _TABLE}
 _ONLY_IMAGES = ("silos", "silo-train-size", "silo-test-size", "width")
 
@@ -45,10 +52,11 @@ Key = tuple[int, str, int, int]
 
 
 def kinds() -> list[Kind]:
-    """Return a kind for each method of the table, two of other messages, and two of hellos."""
+    """Return a kind for each method of the table, of other messages, and two of hellos."""
     replies = [Kind(f"reply-{name}", lambda f, m=name: _replies(f, m), 4) for name in METHODS]
     replies.append(Kind("reply-images", lambda f: _replies(f, "fedavg", images=True), 5))
-    replies.append(Kind("reply-secure", lambda f: _replies(f, "fedavg", secure=True), 5))
+    for way in _WAYS:
+        replies.append(Kind(f"reply-{way}", lambda f, w=way: _replies(f, "fedavg", way=w), 5))
     hellos = [Kind(f"hello-{name}", lambda f, n=name: _hellos(f, n), 15) for name in _HELLOS]
     return [*replies, *hellos]
 
@@ -111,9 +119,9 @@ def _taken(folder: Path, values: dict[str, Value]) -> _Answers:
     return _Answers(values, grid.taken)
 
 
-def _values(method: str, images: bool = False, secure: bool = False) -> dict[str, Value]:
+def _values(method: str, images: bool = False, way: str = "") -> dict[str, Value]:
     """Return tiny settings of a method: of a table's, which has few arrays, if it takes any."""
-    values = TINY | {"method": method} | TINY_METHOD.get(method, {}) | (_SECURE if secure else {})
+    values = TINY | {"method": method} | TINY_METHOD.get(method, {}) | _WAYS.get(way, {})
     table = {key: value for key, value in values.items() if key not in _ONLY_IMAGES} | _TABLE
     try:
         resolve(table)
@@ -123,9 +131,9 @@ def _values(method: str, images: bool = False, secure: bool = False) -> dict[str
 
 
 def _replies(
-    folder: Path, method: str, images: bool = False, secure: bool = False
+    folder: Path, method: str, images: bool = False, way: str = ""
 ) -> Callable[[Trial], None]:
-    answers = _taken(folder, _values(method, images, secure))
+    answers = _taken(folder, _values(method, images, way))
     asked = sorted(key for key in answers.by_key if key[1] != HELLO)
 
     def trial(one: Trial) -> None:

@@ -51,6 +51,8 @@ def mutate_reply(rng: Random, content: Content, done: list[str]) -> Content:
         ways = [*_METRIC_WAYS, *_RECORD_WAYS]
         if changed.array_records.get(ARRAYS):
             ways += [*_ARRAY_WAYS, *_ARRAY_WAYS]
+            if any(array.dtype == "uint8" for array in changed.array_records[ARRAYS].values()):
+                ways += [_update] * len(ways)
         way = rng.choice(ways)
         done.append(way.__name__.strip("_"))
         try:
@@ -153,6 +155,30 @@ def _bytes_of(rng: Random, content: Content, done: list[str]) -> None:
     record, name, packed = _pick(rng, content)
     changed = mutate_bytes(rng, packed.data, done)
     record[name] = Array(packed.dtype, packed.shape, packed.stype, changed)
+
+
+def _update(rng: Random, content: Content, done: list[str]) -> None:
+    """Change the scale, the places or the values of an update in fewer bytes."""
+    record = content.array_records[ARRAYS]
+    name = rng.choice(sorted(n for n, array in record.items() if array.dtype == "uint8"))
+    data = bytearray(record[name].numpy().tobytes())
+    scales = (*NUMBERS, 1e5, 3e38, 1e-45, -1e-3)
+    for start in rng.sample(range(0, len(data), 4), min(rng.choice([1, 1, 3]), len(data) // 4)):
+        start = rng.choice([0, start])
+        with np.errstate(over="ignore"):
+            scale = np.float32(rng.choice(scales)).tobytes()
+        part = rng.choice(
+            [
+                scale,
+                struct.pack("<I", rng.choice([0, 1, len(data), 2**31, 2**32 - 1])),
+                bytes([rng.randrange(256)]),
+                b"\x80" * 4,
+                b"\xff" * 4,
+            ]
+        )
+        data[start : start + len(part)] = part
+        done.append(f"{name}[{start}] = {part!r}")
+    record[name] = Array(np.frombuffer(bytes(data), np.uint8))
 
 
 def _header(rng: Random, content: Content, done: list[str]) -> None:

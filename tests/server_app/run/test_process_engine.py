@@ -25,6 +25,7 @@ from fedsilo.server_app.run.process_engine import run_with_processes
 from fedsilo.server_app.run.processes import runs
 from fedsilo.strategies.wire.parcels import Packing, unpack
 from tests.support.soak import in_soak
+from tests.support.tiny import VARIANTS
 
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]
@@ -119,9 +120,14 @@ def _run(values: dict[str, Value], out: Path, nodes: int = 3) -> RunDirectory:
 
 
 @pytest.mark.parametrize(
-    ("times", "fork_server"), in_soak([(2, False), (1, True)], but=[(2, False)])
+    ("variant", "times", "fork_server"),
+    in_soak(
+        [("uefl", 2, False), ("uefl", 1, True), ("fedavg-int8", 2, False)],
+        but=[("uefl", 2, False), ("fedavg-int8", 2, False)],
+    ),
 )
 def test_a_message_whose_worker_is_killed_is_answered_by_another(
+    variant: str,
     times: int,
     fork_server: bool,
     killing: type[_Killing],
@@ -130,10 +136,11 @@ def test_a_message_whose_worker_is_killed_is_answered_by_another(
     tmp_path: Path,
 ) -> None:
     killing.times, killing.fork_server = times, fork_server
-    directory = _run(tiny("uefl"), tmp_path / "killed")
+    values = tiny(str(VARIANTS[variant]["method"])) | VARIANTS[variant]
+    directory = _run(values, tmp_path / "killed")
     assert killing.times == 0
     assert directory.read_json("summary.json")["failures"] == []
-    assert _bytes(directory) == _bytes(inline_run(tiny("uefl")))
+    assert _bytes(directory) == _bytes(inline_run(values))
 
 
 def test_a_message_whose_worker_is_killed_thrice_counts_as_failed(

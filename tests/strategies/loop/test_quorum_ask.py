@@ -18,6 +18,7 @@ from fedsilo.strategies.loop.quorum_ask import Quorum, quorum_of
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.wire.compressed import Compression, compression_of
 from tests.strategies.conftest import MEASURED, SpyGrid, build_content
 from tests.support.asking import make_reply
 
@@ -73,14 +74,17 @@ def test_what_sites_are_at_work_on_is_stored_and_restored() -> None:
     assert again.sent[3]["w"].tolist() == [1, 2]
 
 
-def adding(step: float) -> Callable[[Message], RecordDict]:
-    """Return a site that answers with what it was sent, plus ``step``."""
+def adding(step: float, way: Compression | None = None) -> Callable[[Message], RecordDict]:
+    """Return a site that answers with what it was sent, plus ``step``; ``way``: as an update."""
 
     def answer(message: Message) -> RecordDict:
         if message.metadata.message_type != TRAIN:
             return build_content(**MEASURED)
         came = message.content.array_records[ARRAYS]
-        arrays = {name: came[name].numpy() + np.float32(step) for name in came}
+        sent = {name: came[name].numpy() for name in came}
+        arrays = {name: array + np.float32(step) for name, array in sent.items()}
+        if way:
+            arrays, _ = way.packed(arrays, sent, {}, lambda n: np.zeros(n, np.float32))
         return build_content(arrays, **MEASURED)
 
     return answer
@@ -105,7 +109,9 @@ def run(fake_app: Any, participants: Participants) -> Run:
 
     def start(quorum: Quorum, grid: type[SpyGrid] = SpyGrid, **common: Any) -> Any:
         settings = CommonSettings(silos=3, run_name="run", **{"round_quorum": 0.6, **common})
-        app, came = fake_app(s1a=adding(2), s2a=adding(2), s3a=adding(4)), Came()
+        way = compression_of(settings)
+        sites = {"s1a": adding(2, way), "s2a": adding(2, way), "s3a": adding(4, way)}
+        app, came = fake_app(**sites), Came()
         method = FedAvg(settings, NoSettings(), participants)
         loop = RoundLoop(method, [came], "/somewhere", quorum)
         loop.state = State({"w": np.zeros(1, np.float32)})
@@ -117,15 +123,20 @@ def run(fake_app: Any, participants: Participants) -> Run:
     return start
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize(
     ("late", "model"), [("discounted", (4 + 4 + 2 + 4 / 2**0.5) / 3), ("drop", 4.0)]
 )
 def test_a_reply_that_comes_a_round_late_is_an_update_of_what_its_own_round_sent(
-    late: str, model: float, run: Run
+    late: str, model: float, precision: str, run: Run
 ) -> None:
-    """Round 1 leads from 0 to 2 without s3a, which is sent 0 and answers 4 in round 2."""
+    """Round 1 leads from 0 to 2 without s3a, which is sent 0 and answers 4 in round 2.
+
+    As int8 it answers +4: opened on the 2 that round 2 has sent it would be 6.
+    """
     seconds = {"s1a": 1.0, "s2a": 1.0, "s3a": 1.5}
-    grid, loop, came = run(Quorum(seconds), rounds=2, late_replies=late)
+    common = {"rounds": 2, "late_replies": late, "wire_precision": precision}
+    grid, loop, came = run(Quorum(seconds), **common)
     assert came.rounds == {1: {"s1a": 1, "s2a": 1}, 2: {"s1a": 2, "s2a": 2, "s3a": 1}}
     assert loop.current().arrays["w"] == pytest.approx(model)
     asked = [(m.metadata.dst_node_id, m.metadata.group_id) for m in grid.sent[:5]]

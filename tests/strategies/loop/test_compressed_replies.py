@@ -1,0 +1,190 @@
+"""Replies in fewer bytes that no site makes: each refused by its site and round, nothing lost."""
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import ARRAYS, EVALUATE
+from fedsilo.strategies.loop.method import State
+from fedsilo.strategies.wire.compressed import Compression
+from fedsilo.strategies.wire.records import NDArray, bundle
+from tests.fuzz.reply_mutations import npy
+
+SIZE, KEPT = 1000, 10  # few of many: places are indexes
+WAYS = {precision: Compression(precision, KEPT / SIZE) for precision in ("fp32", "bf16", "int8")}
+INT8 = WAYS["int8"]
+SENT = {"w": np.zeros(SIZE, np.float32), "b.running_mean": np.ones(3, np.float32)}
+STEP = np.where(np.arange(SIZE) % 100 == 7, np.float32(2), SENT["w"])  # at 7, 107, ... 907
+BITS = Compression("int8", 0.5)  # half of them: places are a bit each
+
+
+def update(way: Compression) -> bytes:
+    """Return the honest bytes of ``STEP``; for int8: scale, indexes, steps."""
+    packed, _ = way.packed({"w": STEP}, SENT, {}, lambda count: np.zeros(count, np.float32))
+    return packed["w"].tobytes()
+
+
+def indexes(*places: int) -> bytes:
+    """Return int8's bytes with other indexes, the last that are named."""
+    data, honest = update(INT8), [7 + 100 * n for n in range(KEPT)]
+    return data[:4] + struct.pack("<10I", *honest[: KEPT - len(places)], *places) + data[-KEPT:]
+
+
+def scaled(scale: float) -> bytes:
+    return struct.pack("<f", scale) + update(INT8)[4:]
+
+
+def array(data: bytes) -> Array:
+    return Array(np.frombuffer(data, np.uint8))
+
+
+def claiming(shape: str) -> Array:
+    """Return an array whose header claims ``shape`` and whose bytes are of an honest update."""
+    return Array("uint8", (54,), "numpy.ndarray", npy("|u1", shape, update(INT8)))
+
+
+BAD: dict[str, tuple[Compression, dict[str, Any], str]] = {
+    "no scale": (INT8, {"w": array(update(INT8)[4:])}, "expected uint8 (54,)"),
+    "a scale for each entry": (INT8, {"w": array(bytes(4 * 9) + update(INT8))}, "expected uint8"),
+    "a scale that is nan": (INT8, {"w": array(scaled(np.nan))}, "its scale is nan"),
+    "a scale below 0": (INT8, {"w": array(scaled(-1))}, "its scale is -1"),
+    "a scale of 1e5": (INT8, {"w": array(scaled(1e5))}, "'w' has a number beyond 1e+06"),
+    "a scale of 3e38": (INT8, {"w": array(scaled(3e38))}, "leads to non-finite values"),
+    "an index beyond": (INT8, {"w": array(indexes(1000))}, "names entry 1000 of 1000"),
+    "an index far beyond": (INT8, {"w": array(indexes(2**32 - 1))}, "entry 4294967295 of 1000"),
+    "an index twice": (INT8, {"w": array(indexes(907, 907))}, "or one is there twice"),
+    "indexes not in order": (INT8, {"w": array(indexes(907, 807))}, "are not in order"),
+    "too few bits": (BITS, {"w": array(bytes(4 + 125 + 500))}, "names 0 entries, not 500"),
+    "too many bits": (BITS, {"w": array(bytes(4) + b"\xff" * 125 + bytes(500))}, "1000 entries"),
+    "no update": (INT8, {"w": None}, "missing ['w']"),
+    "no statistics": (INT8, {"b.running_mean": None}, "missing ['b.running_mean']"),
+    "one more": (INT8, {"w.scale": array(bytes(4))}, "surplus ['w.scale']"),
+    "a trillion entries": (INT8, {"w": claiming("(1000000000000,)")}, "needs 1000000000"),
+    "as many as 64 bits say": (INT8, {"w": claiming("(9223372036854775807,)")}, "no array is"),
+    "weights as they are": (INT8, {"w": Array(STEP)}, "float32 (1000,), expected uint8 (54,)"),
+    "statistics as an update": (
+        INT8,
+        {"b.running_mean": array(bytes(7))},
+        "'b.running_mean' is uint8 (7,), expected float32 (3,)",
+    ),
+}
+
+
+@pytest.fixture
+def reply(content: Any, measured: dict[str, float]) -> Callable[..., RecordDict]:
+    """Return a builder of an honest reply with some of its arrays replaced, or None for none."""
+
+    def build(way: Compression, changed: dict[str, Any]) -> RecordDict:
+        usual = {"w": array(update(way)), "b.running_mean": Array(SENT["b.running_mean"])}
+        arrays = {name: one for name, one in (usual | changed).items() if one is not None}
+        made: RecordDict = content(**measured)
+        made[ARRAYS] = ArrayRecord(arrays)
+        return made
+
+    return build
+
+
+Meet = Callable[[Compression, RecordDict, int], NDArray]
+
+
+@pytest.fixture
+def meet(
+    started: Any, fake_app: Any, content: Any, recorder: Any, measured: Any, reply: Any
+) -> Meet:
+    """Return a function that runs a round in which s2a gives a reply; the model's 'w' after it."""
+
+    def run(way: Compression, odd: RecordDict, min_sites: int) -> NDArray:
+        def giving(trained: RecordDict) -> Callable[[Message], RecordDict]:
+            ended = content(**measured)
+            return lambda m: ended if m.metadata.message_type == EVALUATE else trained
+
+        recorder.failures.clear()
+        app = fake_app(giving(reply(way, {})), s2a=giving(odd))
+        wire = {"wire_precision": way.precision, "wire_top_k": way.share}
+        common = {"rounds": 1, "min_sites": min_sites, "max_update_norm": 0.0, **wire}
+        _, loop = started(app, state=State(dict(SENT)), **common)
+        after: NDArray = loop.current().arrays["w"]
+        return after
+
+    return run
+
+
+def refused(said: str) -> None:
+    """Check that an error is one line which can be printed, and begins with site and round."""
+    assert said.startswith("site s2a, round 1, phase train: ")
+    assert said.isprintable()
+    assert len(said) < 700
+
+
+CLAIMS = {"a trillion entries", "as many as 64 bits say"}  # which no bundle is made of
+
+
+@pytest.mark.parametrize(
+    ("name", "bundled"), [(n, False) for n in BAD] + [(n, True) for n in BAD if n not in CLAIMS]
+)
+def test_a_bad_update_is_refused_by_site_and_round_and_the_others_are_averaged(
+    name: str, bundled: bool, meet: Meet, reply: Any
+) -> None:
+    way, changed, said = BAD[name]
+    odd = bundle(reply(way, changed)) if bundled else reply(way, changed)
+    with pytest.raises(SiteError) as caught:
+        meet(way, odd, 0)
+    refused(str(caught.value))
+    assert said in str(caught.value)
+    assert meet(way, odd, 2).tolist() == meet(way, reply(way, {}), 3).tolist()
+
+
+def test_a_run_goes_on_without_the_site_of_a_bad_update_and_says_so(
+    meet: Meet, reply: Any, recorder: Any
+) -> None:
+    after = meet(INT8, reply(INT8, {"w": array(scaled(np.nan))}), 2)
+    np.testing.assert_allclose(after, STEP, rtol=1e-6)
+    ((round_, phase, site, reason),) = recorder.failures
+    assert (round_, phase, site) == (1, "train", "s2a")
+    assert reason == "the update of 'w' cannot be opened: its scale is nan; was it altered?"
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> tuple[Compression, bytes]:
+    """Return some bytes in place of an honest update: altered, cut, longer, or of any kind."""
+    way = draw(st.sampled_from([*WAYS.values(), BITS]))
+    data = bytearray(update(way))
+    kind = draw(st.sampled_from(["bytes", "random", "cut", "longer", "words"]))
+    if kind == "random":
+        data = bytearray(draw(st.binary(min_size=len(data), max_size=len(data))))
+    elif kind == "cut":
+        data = data[: draw(st.integers(0, len(data) - 1))]
+    elif kind == "longer":
+        data += draw(st.binary(min_size=1, max_size=5000))
+    for _ in range(draw(st.integers(1, 4)) if kind in ("bytes", "words") else 0):
+        value = draw(st.integers(0, 255 if kind == "bytes" else 2**32 - 1))
+        part = value.to_bytes(1 if kind == "bytes" else 4, "little")
+        start = draw(st.integers(0, len(data) - len(part)))
+        data[start : start + len(part)] = part
+    return way, bytes(data)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(made=damaged())
+def test_whatever_bytes_an_update_has_it_is_refused_or_moves_the_model_by_plausible_numbers(
+    made: tuple[Compression, bytes], meet: Meet, reply: Any, recorder: Any
+) -> None:
+    way, data = made
+    after = meet(way, reply(way, {"w": array(data)}), 2)
+    assert after.shape == (SIZE,)
+    assert np.isfinite(after).all()
+    if recorder.failures:
+        assert after.tolist() == meet(way, reply(way, {}), 3).tolist()
+        with pytest.raises(SiteError) as caught:
+            meet(way, reply(way, {"w": array(data)}), 0)
+        refused(str(caught.value))
+    else:
+        assert len(data) == len(update(way))
+        assert np.abs(after).max() <= (1e6 + 2 + 2) / 3
