@@ -6,6 +6,8 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import AUTO, CommonSettings
 from fedsilo.models.maths.pacing import has_quorum
 
+_Asked = tuple[tuple[object, str], ...]  # whether more is asked than there is, and why not
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -44,8 +46,19 @@ class Capabilities:
         Raises:
             SettingError: it names the method, the setting and what to set.
         """
+        of_all = (
+            *self._of_rounds(common),
+            *self._of_messages(common),
+            *self._of_data(common, is_table),
+        )
+        for missing, reason in of_all:
+            if missing:
+                raise SettingError(reason)
+
+    def _of_rounds(self, common: CommonSettings) -> _Asked:
+        """Return of rounds and means what may be asked beyond the method, with why not."""
         method = f"method '{common.method}'"
-        asked_and_missing = (
+        return (
             (
                 common.epoch_steps and not self.paced_epochs,
                 f"{method} does not take 'epoch-steps', epochs that span rounds: set it to 0",
@@ -64,6 +77,12 @@ class Capabilities:
                 f"{method} does not take 'aggregation' '{common.aggregation}': choose one of "
                 f"{', '.join(self.aggregations)}",
             ),
+        )
+
+    def _of_messages(self, common: CommonSettings) -> _Asked:
+        """Return the same of what travels and of who may be late."""
+        method = f"method '{common.method}'"
+        return (
             (
                 common.secure_aggregation != "none" and not self.secure,
                 f"{method} needs more of the sites' arrays than a sum: set 'secure-aggregation' to "
@@ -89,6 +108,12 @@ class Capabilities:
                 f"{method} does not average updates of what sites were sent: leave "
                 "'wire-precision' and 'wire-down' at 'fp32' and 'wire-top-k' at 1",
             ),
+        )
+
+    def _of_data(self, common: CommonSettings, is_table: bool) -> _Asked:
+        """Return the same of network and data."""
+        method = f"method '{common.method}'"
+        return (
             (
                 common.network == "vit" and not self.vit,
                 f"{method} does not take network 'vit': choose another",
@@ -103,6 +128,3 @@ class Capabilities:
                 f"{method} mixes probabilities, which are not evidence: leave 'loss' at 'auto'",
             ),
         )
-        for missing, reason in asked_and_missing:
-            if missing:
-                raise SettingError(reason)

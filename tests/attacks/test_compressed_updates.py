@@ -126,8 +126,8 @@ def test_an_update_of_twice_the_scale_is_twice_as_long_and_allowed(
         (
             {"wire-top-k": 0.1},
             "of weights the updates, in fewer bytes ('wire-precision' fp32, 'wire-top-k' 0.1), "
-            "which gives no privacy; which entries are sent reveals which the site's patients moved "
-            "most; what is left out follows later",
+            "which gives no privacy; which entries are sent reveals which the site's patients "
+            "moved most; what is left out follows later",
         ),
         ({"wire-down": "bf16"}, None),
         ({}, None),
