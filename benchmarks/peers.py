@@ -179,7 +179,7 @@ def turn(options: argparse.Namespace) -> pd.DataFrame:
 
 def table_of(turns: pd.DataFrame) -> pd.DataFrame:
     """Return the medians of each job, number of rounds and rival, their ratios, and the bars."""
-    groups = turns.groupby(_KEY, sort=False)
+    groups = turns.groupby(_KEY)
     table = groups[list(_MEASURED)].median().round(_MEASURED)
     table.insert(0, "turns", groups.size())
     for bar, (what, rival, most) in BARS.items():
@@ -214,7 +214,7 @@ def main() -> None:
     table = Table()
     for name in map(str, rows):
         table.add_column(name, justify="left" if name in _KEY else "right")
-    for row in rows.fillna("").itertuples(index=False):
+    for row in rows.astype(object).fillna("").itertuples(index=False):
         table.add_row(*map(str, row))
     Console(width=180).print(table)
     if options.csv:
