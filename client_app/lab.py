@@ -135,7 +135,7 @@ class Lab:
         if self._arrays is None:
             packed = self.content.array_records.get(ARRAYS, ArrayRecord())
             given = {name: unpack(array) for name, array in packed.items()}
-            given = self.session.compression.came(given) if self.session.compression else given
+            given = self.session.compression.received(given) if self.session.compression else given
             self._arrays = {name: torch.from_numpy(array) for name, array in given.items()}
         return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
 

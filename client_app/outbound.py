@@ -57,20 +57,22 @@ class Outbound:
         return Ledger(path, settings.max_epsilon, settings.delta, self.session.cap)
 
     def record(
-        self, leaving: Arrays, came: Arrays, metrics: Mapping[str, float] | None = None
+        self, leaving: Arrays, received: Arrays, metrics: Mapping[str, float] | None = None
     ) -> ArrayRecord:
         """Return arrays as they travel: float32, or masked for a sum that reveals no summand.
 
         Args:
             leaving: what leaves, by name.
-            came: what was received; a sum is of updates of it, each clipped to 'clip-norm'.
+            received: what the site was sent; a sum is of updates of it, clipped to 'clip-norm'.
             metrics: what was measured; what of it the server asks to sum goes with them.
         """
         sent: Mapping[str, NDArray]
         if self.session.settings.secure_aggregation == "none":
             sent = {n: a.detach().float().cpu().contiguous().numpy() for n, a in leaving.items()}
         else:
-            update = {name: array.cpu().double() - came[name] for name, array in leaving.items()}
+            update = {
+                name: array.cpu().double() - received[name] for name, array in leaving.items()
+            }
             clipped = clipped_to(update, self.session.settings.clip_norm)
             with self.naming_round():
                 everything = {
@@ -84,13 +86,13 @@ class Outbound:
         return to_record(sent)
 
     def compressed(
-        self, leaving: Arrays, came: Arrays, stored: Arrays
+        self, leaving: Arrays, received: Arrays, stored: Arrays
     ) -> tuple[ArrayRecord, dict[str, Tensor]]:
         """Return arrays as they travel in fewer bytes, and what of them the site must remember.
 
         Args:
             leaving: what leaves, by name.
-            came: what was received, of which updates are sent.
+            received: what the site was sent, of which updates are sent.
             stored: the site's state before, with what it remembers; a memory of another precision
                 or share is not added, and forgotten.
 
@@ -106,7 +108,7 @@ class Outbound:
         try:
             sent, left = compression.packed(
                 {n: a.detach().float().cpu().contiguous().numpy() for n, a in leaving.items()},
-                {name: array.numpy() for name, array in came.items()},
+                {name: array.numpy() for name, array in received.items()},
                 {name: array.numpy() for name, array in before.items()},
                 lambda count: torch.rand(count, generator=source).numpy(),
             )

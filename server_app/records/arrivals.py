@@ -28,9 +28,9 @@ class Arrivals(Hook):
         self.file = GrowingCsv(directory.path / "arrivals.csv", HEADER)
         self.say = say
 
-    def sites_came(self, round_: int, came: Mapping[str, tuple[int, float]]) -> None:
+    def sites_answered(self, round_: int, answered: Mapping[str, tuple[int, float]]) -> None:
         """Write the rows of a round, and say who is late."""
-        order = sorted(came.items(), key=lambda one: (one[1][1], one[0]))
+        order = sorted(answered.items(), key=lambda one: (one[1][1], one[0]))
         self.file.write([(round_, site, asked, second) for site, (asked, second) in order])
         late = {site: round_ - asked for site, (asked, _) in order if asked < round_}
         for site, rounds in late.items():

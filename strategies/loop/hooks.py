@@ -59,10 +59,10 @@ class Hook:
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Called when the run continues without ``site`` in this phase."""
 
-    def sites_came(self, round_: int, came: Mapping[str, tuple[int, float]]) -> None:
+    def sites_answered(self, round_: int, answered: Mapping[str, tuple[int, float]]) -> None:
         """Called before a round with a quorum combines its replies.
 
-        ``came`` has by site the round that asked it, and the virtual clock's seconds.
+        ``answered`` has by site the round that asked it, and the virtual clock's seconds.
         """
 
     def round_ended(self, state: State) -> None:

@@ -52,8 +52,8 @@ class Late:
         return cls(float(facts["now"]), at_work, sent)
 
 
-def come_by(due: Mapping[str, float], counted: Iterable[str], needed: int) -> float:
-    """Return the second at which ``needed`` of the sites ``counted`` have answered.
+def quorum_second(due: Mapping[str, float], counted: Iterable[str], needed: int) -> float:
+    """Return the clock's second at which ``needed`` of the sites ``counted`` have answered.
 
     ``due`` has by site the second at which it answers.
     """

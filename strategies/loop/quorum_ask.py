@@ -16,7 +16,7 @@ from fedsilo.models.contract.messages import TRAIN, state_key
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.strategies.loop.ask import Question, Replies
 from fedsilo.strategies.loop.asking import GridAsk, Session
-from fedsilo.strategies.loop.late import Late, come_by, discounted
+from fedsilo.strategies.loop.late import Late, discounted, quorum_second
 from fedsilo.strategies.wire.messaging import Unanswered
 from fedsilo.strategies.wire.reply import Arrays, Spill
 
@@ -77,15 +77,15 @@ class QuorumAsk(GridAsk):
         }
         sent = {**before.sent, round_: now}
         asked = {site: began for site, (began, _) in work.items() if began < round_}
-        end, come = self._come({site: due for site, (_, due) in work.items()}, asked)
+        end, sites = self._answered_by({site: due for site, (_, due) in work.items()}, asked)
         replies = super().put(
             replace(
                 question,
-                send={site: sent[work[site][0]] for site in come},
-                expect={site: question.expect[site] for site in come},
+                send={site: sent[work[site][0]] for site in sites},
+                expect={site: question.expect[site] for site in sites},
                 reference={
                     site: {name: sent[work[site][0]][name] for name in question.reference[site]}
-                    for site in come
+                    for site in sites
                     if site in question.reference
                 },
                 asked=asked,
@@ -95,19 +95,21 @@ class QuorumAsk(GridAsk):
         for site in replies.keys() & asked.keys() & self.session.kept.keys():
             if replies[site].keeps_state():
                 self.session.kept[site] = state_key(asked[site], self._step)
-        came = {site: work.pop(site) for site in self.answered}
-        self.session.hooks.call("sites_came", round_, came)
+        done = {site: work.pop(site) for site in self.answered}
+        self.session.hooks.call("sites_answered", round_, done)
         sent = {began: sent[began] for began, _ in work.values()}
         self.late = Late(end, work, sent)
         return self._counted(replies, before.sent, now)
 
-    def _come(self, due: Mapping[str, float], asked: Mapping[str, int]) -> tuple[float, list[str]]:
+    def _answered_by(
+        self, due: Mapping[str, float], asked: Mapping[str, int]
+    ) -> tuple[float, list[str]]:
         """Return when the round ends, and who has answered by then or, if not known, may answer."""
         common = self.session.common
         counted = [s for s in due if common.late_replies == "discounted" or s not in asked]
         needed = min(quorum_of(common, len(due)), len(counted))
         if self.quorum.seconds:
-            end = come_by(due, counted, needed)
+            end = quorum_second(due, counted, needed)
             return end, [site for site, second in due.items() if second <= end]
         known = [site for site in self.quorum.order.get(self.round, ()) if site in due]
         if len(set(known) & set(counted)) >= needed:

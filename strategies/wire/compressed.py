@@ -88,7 +88,7 @@ class Compression:
             if is_weight and id(array) not in packed:
                 packed[id(array)] = array, Array(to_bf16(np.ascontiguousarray(array)))
 
-    def came(self, arrays: Arrays) -> dict[str, NDArray]:
+    def received(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return arrays as a site uses them: what ``pack`` made bits of as float32 again."""
         bits = np.uint16 if self.down == "bf16" else None
         return {name: from_bf16(a) if a.dtype == bits else a for name, a in arrays.items()}

@@ -1,6 +1,5 @@
 """The example of a pretrained network: which array goes where, pixels as in pretraining, tokens."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -9,17 +8,14 @@ import timm
 import torch
 from torch import Tensor
 
+from tests.support.scripts import module_of
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "lite0.py"
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("lite0", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(EXAMPLE)
 
 
 @pytest.fixture(scope="module")

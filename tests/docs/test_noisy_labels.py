@@ -1,6 +1,5 @@
 """The example of a data set with noisy labels: how many flip, and which parts stay clean."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -10,18 +9,14 @@ import torch
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.settings import CommonSettings
+from tests.support.scripts import module_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "noisy_labels.py"
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("noisy_labels", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(EXAMPLE)
 
 
 def test_of_two_classes_a_flipped_label_is_the_other(example: ModuleType) -> None:

@@ -12,7 +12,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.pacing import steps_of_round
 from fedsilo.strategies.loop.ask import weighted_mean
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.late import Late, come_by, discounted
+from fedsilo.strategies.loop.late import Late, discounted, quorum_second
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.quorum_ask import Quorum, quorum_of
 from fedsilo.strategies.loop.round_loop import RoundLoop
@@ -50,8 +50,8 @@ def test_a_quorum_is_a_share_rounded_up_and_at_least_min_sites(
 
 def test_a_round_ends_when_the_last_of_those_needed_has_answered() -> None:
     due = {"a": 3.0, "b": 1.0, "c": 2.0}
-    assert come_by(due, due, 2) == 2.0
-    assert come_by(due, ("a", "c"), 1) == 2.0
+    assert quorum_second(due, due, 2) == 2.0
+    assert quorum_second(due, ("a", "c"), 1) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ class Came(Hook):
     def __init__(self) -> None:
         self.rounds: dict[int, dict[str, int]] = {}
 
-    def sites_came(self, round_: int, came: Any) -> None:
+    def sites_answered(self, round_: int, came: Any) -> None:
         self.rounds[round_] = {site: asked for site, (asked, _) in came.items()}
 
 

@@ -159,7 +159,7 @@ def test_bf16_down_is_half_the_bytes_and_costs_the_server_nothing(content: Conte
     way.pack(model, packed_before)
     sent = from_record(to_record(model, packed_before))
     assert sent["w"].dtype == np.uint16
-    came = way.came(sent)
+    came = way.received(sent)
     assert came["w"].tolist() == [1 + 1 / 128, 2.0]
     assert came["norm.running_var"].tolist() == [1 + 3 / 512]
     trained = {"w": came["w"] + floats(0.25, -0.5), "norm.running_var": floats(7.0)}
