@@ -1,6 +1,6 @@
 """Each silo alone: the model stays at the site, only metrics leave."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -33,7 +33,7 @@ class LocalSite(SiteMethod):
         lab.fit(network, stays=True)
         return lab.reply(network, send={}, keep=exchanged_arrays(network))
 
-    def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
+    def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Yield the network; of silos of unseen labels, also what it is on the silo's own ones."""
         yield from super().measured(lab, network)
         if lab.common.partition == UNSEEN:
