@@ -1,6 +1,6 @@
 """FedAvg+FT at a site: FedAvg, then some rounds alone with a model that stays here."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 from fedsilo.client_app.methods.base import (
@@ -56,7 +56,7 @@ class FedAvgFTSite(SiteMethod):
         lab.fit(network, settings=replace(lab.sampling, learning_rate=rate), stays=True)
         return lab.reply(network, keep=exchanged_arrays(network))
 
-    def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
+    def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Yield the network; of silos of unseen labels, also what it is on the silo's own ones."""
         yield from super().measured(lab, network)
         if lab.common.partition == UNSEEN:
