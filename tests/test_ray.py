@@ -75,12 +75,8 @@ def test_ray_and_inline_give_the_same_bytes(
     done = _fedsilo(
         "simulate",
         experiment,
-        "--config",
-        str(config),
-        "--name",
-        "run",
-        "--out",
-        str(tmp_path / "ray"),
+        *("--engine", "ray", "--supernodes", "3"),
+        *("--config", str(config), "--name", "run", "--out", str(tmp_path / "ray")),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"round {values['rounds']}/{values['rounds']}" in done.stdout
@@ -178,7 +174,7 @@ def test_interrupting_a_run_ends_all_its_processes_and_it_resumes(
     sets = [f"--set={key}={json.dumps(value)}" for key, value in values.items()]
     command = [sys.executable, "-m", "fedsilo.server_app.cli", "simulate", "fedavg-digits", *sets]
     run = subprocess.Popen(
-        [*command, "--name", "run", "--out", str(tmp_path)],
+        [*command, "--engine", "ray", "--name", "run", "--out", str(tmp_path)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
