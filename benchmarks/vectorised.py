@@ -9,7 +9,6 @@ time of a run of one round is subtracted, so that the start and the end do not c
 
 import argparse
 import contextlib
-import csv
 import io
 import tempfile
 import time
@@ -18,9 +17,11 @@ from itertools import islice
 from pathlib import Path
 from unittest import mock
 
+import pandas as pd
 import torch
 
 from fedsilo.client_app import together
+from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
@@ -128,10 +129,7 @@ def main() -> None:
             rows.append(measured(name))
             print(rows[-1], flush=True)
     if options.csv:
-        with options.csv.open("w") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_atomically(options.csv, pd.DataFrame(rows).to_csv(index=False))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,15 @@ of the last model on the sites' test data, bytes are those of all replies and me
 
 import argparse
 import contextlib
-import csv
 import io
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import torch
 
+from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
@@ -79,7 +80,6 @@ def rows_of(data: list[str]) -> Iterator[Row]:
 def draw(table: Path, picture: Path) -> None:
     """Draw accuracy over megabytes that sites sent, the mean over seeds and its deviation."""
     import matplotlib
-    import pandas as pd
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -118,10 +118,7 @@ def main() -> None:
         rows.append(row)
         print(*row.values(), flush=True)
         if options.csv:
-            with options.csv.open("w") as file:
-                writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(rows)
+            write_atomically(options.csv, pd.DataFrame(rows).to_csv(index=False))
 
 
 if __name__ == "__main__":
