@@ -15,12 +15,14 @@ from fedsilo.models.contract.methods import settings_class
 from fedsilo.models.contract.settings_schema import Value, key_of, keys_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
+from tests.support import golden
 from tests.support.tiny import TINY, TINY_METHOD
 
 # Speed belongs in a benchmark, not in a test that fails on a busy machine
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
+os.environ |= golden.KERNELS
 
 # Minutes of `make test` together: begun last, one of them would be all that is left to do
 _LONG = (

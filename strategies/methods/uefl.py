@@ -223,7 +223,7 @@ class UEFL(Method):
         return {f"{CODEBOOK}{book}": started_book(book, parts, self.settings, *where)}
 
     def _centroid_specs(self, site: str, state: UEFLState) -> dict[str, ArraySpec]:
-        if not self.settings.sends_centroids(site in state.uncertain, first=not state.round):
+        if not self.settings.sends_centroids(site in state.uncertain, first=not state.entropies):
             return {}
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}

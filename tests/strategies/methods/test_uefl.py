@@ -77,12 +77,12 @@ def judging(
 
 
 def asked_in(
-    strategy: UEFL, phase: str, uncertain: Collection[str] = (), **own: Any
+    strategy: UEFL, phase: str, uncertain: Collection[str] = (), done: int = 4, **own: Any
 ) -> Question | None:
-    """Return what the fifth round asks in ``phase``, None where nobody is asked."""
-    ask = judging(strategy, state(4, **own), uncertain)
+    """Return what the round after ``done`` asks in ``phase``, None where nobody is asked."""
+    ask = judging(strategy, state(done, **own), uncertain)
     with suppress(NoReplies):
-        strategy.round(state(4, **own), ask)
+        strategy.round(state(done, **own), ask)
     return ask.asked.get(phase)
 
 
@@ -324,11 +324,12 @@ def test_where_all_sites_are_certain_the_first_book_is_laid_anew_and_none_is_add
         (PERSONAL, False, False),
     ],
 )
+@pytest.mark.parametrize("last", [1, 5])  # after the first round, too, it is a refresh
 def test_centroids_are_expected_of_the_sites_that_cluster_for_a_shared_book(
-    uefl: Build, own: dict[str, Any], uncertain: bool, certain: bool
+    uefl: Build, own: dict[str, Any], uncertain: bool, certain: bool, last: int
 ) -> None:
-    strategy = uefl(**own)
-    asked = asked_in(strategy, CENTROIDS, ["s3a"])
+    strategy = uefl(iteration_rounds=last, **own)
+    asked = asked_in(strategy, CENTROIDS, ["s3a"], last - 1)
     assert asked is not None
     assert bool(asked.expect["s3a"]) is uncertain
     assert bool(asked.expect.get("s1a")) is certain
