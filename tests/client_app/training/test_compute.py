@@ -1,3 +1,6 @@
+import ctypes
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 
@@ -96,6 +99,30 @@ def test_memory_format_auto_is_channels_last_on_a_gpu_alone() -> None:
         ("cuda", "auto"),
         ("cuda", "channels-last"),
     ]
+
+
+_FREES_20_MIB = """
+import sys, psutil, torch
+from fedsilo.client_app.training.compute import choose_compute
+torch.ones(8)
+if "chosen" in sys.argv:
+    choose_compute("cpu", "fp32", 1)
+before = psutil.Process().memory_info().rss
+torch.ones(5 * 2**20)
+print(round((psutil.Process().memory_info().rss - before) / 2**20))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+@pytest.mark.parametrize(("arguments", "kept"), [(["chosen"], 20), ([], 0)])
+def test_a_process_that_computes_keeps_what_it_freed(arguments: list[str], kept: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FREES_20_MIB, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert abs(int(done.stdout) - kept) <= 2
 
 
 @pytest.mark.parametrize("last", [True, False])
