@@ -2,24 +2,29 @@
 
     python benchmarks/memory_format.py [--csv FILE]
 
-Formats alternate, turn by turn; a row is the median over all steps of a format.
+Formats alternate, turn by turn; a row is the median over all steps of a format. With
+``ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2`` it is of the kernels without AVX-512.
 """
 
 import argparse
-import csv
 import statistics
 import time
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 
 FORMATS = ("contiguous", "channels-last")
 JOBS: tuple[tuple[str, int, tuple[int, int, int]], ...] = (
+    ("conv", 4, (1, 28, 28)),
+    ("conv", 8, (1, 28, 28)),
+    ("conv", 8, (3, 32, 32)),
     ("conv", 16, (1, 28, 28)),
     ("conv", 16, (1, 8, 8)),
     ("conv", 32, (3, 32, 32)),
@@ -59,16 +64,20 @@ def main() -> None:
         for _ in range(given.turns):
             for one in FORMATS:
                 found[one] += step_seconds(network, width, shape, one, given.steps)
-        medians = [1000 * statistics.median(found[one]) for one in FORMATS]
-        size = "x".join(map(str, shape))
-        rows.append([network, width, size, *(f"{m:.1f}" for m in medians)])
-        rows[-1].append(f"{medians[0] / medians[1]:.2f}")
-        print(*rows[-1])
+        medians = {one: round(1000 * statistics.median(found[one]), 1) for one in FORMATS}
+        rows.append(
+            {
+                "network": network,
+                "width": width,
+                "image": "x".join(map(str, shape)),
+                **{f"{one} ms": milliseconds for one, milliseconds in medians.items()},
+                "ratio": round(medians["contiguous"] / medians["channels-last"], 2),
+                "kernels": torch.backends.cpu.get_cpu_capability(),
+            }
+        )
+        print(*rows[-1].values(), flush=True)
     if given.csv:
-        with given.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["network", "width", "image", *(f"{f} ms" for f in FORMATS), "ratio"])
-            writer.writerows(rows)
+        write_atomically(given.csv, pd.DataFrame(rows).to_csv(index=False))
 
 
 if __name__ == "__main__":

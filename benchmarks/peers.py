@@ -6,8 +6,7 @@
 Every rival is a process of its own, on one network, with the same local steps and one thread a
 client: a bare loop and fedsilo's inline engine one client after the other; fedsilo with processes
 and with Ray, plain Flower and NVFlare's simulator two at once. fedsilo's rows are the command that
-one types, pictures included; ``channels-last`` is a setting that pays for
-convolutions on a processor. Final models are measured once, on all clients' test samples; fedsilo
+one types, pictures included. Final models are measured once, on all clients' test samples; fedsilo
 draws start and order by its seed, the others as ``peer_job.py`` does.
 ``--nvflare`` is the Python of an environment in which NVFlare is installed and fedsilo's packages
 can be imported after NVFlare's own; without it that row is left out.
@@ -67,7 +66,6 @@ JOBS: Mapping[str, Mapping[str, Value]] = {
     },
 }
 OURS = "fedsilo processes"
-_LAST = "memory-format=channels-last"  # what pays for convolutions on a processor
 BARS = {  # what is compared, with whom, and the most that OURS may take of it
     "all / Flower": ("all s", "Flower", 0.9),
     "all / NVFlare": ("all s", "NVFlare", 0.4),
@@ -149,7 +147,6 @@ def rivals(nvflare: str, settings: Path) -> dict[str, list[str]]:
         "bare loop": [python, str(HERE / "peer_job.py"), *told],
         "fedsilo inline": [*ours, "--engine", "inline"],
         OURS: [*ours, "--engine", "processes"],
-        f"{OURS}, channels-last": [*ours, "--engine", "processes", "--set", _LAST],
         "fedsilo ray": [*ours, "--engine", "ray"],
         "Flower": [python, str(HERE / "peer_flower.py"), *told],
     }

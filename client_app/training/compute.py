@@ -23,10 +23,14 @@ from torch.optim import Optimizer
 from fedsilo.client_app.training.streamed import Streamed
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.settings import GPU_SHARE, CommonSettings
+from fedsilo.models.networks.kinds import image_network
 
 _HELD = 2**31  # bytes
 # glibc's numbers of M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, and bytes; the second is its upper limit
 _FREED_MEMORY = {-1: 2**26, -3: 2**25}
+# With AVX2 oneDNN writes beyond the memory of a strided 1 x 1 convolution of fewer than 8 channels,
+# which these do not have (PyTorch 2.15)
+_CHANNELS_LAST_ON_CPU = ("conv", "vgg16-bn")
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -172,14 +176,26 @@ def _device_parts(device: str) -> tuple[str, int]:
 
 
 def compute_of(settings: CommonSettings) -> Compute:
-    """Resolve a run's settings for this process; errors as ``choose_compute``."""
-    return choose_compute(
+    """Resolve a run's settings for this process.
+
+    Raises:
+        SettingError: as of ``choose_compute``, or a CPU cannot keep the network's channels last.
+    """
+    wanted, network = settings.memory_format, image_network(settings)
+    safe = network in _CHANNELS_LAST_ON_CPU
+    compute = choose_compute(
         settings.device,
         settings.precision,
         settings.threads,
         settings.deterministic,
-        settings.memory_format,
+        "channels-last" if wanted == "auto" and safe else wanted,
     )
+    if compute.channels_last and compute.device.type == "cpu" and not safe:
+        raise SettingError(
+            f"setting 'memory-format' is 'channels-last' and this site computes on its CPU, where "
+            f"PyTorch may fail in layers of network '{network}': set it to 'auto'"
+        )
+    return compute
 
 
 def gpu_share() -> float:

@@ -89,6 +89,11 @@ CASES = [
         {"set 'width' to that of the weights": {"width": 2}},
     ),
     Case(
+        "PyTorch may fail in layers of network",
+        {**DIGITS, "network": "resnet22", "width": 2, "memory-format": "channels-last"},
+        {"set it to 'auto'": {"memory-format": "auto"}},
+    ),
+    Case(
         "set 'width' to that of the weights, 8",
         {**COLOUR, "network": "vgg16-bn", "initial-weights": "vgg.pt"},
         {"set 'width' to that of the weights, 8": {"width": 8}},

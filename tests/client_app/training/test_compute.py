@@ -11,6 +11,7 @@ from fedsilo.client_app.training import compute
 from fedsilo.client_app.training.compute import (
     Compute,
     choose_compute,
+    compute_of,
     noted_operations,
     scaled_step,
 )
@@ -123,6 +124,31 @@ def test_a_process_that_computes_keeps_what_it_freed(arguments: list[str], kept:
         check=True,
     )
     assert abs(int(done.stdout) - kept) <= 2
+
+
+@pytest.mark.parametrize(
+    ("network", "wanted", "last"),
+    [
+        ("auto", "auto", True),
+        ("conv", "auto", True),
+        ("vgg16-bn", "auto", True),
+        ("conv", "contiguous", False),
+        ("conv", "channels-last", True),
+        ("resnet22", "auto", False),
+        ("timm:resnet18", "auto", False),
+    ],
+)
+def test_channels_are_last_on_a_cpu_for_networks_that_gain(
+    network: str, wanted: str, last: bool
+) -> None:
+    settings = CommonSettings(device="cpu", network=network, memory_format=wanted)
+    assert compute_of(settings).channels_last is last
+
+
+def test_channels_last_on_a_cpu_is_refused_for_other_networks() -> None:
+    settings = CommonSettings(device="cpu", network="resnet22", memory_format="channels-last")
+    with pytest.raises(SettingError, match=r"'memory-format'.*network 'resnet22'.*'auto'"):
+        compute_of(settings)
 
 
 @pytest.mark.parametrize("last", [True, False])
