@@ -20,6 +20,7 @@ from flwr.app import RecordDict
 from fedsilo.client_app.lab import Lab, Measured
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evidence_probe import EvidenceProbe, vacuity_of
+from fedsilo.datasets.partition.cuts import UNSEEN
 from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
@@ -71,11 +72,15 @@ class SiteMethod(ABC):
         """Yield what is measured where ``network`` is to be; each before the next is asked for.
 
         An evidential network is asked for its vacuity, and at the end, if there are enough test
-        samples, for how its accuracy depends on its certainty.
+        samples, for how its accuracy depends on its certainty. Of silos of unseen labels, a model
+        that stays is also measured on its silo's own labels.
         """
-        if not evidences(network):
-            return [Measured(network)]
-        return [Measured(network, None, evidence_of(lab, network), partial(_vacuity, network))]
+        plain = Measured(network)
+        if evidences(network):
+            plain = Measured(network, None, evidence_of(lab, network), partial(_vacuity, network))
+        if self.measures_what_stays and lab.common.partition == UNSEEN:
+            return [plain, *on_own_labels(lab, network)]
+        return [plain]
 
 
 def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:

@@ -1,18 +1,14 @@
 """FedAvg+FT at a site: FedAvg, then some rounds alone with a model that stays here."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from fedsilo.client_app.methods.base import (
     Answer,
     Lab,
-    Measured,
     SiteMethod,
     SiteNetwork,
     exchanged_arrays,
-    on_own_labels,
 )
-from fedsilo.datasets.partition.cuts import UNSEEN
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 
@@ -55,12 +51,6 @@ class FedAvgFTSite(SiteMethod):
         rate = self.settings.finetune_learning_rate
         lab.fit(network, settings=replace(lab.sampling, learning_rate=rate), stays=True)
         return lab.reply(network, keep=exchanged_arrays(network))
-
-    def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Yield the network; of silos of unseen labels, also what it is on the silo's own ones."""
-        yield from super().measured(lab, network)
-        if lab.common.partition == UNSEEN:
-            yield from on_own_labels(lab, network)
 
     def shared(self, lab: Lab, network: SiteNetwork) -> Answer:
         """Train the model received, and send it."""

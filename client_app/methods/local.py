@@ -1,19 +1,14 @@
 """Each silo alone: the model stays at the site, only metrics leave."""
 
-from collections.abc import Iterable
-
 from torch import Tensor
 
 from fedsilo.client_app.methods.base import (
     Answer,
     Lab,
-    Measured,
     SiteMethod,
     SiteNetwork,
     exchanged_arrays,
-    on_own_labels,
 )
-from fedsilo.datasets.partition.cuts import UNSEEN
 from fedsilo.models.contract.messages import START
 
 
@@ -32,12 +27,6 @@ class LocalSite(SiteMethod):
         lab.measure(network)
         lab.fit(network, stays=True)
         return lab.reply(network, send={}, keep=exchanged_arrays(network))
-
-    def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Yield the network; of silos of unseen labels, also what it is on the silo's own ones."""
-        yield from super().measured(lab, network)
-        if lab.common.partition == UNSEEN:
-            yield from on_own_labels(lab, network)
 
 
 def from_others(lab: Lab) -> dict[str, Tensor]:

@@ -159,7 +159,7 @@ def keep_freed_memory() -> None:
     """Have glibc keep up to 64 MiB that this process has freed for what it allocates next.
 
     A training step on a CPU frees and allocates the same activations each time. Otherwise glibc
-    returns them to the system, which clears each page anew: a tenth of a step of the network conv.
+    returns them to the system, which clears every page that it gives again: a tenth of a step.
     Without effect where the C library is not glibc.
     """
     if set_option := getattr(ctypes.CDLL(None), "mallopt", None):

