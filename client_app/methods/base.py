@@ -72,8 +72,8 @@ class SiteMethod(ABC):
         """Yield what is measured where ``network`` is to be; each before the next is asked for.
 
         An evidential network is asked for its vacuity, and at the end, if there are enough test
-        samples, for how its accuracy depends on its certainty. Of silos of unseen labels, a model
-        that stays is also measured on its silo's own labels.
+        samples, for how its accuracy depends on its certainty. A model that stays
+        is also measured on its silo's own labels, where other silos have labels that it has not.
         """
         plain = Measured(network)
         if evidences(network):
