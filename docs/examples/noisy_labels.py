@@ -56,4 +56,4 @@ class NoisyLabels(DataSet):
 
 
 FMNIST_20, FMNIST_40 = NoisyLabels("fmnist", 0.2), NoisyLabels("fmnist", 0.4)
-DIGITS_40 = NoisyLabels("digits", 0.4)
+DIGITS_20, DIGITS_40 = NoisyLabels("digits", 0.2), NoisyLabels("digits", 0.4)
