@@ -192,7 +192,7 @@ def compute_of(settings: CommonSettings) -> Compute:
     )
     if compute.channels_last and compute.device.type == "cpu" and not safe:
         raise SettingError(
-            f"setting 'memory-format' is 'channels-last' and this site computes on its CPU, where "
+            "setting 'memory-format' is 'channels-last' and this site computes on its CPU, where "
             f"PyTorch may fail in layers of network '{network}': set it to 'auto'"
         )
     return compute
