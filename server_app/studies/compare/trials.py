@@ -1,4 +1,4 @@
-"""Many runs at once: what is missing is run, and the first failure starts no more.
+"""Many runs at once: what is missing is run.
 
 A trial is a short run with the inline engine in a worker process, of which only the summary is
 kept, in ``<folder>/<key>.json``, with a digest of what was measured. The key is a hash of all that
@@ -18,13 +18,13 @@ from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rich.progress import Progress
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import silo_names
-from fedsilo.models.contract.errors import FedsiloError, RunFailedError
+from fedsilo.models.contract.errors import FedsiloError, RunFailedError, SiteError
 from fedsilo.models.contract.methods import load_plugin_files
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import git_revision
@@ -58,6 +58,14 @@ def trial_settings(values: Mapping[str, Value]) -> RunSettings:
     stops = values["early-stopping-metric"] != "none"
     seldom = {} if stops else {"evaluate-every": 0}
     return resolve({**values, **seldom, "run-name": ""})
+
+
+FAILED = "failed"  # in place of a summary's content: why there is none
+
+
+class _Failure(NamedTuple):
+    code: str  # of the error
+    reason: str
 
 
 _Work = tuple[Trial, Path]  # what a worker process gets: a trial and the file of its summary
@@ -102,23 +110,29 @@ def run_missing(
 
 
 def run_groups(
-    groups: Sequence[Sequence[Trial]], folder: Path, jobs: Jobs
+    groups: Sequence[Sequence[Trial]], folder: Path, jobs: Jobs, go_on: bool = False
 ) -> list[list[dict[str, Any]]]:
-    """Run groups of trials side by side and return their summaries, group by group."""
-    summaries = iter(run_trials([trial for group in groups for trial in group], folder, jobs))
+    """Run groups of trials side by side and return their summaries, as ``run_trials`` does."""
+    trials = [trial for group in groups for trial in group]
+    summaries = iter(run_trials(trials, folder, jobs, go_on))
     return [[next(summaries) for _ in group] for group in groups]
 
 
-def run_trials(trials: Sequence[Trial], folder: Path, jobs: Jobs) -> list[dict[str, Any]]:
+def run_trials(
+    trials: Sequence[Trial], folder: Path, jobs: Jobs, go_on: bool = False
+) -> list[dict[str, Any]]:
     """Run what has no summary yet and return all summaries, in the order of ``trials``.
 
     Args:
         trials: the runs.
         folder: of their summaries.
         jobs: runs at once, 0 for one per core, or Slurm's parameters.
+        go_on: whether the others run on after a run failed, such as one that diverged; its summary
+            is then ``FAILED`` and the reason. No file is kept of it: it is run again next time.
 
     Raises:
-        FedsiloError: a run failed; finished runs stay and are used again.
+        FedsiloError: a run failed and ``go_on`` is false, or it could not begin; finished runs
+            stay and are used again.
     """
     keys = [trial.key() for trial in trials]  # once: each asks git for the revision
     paths = {key: folder / f"{key}.json" for key in keys}
@@ -130,15 +144,24 @@ def run_trials(trials: Sequence[Trial], folder: Path, jobs: Jobs) -> list[dict[s
         _pool(jobs, folder, max(len(missing), 1)) as pool,
     ):
         task = bar.add_task("runs", total=len(missing))
+        failures: dict[Path, str] = {}
 
-        def ended(work: _Work, failure: str | None) -> None:
+        def ended(work: _Work, failure: _Failure | None) -> None:
+            trial, path = work
+            if failure and not (go_on and failure.code == SiteError.code):
+                raise RunFailedError(f"trial {dict(trial.label)} failed: {failure.reason}")
             if failure:
-                raise RunFailedError(f"trial {dict(work[0].label)} failed: {failure}")
+                failures[path] = failure.reason
             bar.advance(task)
 
         # A job of Slurm does not end with this command
         run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, ended)
-    return [json.loads(paths[key].read_text()) | {"file": paths[key].name} for key in keys]
+    return [
+        {FAILED: failures[path]}
+        if (path := paths[key]) in failures
+        else json.loads(path.read_text()) | {"file": path.name}
+        for key in keys
+    ]
 
 
 def _pool(jobs: Jobs, folder: Path, runs: int) -> Executor:
@@ -162,7 +185,7 @@ def _begin_worker(command: int) -> None:
     end_with(command, signal.SIGUSR1)
 
 
-def _run(work: _Work) -> str | None:
+def _run(work: _Work) -> _Failure | None:
     """Run a trial as ``_run_quietly`` does; end this process if the command has ended."""
     try:
         return _run_quietly(work)
@@ -170,7 +193,7 @@ def _run(work: _Work) -> str | None:
         os._exit(1)  # the pool would take the exception for the trial's failure and go on
 
 
-def _run_quietly(work: _Work) -> str | None:
+def _run_quietly(work: _Work) -> _Failure | None:
     """Run a trial and write its summary; return what went wrong, or None."""
     trial, path = work
     try:
@@ -183,7 +206,7 @@ def _run_quietly(work: _Work) -> str | None:
             summary["validation"]["mean"] |= pooled_figure(run, "val")
             write_atomically(path, json.dumps(summary))
     except FedsiloError as error:
-        return str(error)
+        return _Failure(error.code, str(error))
     return None
 
 

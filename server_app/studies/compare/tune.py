@@ -20,7 +20,7 @@ from rich.table import Table
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_fingerprint, data_set
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.errors import RunFailedError, SettingError
 from fedsilo.models.contract.settings_schema import Value, setting
 from fedsilo.server_app.config.experiments import (
     find_experiment,
@@ -38,7 +38,7 @@ from fedsilo.server_app.studies.compare.search import (
 )
 from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import deviation, mean, rich_table
-from fedsilo.server_app.studies.compare.trials import Trial, run_groups, trial_settings
+from fedsilo.server_app.studies.compare.trials import FAILED, Trial, run_groups, trial_settings
 
 SHOWN = 5  # points in the table on the screen
 
@@ -63,6 +63,7 @@ class Point:
         loss: mean validation loss, which decides between equals.
         sites: each site's own score.
         digest: of all that its runs measured.
+        failed: why a run of it failed, or empty; its figures are 0 then.
     """
 
     settings: Mapping[str, Value]
@@ -71,6 +72,7 @@ class Point:
     loss: float
     sites: Mapping[str, float]
     digest: str = ""
+    failed: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class Tuned:
         yield ranking_table(self)
         yield str(self.document["why"])
         yield from (f"warning: {warning}" for warning in self.document["warnings"])
-        yield f"for simulation.yaml: {{{chosen}}}, and next to 'config' trials: {len(self.ranked)}"
+        tried = self.document["budget"]["trials"]
+        yield f"for simulation.yaml: {{{chosen}}}, and next to 'config' trials: {tried}"
         yield f"written to {self.folder}"
 
 
@@ -118,8 +121,12 @@ def tune(
         jobs: runs at once, 0 for one per core, or Slurm's parameters.
         tell: is called with a line before the runs begin.
 
+    A point at which a run fails, as where training diverges, is reported and not chosen; to the
+    sampler it has score 0.
+
     Raises:
-        FedsiloError: there is no grid, a setting is wrong, a run failed, or Optuna is missing.
+        FedsiloError: there is no grid, a setting is wrong, a run failed at every point, or Optuna
+            is missing.
     """
     file = simulation_file(sources.file)
     budget = _budget(file, trials, folds, seeds)
@@ -141,26 +148,36 @@ def tune(
             runs = budget.trials * len(tried[0])
             pieces = _pieces(budget)
             tell(f"{experiment}: {budget.trials} points, {pieces}: {runs} runs on training data")
-        summaries += run_groups(tried, folder / "trials", jobs)
+        summaries += run_groups(tried, folder / "trials", jobs, go_on=True)
         points, groups = [*points, *batch], [*groups, *tried]
         decides = metric or deciding_metric(headline, summaries)
         _refuse_unmeasured(decides, summaries)
         search.tell([point.score for point in _scored(batch, summaries[-len(batch) :], decides)])
         write_atomically(folder / "trials.csv", _csv(groups, summaries, decides))
     ranked = ranking(points, summaries, decides)
+    if ranked[0].failed:
+        raise RunFailedError(f"all {len(ranked)} points failed, the first with: {ranked[0].failed}")
     document = chosen_document(experiment, budget, grid, ranked, decides, sampler)
     write_atomically(folder / "chosen.json", json.dumps(document, indent=2) + "\n")
     return Tuned(decides, ranked, document, folder)
 
 
 def _refuse_unmeasured(metric: str, summaries: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    means = [summary["validation"]["mean"] for runs in summaries for summary in runs]
+    means = _validation_means(summaries)
     if lacking := sum(metric not in figures for figures in means):
         why = "it needs two classes, and at no site as many validation samples of both"
         raise SettingError(
             f"--metric {metric}: {lacking} of {len(means)} runs have no such validation figure"
             f"{f' ({why})' if metric == POOLED else ''}; all runs are kept: name another metric"
         )
+
+
+def _validation_means(
+    summaries: Sequence[Sequence[Mapping[str, Any]]],
+) -> list[Mapping[str, float]]:
+    """Return the mean validation figures of all runs that did not fail."""
+    ran = [summary for runs in summaries for summary in runs if FAILED not in summary]
+    return [summary["validation"]["mean"] for summary in ran]
 
 
 def _budget(file: Path, trials: int | None, folds: int | None, seeds: int | None) -> Tuning:
@@ -203,7 +220,7 @@ def deciding_metric(
     headline: Sequence[str], summaries: Sequence[Sequence[Mapping[str, Any]]]
 ) -> str:
     """Return the first of ``headline`` that every run has: a fold of one class has no AUC."""
-    means = [summary["validation"]["mean"] for runs in summaries for summary in runs]
+    means = _validation_means(summaries)
     return next(
         (metric for metric in headline if all(metric in figures for figures in means)), "accuracy"
     )
@@ -214,7 +231,7 @@ def ranking(
     summaries: Sequence[Sequence[Mapping[str, Any]]],
     metric: str,
 ) -> list[Point]:
-    """Return the points, best first: by mean score over sites, equals by loss.
+    """Return the points, best first: by mean score over sites, equals by loss; failed ones last.
 
     Args:
         points: of the grid.
@@ -222,7 +239,7 @@ def ranking(
         metric: whose validation figures are the scores, of the data set's headline the first.
     """
     scored = _scored(points, summaries, metric)
-    return sorted(scored, key=lambda point: (-round(point.score, 6), point.loss))
+    return sorted(scored, key=lambda point: (point.failed > "", -round(point.score, 6), point.loss))
 
 
 def _scored(
@@ -233,6 +250,9 @@ def _scored(
     """Return the points with what they reached, in their order."""
     scored = []
     for settings, runs in zip(points, summaries, strict=True):
+        if failed := [run[FAILED] for run in runs if FAILED in run]:
+            scored.append(Point(settings, 0.0, 0.0, 0.0, {}, failed=failed[0]))
+            continue
         means = [summary["validation"]["mean"] for summary in runs]
         scores = [float(figures[metric]) for figures in means]
         error, loss = deviation(scores) / len(scores) ** 0.5, mean(f["loss"] for f in means)
@@ -263,7 +283,7 @@ def chosen_document(
     sampler: str = "grid",
 ) -> dict[str, Any]:
     """Return chosen.json: what was chosen, why, what else was tried, and what to be wary of."""
-    best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
+    best, second = ranked[0], next((p for p in ranked[1:] if not p.failed), None)
     of = "pooled validation balanced-accuracy" if metric == POOLED else ""
     why = (
         f"best {of or f'mean validation {metric} over sites'}, {best.score:.4f} (standard error "
@@ -272,11 +292,12 @@ def chosen_document(
     if second is not None:
         why += f"; the next one has {second.score:.4f}"
     same = without_effect([point.digest for point in ranked], [point.settings for point in ranked])
+    failed = [f"point {dict(p.settings)} failed: {p.failed}" for p in ranked if p.failed]
     return {
         "experiment": experiment,
         "chosen": dict(best.settings),
         "why": why,
-        "warnings": [*at_an_edge(grid, best.settings), *same],
+        "warnings": [*at_an_edge(grid, best.settings), *same, *failed],
         "sampler": sampler,
         "metric": metric,
         "budget": vars(budget),
@@ -287,7 +308,7 @@ def chosen_document(
 
 def ranking_table(tuned: Tuned) -> Table:
     """Return the best points for a terminal."""
-    best = tuned.ranked[:SHOWN]
+    best = [point for point in tuned.ranked[:SHOWN] if not point.failed]
     lines = [[*best[0].settings, f"val {tuned.metric}", "val loss"]]
     for point in best:
         figures = (f"{point.score:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
@@ -300,12 +321,16 @@ def _csv(
     summaries: Sequence[Sequence[Mapping[str, Any]]],
     metric: str,
 ) -> str:
-    """Return a row per run: its label, figures with all their digits, seconds, digest and file."""
+    """Return a row per run: label, figures with all digits, seconds, digest, file; or why none."""
     records = []
     for trial, summary in zip(chain(*groups), chain(*summaries), strict=True):
-        figures = summary["validation"]["mean"]
-        cells = dict(trial.label) | {key: repr(figures[key]) for key in (metric, "loss")}
-        cells |= {"seconds": summary["seconds"]["total"], "digest": summary["digest"]}
-        cells |= {"run": f"trials/{summary['file']}"}
+        cells = dict(trial.label)
+        if FAILED in summary:
+            cells[FAILED] = summary[FAILED]
+        else:
+            figures = summary["validation"]["mean"]
+            cells |= {key: repr(figures[key]) for key in (metric, "loss")}
+            cells |= {"seconds": summary["seconds"]["total"], "digest": summary["digest"]}
+            cells |= {"run": f"trials/{summary['file']}"}
         records.append({key: str(value) for key, value in cells.items()})
     return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")

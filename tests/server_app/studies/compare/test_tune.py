@@ -88,6 +88,20 @@ def test_another_metric_ranks_otherwise() -> None:
     assert (best.settings, best.score, best.sites) == ({"seed": 2}, 0.7, {"a": 0.7})
 
 
+def test_a_failed_run_puts_its_point_last_and_is_told() -> None:
+    failing = [_validation(0.1, a=0.9), {"failed": "site a diverged"}]
+    points, found = [{"seed": 1}, {"seed": 2}], [failing, [_validation(0.5, a=0.1)] * 2]
+    ranked = ranking(points, found, "accuracy")
+    assert [(p.settings["seed"], p.score, p.failed) for p in ranked] == [
+        (2, pytest.approx(0.1), ""),
+        (1, 0.0, "site a diverged"),
+    ]
+    assert deciding_metric(("accuracy",), found) == "accuracy"
+    document = chosen_document("x", Tuning(trials=2), {"seed": [1, 2]}, ranked, "accuracy")
+    assert document["warnings"][-1] == "point {'seed': 1} failed: site a diverged"
+    assert "the next one" not in document["why"]
+
+
 def test_what_is_chosen_is_written_with_why_and_what_else_was_tried() -> None:
     found = [[_validation(0.5, a=0.6)], [_validation(0.5, a=0.8)]]
     ranked = ranking([{"seed": 1}, {"seed": 2}], found, "accuracy")
@@ -170,6 +184,12 @@ experiments:
   tables:
     base: heart
     config: {dataset: table}
+  wild:
+    base: heart
+    grid: {learning-rate: [0.001, 1.0e+30]}
+  hopeless:
+    base: wild
+    grid: {learning-rate: [1.0e+29, 1.0e+30]}
   images:
     config: {method: local, dataset: digits, silos: 3, silo-train-size: 40, silo-test-size: 10,
              width: 4, rounds: 1, local-epochs: 1, mc-passes: 1, device: cpu}
@@ -213,6 +233,31 @@ def test_a_search_reads_no_test_row_and_is_not_run_twice(
     assert _tune("heart", file, tmp_path / "out") == 0
     assert {path: path.stat().st_mtime_ns for path in (folder / "trials").iterdir()} == trials
     assert (folder / "chosen.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_point_at_which_training_diverges_is_told_and_the_search_goes_on(
+    simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = simulation(SEARCH), tmp_path / "out" / "tune-wild"
+    assert _tune("wild", file, tmp_path / "out") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "warning: point {'learning-rate': 1e+30} failed: site " in said
+    assert json.loads((folder / "chosen.json").read_text())["chosen"] == {"learning-rate": 0.001}
+    with (folder / "trials.csv").open(newline="") as table:
+        rows = [row for row in csv.DictReader(table) if row["learning-rate"] == "1e+30"]
+    assert len(rows) == 2
+    assert all(row["failed"].startswith("site ") and not row["accuracy"] for row in rows)
+    assert len([*(folder / "trials").iterdir()]) == 2, "a failed run is run again next time"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_search_whose_points_all_fail_chooses_none(
+    simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _tune("hopeless", simulation(SEARCH), tmp_path / "out") == 1
+    assert "all 2 points failed, the first with: site " in capsys.readouterr().err
+    assert not (tmp_path / "out" / "tune-hopeless" / "chosen.json").exists()
 
 
 @pytest.mark.usefixtures("in_process")
