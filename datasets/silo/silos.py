@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "val", "test")
 _KEY_LENGTH = 16  # hexadecimal digits
+# Bytes of a file that is read: a map takes whole pages, and a process has only so many maps
+_READ = 64 * 2**10
 
 ImageReader = Callable[[Path], npt.NDArray[Any]]
 
@@ -268,7 +270,7 @@ def cached_silo(
 
 
 def open_silo(folder: Path, classes: int) -> Silo:
-    """Return the silo that ``save_silo`` wrote, memory-mapped.
+    """Return the silo that ``save_silo`` wrote; its larger arrays are memory-mapped.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -305,6 +307,8 @@ def _open_split(folder: Path, name: str) -> Split:
 
     def open_array(part: str) -> Tensor:
         path = folder / f"{name}-{part}.npy"
+        if path.stat().st_size <= _READ:
+            return torch.from_numpy(np.load(path))
         try:
             # Copy-on-write maps: tensors that share the page cache and cannot alter the file.
             return torch.from_numpy(np.load(path, mmap_mode="c"))

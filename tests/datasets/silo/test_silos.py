@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.sealed_folders import seal
 from fedsilo.datasets.registry import load_silo
-from fedsilo.datasets.silo.silos import SPLITS, Split, cached_silo, fingerprint, save_silo
+from fedsilo.datasets.silo.silos import (
+    SPLITS,
+    Split,
+    cached_silo,
+    fingerprint,
+    open_silo,
+    save_silo,
+)
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 
@@ -54,6 +61,16 @@ def test_a_silo_is_made_once_for_equal_facts_and_again_for_others(tmp_path: Path
     key = hashlib.sha256(json.dumps(FACTS).encode()).hexdigest()[:16]
     assert (tmp_path / f"site-{key}" / "silo.json").is_file()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_small_arrays_are_read_and_large_ones_mapped(tmp_path: Path) -> None:
+    write_silo(tmp_path, samples=5000)  # 80,128 bytes of inputs and 40,128 of labels
+    silo = open_silo(tmp_path, classes=2)
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    assert {p.name for p in tmp_path.glob("*.npy") if str(p) in mapped} == {
+        f"{name}-inputs.npy" for name in SPLITS
+    }
+    assert all(len(split) == 5000 for split in silo.splits().values())
 
 
 def test_a_silo_that_cannot_be_made_leaves_no_folder(tmp_path: Path) -> None:
