@@ -3,7 +3,8 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -166,22 +167,27 @@ def train_locally(
         RefusedError: fewer samples or steps than the hospital allows are behind the training.
     """
     network.train()
-    objective = objective or network.loss
-    optimiser = optimiser or open_optimiser(network, settings)
-    pick, labels = compute.hold(split.inputs), compute.bring(split.labels)
-    total, steps, seen = torch.zeros((), device=compute.device), 0, 0
-    optimisers = [optimiser, beside] if beside else [optimiser]
+    optimisers = [optimiser or open_optimiser(network, settings), *([beside] if beside else [])]
     scaler = compute.scaler() if compute.fp16 else None
+    add = partial(private.add_gradients, network) if private else add_gradients
+    add = partial(add, scaler=scaler) if scaler else add
     changes = total_steps or settings.rate_decay != "none"
     counted = (optimisers, settings, steps_before, total_steps)
-    set_rates = rate_setter(*counted) if changes else None
-    augment = augmenter(settings, key, compute.device) if settings.augmentation else None
-    count, rates = len(split.labels), list[float]()
+    steps = _Steps(
+        lambda batch, labels: add(
+            objective or network.loss, batch, labels, settings, compute, penalty
+        ),
+        optimisers,
+        scaler,
+        compute.hold(split.inputs),
+        compute.bring(split.labels),
+        augmenter(settings, key, compute.device) if settings.augmentation else None,
+        rate_setter(*counted) if changes else None,
+        after_step,
+    )
     rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
-    plan = schedule(count, settings, rng, minimum_batch) if plan is None else plan
-    plan = private.plan(count) if private else plan
-    gradients = partial(private.add_gradients, network) if private else add_gradients
-    gradients = partial(gradients, scaler=scaler) if scaler else gradients
+    plan = schedule(len(split.labels), settings, rng, minimum_batch) if plan is None else plan
+    plan = private.plan(len(split.labels)) if private else plan
     # One block for all draws of the training: dropout's follow one another over the batches
     with seeded(settings.seed, "training", *key, device=compute.device):
         for number, batches_of_pass in enumerate(plan):
@@ -189,32 +195,79 @@ def train_locally(
                 before_pass(number)
             if minimum_batch > 1:
                 _refuse_small(batches_of_pass, minimum_batch)
-            total.zero_()
-            samples = 0
-            for indices in batches_of_pass:
-                batch, truth = pick(indices), labels[indices]
-                batch = augment(batch) if augment else batch
-                if set_rates:
-                    set_rates()
-                optimiser.zero_grad(set_to_none=True)
-                loss = gradients(objective, batch, truth, settings, compute, penalty)
-                if scaler and not scaled_step(optimisers, scaler):
-                    continue
-                for one in [] if scaler else optimisers:
-                    one.step()
-                for one in optimisers[1:]:
-                    one.zero_grad(set_to_none=True)
-                if after_step:
-                    after_step(batch, optimiser)
-                steps += 1
-                rates.append(optimiser.param_groups[0]["lr"])
-                samples += len(indices)
-                total += loss * len(indices)
-            seen += samples
-        mean = total.item() / max(1, samples)
-        (Counter() if work is None else work).update({STEPS: steps, SAMPLES: seen})
-        refuse_unusable(mean, rates, minimum_steps, compute.fp16)
+            steps.take(batches_of_pass)
+        mean = steps.mean_loss()
+        (Counter() if work is None else work).update({STEPS: len(steps.rates), SAMPLES: steps.seen})
+        refuse_unusable(mean, steps.rates, minimum_steps, compute.fp16)
     return mean
+
+
+@dataclass
+class _Steps:
+    """Takes optimiser steps over the batches of a split.
+
+    Attributes:
+        add_gradients: adds those of a batch's inputs and labels, and returns its loss.
+        optimisers: the network's, and one of what is trained with it.
+        scaler: of the loss, in fp16.
+        pick: returns the inputs of samples.
+        labels: of all samples.
+        augment: changes a batch's inputs.
+        set_rates: sets the learning rates of the next step.
+        after_step: as in ``train_locally``.
+        rates: the learning rate of each step that was taken.
+        seen: the samples in all steps.
+    """
+
+    add_gradients: Objective
+    optimisers: Sequence[Optimizer]
+    scaler: GradScaler | None
+    pick: Callable[[Tensor], Tensor]
+    labels: Tensor
+    augment: Callable[[Tensor], Tensor] | None
+    set_rates: Callable[[], None] | None
+    after_step: AfterStep | None
+    rates: list[float] = field(default_factory=list)
+    seen: int = 0
+    _losses: Tensor = field(init=False)  # of the last pass, and its samples
+    _samples: int = 0
+
+    def __post_init__(self) -> None:
+        """Begin with no loss."""
+        self._losses = torch.zeros((), device=self.labels.device)
+
+    def take(self, batches_of_pass: list[Tensor]) -> None:
+        """Take the steps of a pass: a batch whose gradients are not finite in fp16 is left out."""
+        self._losses.zero_()
+        self._samples = 0
+        for indices in batches_of_pass:
+            batch, labels = self.pick(indices), self.labels[indices]
+            batch = self.augment(batch) if self.augment else batch
+            if self.set_rates:
+                self.set_rates()
+            self.optimisers[0].zero_grad(set_to_none=True)
+            loss = self.add_gradients(batch, labels)
+            if not self._step():
+                continue
+            if self.after_step:
+                self.after_step(batch, self.optimisers[0])
+            self.rates.append(self.optimisers[0].param_groups[0]["lr"])
+            self._samples += len(indices)
+            self._losses += loss * len(indices)
+        self.seen += self._samples
+
+    def mean_loss(self) -> float:
+        """Return the mean loss over the samples of the last pass."""
+        return self._losses.item() / max(1, self._samples)
+
+    def _step(self) -> bool:
+        if self.scaler and not scaled_step(self.optimisers, self.scaler):
+            return False
+        for one in [] if self.scaler else self.optimisers:
+            one.step()
+        for one in self.optimisers[1:]:
+            one.zero_grad(set_to_none=True)
+        return True
 
 
 def _refuse_small(batches_of_pass: list[Tensor], minimum: int) -> None:
