@@ -110,7 +110,7 @@ def test_every_sample_counts_once_over_several_batches() -> None:
     network = FixedLogits()
     split = split_of([[0.9, 0.1]] * 500 + [[0.2, 0.8]] * 250, [0] * 500 + [0] * 250)
     found = measure(network, split, SETTINGS, CPU, KEY)
-    assert network.batches == [500, 250]
+    assert network.batches == [128, 128, 128, 116, 128, 122], "batches of 500, in parts"
     assert found["accuracy"] == pytest.approx(2 / 3)
     assert found["loss"] == pytest.approx(-(2 * math.log(0.9) + math.log(0.2)) / 3, rel=1e-5)
 
@@ -242,3 +242,7 @@ def test_a_function_over_batches_sees_all_inputs_once_in_eval_mode_and_without_g
     assert found.dtype == torch.float32
     assert not found.requires_grad
     assert found.flatten().tolist() == [2.0 * number for number in range(501)]
+    sizes.clear()
+    images = torch.zeros(129, 3, 4, 4)
+    assert over_batches(network, images, CPU, doubled).shape == images.shape
+    assert sizes == [128, 1], "of images a CPU has fewer at once"
