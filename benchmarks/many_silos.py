@@ -113,9 +113,9 @@ def made_up_app() -> ClientApp:
             draw = np.random.default_rng(int(context.node_config["partition-id"]))
             content[ARRAYS] = ArrayRecord()
             for name, array in message.content.array_records[ARRAYS].items():
-                came = array.numpy()
-                step = draw.standard_normal(came.shape, np.float32) * np.float32(1e-3)
-                content.array_records[ARRAYS][name] = Array(np.asarray(came + step))
+                received = array.numpy()
+                step = draw.standard_normal(received.shape, np.float32) * np.float32(1e-3)
+                content.array_records[ARRAYS][name] = Array(np.asarray(received + step))
         return Message(content, reply_to=message)
 
     app.query("hello")(hello)

@@ -51,7 +51,7 @@ class FaultyGrid(InlineGrid):
     """Passes replies through ``change``, which may alter or lose them, and keeps all that came."""
 
     change: Change = staticmethod(lambda site, phase, reply: reply)
-    came: ClassVar[list[tuple[str, str, Message]]] = []
+    received: ClassVar[list[tuple[str, str, Message]]] = []
 
     def answer(self, message: Message) -> Message:
         config = message.content.config_records.get(CONFIG, {})
@@ -61,14 +61,14 @@ class FaultyGrid(InlineGrid):
         reply = type(self).change(site, phase, answer)
         if reply is None:
             reply = Message(Error(0, "the line is cut"), reply_to=message)
-        type(self).came.append((site, phase, reply))
+        type(self).received.append((site, phase, reply))
         return reply
 
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> type[FaultyGrid]:
     monkeypatch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", FaultyGrid)
-    monkeypatch.setattr(FaultyGrid, "came", [])
+    monkeypatch.setattr(FaultyGrid, "received", [])
     monkeypatch.setattr(FaultyGrid, "change", FaultyGrid.change)
     return FaultyGrid
 
@@ -90,10 +90,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     known = Seen()
     masked = secure_aggregation.SecureSite.masked
 
-    def watched(self: Any, updates: Mapping[str, Any], came: Mapping[str, Any], *more: Any) -> Any:
-        known.before = {name: came[f"{ARRAYS}/{name}"].astype(np.float64) for name in updates}
+    def watched(
+        self: Any, updates: Mapping[str, Any], received: Mapping[str, Any], *more: Any
+    ) -> Any:
+        known.before = {name: received[f"{ARRAYS}/{name}"].astype(np.float64) for name in updates}
         known.updates[self.site] = {name: update.numpy() for name, update in updates.items()}
-        return masked(self, updates, came, *more)
+        return masked(self, updates, received, *more)
 
     monkeypatch.setattr(secure_aggregation.SecureSite, "masked", watched)
     return known
@@ -157,7 +159,7 @@ def test_no_single_update_reaches_the_server_or_its_disk(
     files = [path for path in directory.path.rglob("*") if path.is_file()]
     on_disk = {path: path.read_bytes() for path in files}
     assert any(model(directory)[longest].tobytes()[:64] in data for data in on_disk.values())
-    sent = [r for _, p, r in faulty.came if p == TRAIN and r.has_content()]
+    sent = [r for _, p, r in faulty.received if p == TRAIN and r.has_content()]
     assert len(sent) == SILOS
     for site, part in seen.updates.items():
         weights = (before[longest] + part[longest]).astype(np.float32)
@@ -167,9 +169,9 @@ def test_no_single_update_reaches_the_server_or_its_disk(
         number = f"{weights.ravel()[0]:.6f}"
         assert number not in caplog.text + capsys.readouterr().out
         for reply in sent:
-            came = unpack(reply.content.array_records[ARRAYS][longest])
+            received = unpack(reply.content.array_records[ARRAYS][longest])
             steps = quantisation(resolve(dict(values)).common, SILOS).quantised(part[longest])
-            assert (came == steps).mean() < 0.01
+            assert (received == steps).mean() < 0.01
 
 
 @pytest.mark.parametrize(
@@ -215,10 +217,10 @@ def test_trust_sums_tells_means_over_all_sites_and_no_single_answer(
     values: dict[str, Value], inline_run: InlineRun, faulty: type[FaultyGrid]
 ) -> None:
     plain = inline_run(values | {"run-name": "plain"}, SILOS)
-    faulty.came.clear()
+    faulty.received.clear()
     found = inline_run(values | {"trust": "sums"}, SILOS)
     assert all((model(found)[name] == array).all() for name, array in model(plain).items())
-    for _, phase, reply in faulty.came:
+    for _, phase, reply in faulty.received:
         metrics = reply.content.metric_records.get("metrics", {})
         assert [key for key in metrics if not key.startswith("unrepeatable.")] in (
             [],
@@ -350,7 +352,10 @@ def test_a_round_begun_anew_without_a_site_opens_no_second_sum(
     two = values | {"rounds": 2}
 
     def lose(site: str, asked: str, reply: Message) -> Message | None:
-        second = faulty.came and sum(phase == SECURE_UNMASK for _, phase, _ in faulty.came) >= SILOS
+        second = (
+            faulty.received
+            and sum(phase == SECURE_UNMASK for _, phase, _ in faulty.received) >= SILOS
+        )
         return None if site == "site 2" and asked == SECURE_UNMASK and second else reply
 
     def gone(site: str, asked: str, reply: Message) -> Message | None:

@@ -18,9 +18,9 @@ class FedDynSite(SiteMethod):
         """Train with both terms; the local gradient moves against the way that was gone."""
         network, alpha = lab.open(), self.settings.regularisation_alpha
         lab.measure(network)
-        came, before = lab.arrays(), lab.state()
+        received, before = lab.arrays(), lab.state()
         trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
-        gradient = {n: before.get(n, torch.zeros_like(came[n])) for n in trained}
+        gradient = {n: before.get(n, torch.zeros_like(received[n])) for n in trained}
         slopes = [-gradient[name].to(p.device) for name, p in trained.items()]
         pull = proximal(network, alpha)
 
@@ -28,5 +28,5 @@ class FedDynSite(SiteMethod):
             return pull() + linear_term([*trained.values()], slopes)
 
         lab.fit(network, penalty=term)
-        moved = {name: p.detach().cpu() - came[name] for name, p in trained.items()}
+        moved = {name: p.detach().cpu() - received[name] for name, p in trained.items()}
         return lab.reply(network, keep={n: gradient[n] - alpha * moved[n] for n in trained})

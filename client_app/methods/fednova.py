@@ -10,12 +10,12 @@ class FedNovaSite(SiteMethod):
 
     def train(self, lab: Lab) -> Answer:
         """Train the global model; send where a step leads on average, and the number of steps."""
-        network, came = lab.open(), lab.arrays()
+        network, received = lab.open(), lab.arrays()
         lab.measure(network)
         steps: list[object] = []
         lab.fit(network, after_step=lambda *_: steps.append(None))
         sent = exchanged_arrays(network)
         for name in [name for name in sent if not is_statistic(name)]:
-            sent[name] = came[name] + (sent[name].cpu() - came[name]) / len(steps)
+            sent[name] = received[name] + (sent[name].cpu() - received[name]) / len(steps)
         lab.metrics[STEPS] = len(steps)
         return lab.reply(network, send=sent)

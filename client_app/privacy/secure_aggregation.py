@@ -107,14 +107,14 @@ class SecureSite:
     def masked(
         self,
         updates: Mapping[str, Tensor],
-        came: Mapping[str, Any],
+        received: Mapping[str, Any],
         portions: Mapping[str, float],
     ) -> dict[str, Words]:
         """Return what leaves, weighted and masked: updates, samples and measurements.
 
         Args:
             updates: of what was received, clipped, by name.
-            came: all arrays received, NumPy's, by record and name.
+            received: all arrays received, NumPy's, by record and name.
             portions: measurements, each from 0 to 1, by name.
 
         Raises:
@@ -128,7 +128,7 @@ class SecureSite:
         secrets.partners, secrets.weighed = partners, arrays_digest(numbers).hex()
         self._sums().refuse_other(secrets.weighed)
         secrets.write(self.folder)  # before anything leaves
-        bound = bound_to(secrets.context, came, portions)
+        bound = bound_to(secrets.context, received, portions)
         plus, minus = [secrets.own_mask], list[bytes]()
         for other in partners:
             if other != self.site:
@@ -292,15 +292,15 @@ class SecureSite:
     def _opened(self, secrets: RoundSecrets) -> dict[str, Shares]:
         """Return the shares that this site can open, by the site whose secrets they are of."""
         senders = texts(self.asked, "from")
-        came = dict(zip(senders, tokens(self.asked, "sealed", LONGEST_SEALED), strict=False))
+        received = dict(zip(senders, tokens(self.asked, "sealed", LONGEST_SEALED), strict=False))
         sites, place = secrets.sites, secrets.sites.index(self.site)
         held = {self.site: Shares(*secrets.own_shares)}
         for site in secrets.partners:
-            if site == self.site or site not in came:
+            if site == self.site or site not in received:
                 continue
             try:
                 way = sites.index(site), place
-                held[site] = opened(came[site], secrets.seal_key_with(site), way)
+                held[site] = opened(received[site], secrets.seal_key_with(site), way)
             except SiteError:
                 continue  # the server learns whose shares nobody can open, and names that site
         return held

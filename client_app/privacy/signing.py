@@ -45,10 +45,10 @@ class Signer:
         Raises:
             RefusedError: names the site and what to compare.
         """
-        known, came = self.fingerprint_of(site), fingerprint(public)
-        if known != came:
+        known, received = self.fingerprint_of(site), fingerprint(public)
+        if known != received:
             raise RefusedError(
-                f"site {site} signs by key {came}, and this site's '{REGISTRY}' has "
+                f"site {site} signs by key {received}, and this site's '{REGISTRY}' has "
                 f"{known or 'no line for it'}: ask that hospital, not the server, and correct the "
                 "file or leave one of the two out"
             )

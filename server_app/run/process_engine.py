@@ -141,7 +141,7 @@ class ProcessGrid(InlineGrid):
             ProcessError: there is no room in shared memory.
         """
         wanted = list(message_ids)
-        while not (come := [key for key in wanted if key in self._replies]):
+        while not (answered := [key for key in wanted if key in self._replies]):
             self._dispatch()
             done, _ = wait(self._running, _WAIT, FIRST_COMPLETED)
             if not done:
@@ -149,7 +149,7 @@ class ProcessGrid(InlineGrid):
             for future in done:
                 self._take(future)
         self._dispatch()  # what is idle works while these are read
-        return [self._replies.pop(key) for key in come]
+        return [self._replies.pop(key) for key in answered]
 
     def _dispatch(self) -> None:
         """Give each idle worker a message: of a site that it knows, else the oldest."""

@@ -74,17 +74,17 @@ def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
     return total.digest()
 
 
-def bound_to(context: bytes, came: Mapping[str, NDArray], metrics: Iterable[str]) -> bytes:
+def bound_to(context: bytes, received: Mapping[str, NDArray], metrics: Iterable[str]) -> bytes:
     """Return to what the masks between sites are bound, 32 bytes.
 
     The masks of sites that are sent other arrays, or asked for other metrics, do not cancel.
 
     Args:
         context: of the round.
-        came: all arrays that a site is sent, by record and name.
+        received: all arrays that a site is sent, by record and name.
         metrics: what it is asked to sum.
     """
-    return digest("bound", context, arrays_digest(came), sorted(metrics))
+    return digest("bound", context, arrays_digest(received), sorted(metrics))
 
 
 def public_text(private: EllipticCurvePrivateKey) -> bytes:

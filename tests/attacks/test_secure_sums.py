@@ -58,7 +58,7 @@ class Attacker:
         self.with_it = others[len(others) - colluding :]
         self.honest = [name for name in round_.names if name not in self.with_it]
         self.disks = {name: disk(round_, name) for name in self.with_it}
-        self.came = {
+        self.received = {
             name: round_.site(name, counts={"train": 10}, sites=list(round_.names)).masked(
                 {"w": torch.tensor(VICTIM if name == self.victim else [0.5, 0.5])}, CAME, {}
             )
@@ -122,7 +122,7 @@ class Attacker:
         plus, minus = [], [own_mask]
         for other in self.round.names[1:]:  # all come after the victim: it has added their masks
             minus.append(mask_key(private, bytes(self.round.keys[other]["mask-key"]), bound))
-        left = masked(self.came[self.victim], plus, minus)["w"]
+        left = masked(self.received[self.victim], plus, minus)["w"]
         way = quantisation(self.round.common, len(self.round.names))
         return way.total(left, 1).tolist()
 

@@ -40,8 +40,8 @@ def test_training_leaves_the_message_as_it_came(opened: Opened, weights: dict[st
     method = opened("fedavg", weights)
     reply = answer(method)
     for name, array in weights.items():
-        came = method.content[ARRAYS][name].numpy()
-        np.testing.assert_array_equal(came, array)
+        received = method.content[ARRAYS][name].numpy()
+        np.testing.assert_array_equal(received, array)
     assert not np.array_equal(reply[ARRAYS]["head.1.weight"].numpy(), weights["head.1.weight"])
 
 

@@ -164,8 +164,8 @@ def answering() -> Callable[..., Behaviour]:
         def answer(message: Message) -> RecordDict:
             if message.metadata.message_type == EVALUATE:
                 return build_content(**metrics)
-            came = message.content.array_records[ARRAYS]
-            filled = {n: np.full(a.shape, value, np.float32) for n, a in came.items()}
+            received = message.content.array_records[ARRAYS]
+            filled = {n: np.full(a.shape, value, np.float32) for n, a in received.items()}
             return build_content(filled, **metrics)
 
         return answer

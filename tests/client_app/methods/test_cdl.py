@@ -41,8 +41,8 @@ def neighbour(weights: Mapping[str, Any], scale: float = 0.05) -> dict[str, Any]
 def second(opened: Opened, weights: Mapping[str, Any], scale: float = 0.05, **own: Any) -> Lab:
     """Return the site in round 2, after it took part in round 1."""
     answer(opened("cdl", theta(weights), own=own))
-    came = neighbour(weights, scale)
-    return opened("cdl", came, own=own, round=2, notes=MIXING, evaluate=False)
+    received = neighbour(weights, scale)
+    return opened("cdl", received, own=own, round=2, notes=MIXING, evaluate=False)
 
 
 def moved(site: Lab) -> tuple[TokenClassifier, dict[str, Tensor]]:
@@ -151,8 +151,8 @@ def test_the_support_models_rate_decays_as_the_main_models(
     stored = opened("cdl", own=own, round=2).stored
 
     def move(rate_decay: str) -> Tensor:
-        came = neighbour(vit_weights, 1.0)
-        site = opened("cdl", came, own=own | {"rate_decay": rate_decay}, round=2, notes=MIXING)
+        received = neighbour(vit_weights, 1.0)
+        site = opened("cdl", received, own=own | {"rate_decay": rate_decay}, round=2, notes=MIXING)
         site.__dict__["stored"] = stored
         return moved(site)[1]["head.1.weight"]
 

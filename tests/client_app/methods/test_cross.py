@@ -83,7 +83,7 @@ def test_every_model_that_came_is_measured_on_the_sites_own_samples(
     labels = opened("cross").silo.test.labels
     first, last = int(labels[0]), int(labels[-1])
     other = {name: array + np.float32(0.01) for name, array in weights.items()}
-    came = sent(
+    received = sent(
         {
             "s1a": weights,
             "s2a": always(weights, first),
@@ -91,7 +91,7 @@ def test_every_model_that_came_is_measured_on_the_sites_own_samples(
             "s4a": always(weights, last),
         }
     )
-    method = opened("cross", came, round=2, phase="evaluate", own=PLAIN)
+    method = opened("cross", received, round=2, phase="evaluate", own=PLAIN)
     found = figures(evaluate(method))
     for site, label in (("s2a", first), ("s4a", last)):
         share = (labels == label).double().mean().item()
@@ -127,8 +127,8 @@ def test_what_came_of_the_site_itself_has_its_own_figures_and_noised_ones_if_it_
 def test_a_sites_name_may_hold_any_character(
     opened: Opened, weights: dict[str, Any], name: str
 ) -> None:
-    came = sent({name: always(weights, 1)})
-    found = figures(evaluate(opened("cross", came, phase="evaluate", own=PLAIN)))
+    received = sent({name: always(weights, 1)})
+    found = figures(evaluate(opened("cross", received, phase="evaluate", own=PLAIN)))
     assert {m for m in found if "-from-" in m} >= {
         f"accuracy-from-{name}",
         f"balanced-accuracy-from-{name}",
@@ -138,8 +138,8 @@ def test_a_sites_name_may_hold_any_character(
 def test_a_site_whose_own_model_did_not_come_is_measured_but_not_in_the_matrix(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    came = sent({"s2a": weights})
-    found = figures(evaluate(opened("cross", came, phase="evaluate", own=PLAIN)))
+    received = sent({"s2a": weights})
+    found = figures(evaluate(opened("cross", received, phase="evaluate", own=PLAIN)))
     assert "accuracy" in found
     assert "accuracy-from-s1a" not in found
     # It has no state, so its own model is the initial one, as what came here is
@@ -154,18 +154,18 @@ def test_one_foreign_model_is_open_at_a_time_and_nothing_is_stored(
         "fedsilo.client_app.lab.initial_classifier",
         lambda *site: built.append(initial_classifier(*site)) or built[-1],
     )
-    came = sent(dict.fromkeys(("s1a", "s2a", "s3a"), weights))
-    method = opened("cross", came, phase="evaluate", own=PLAIN)
+    received = sent(dict.fromkeys(("s1a", "s2a", "s3a"), weights))
+    method = opened("cross", received, phase="evaluate", own=PLAIN)
     assert evaluate(method)[METRICS]["kept-state"] == 0
     assert len(built) == 1
     assert not method.state_files.folder.exists()
 
 
 def test_a_model_that_does_not_fit_is_refused(opened: Opened, weights: dict[str, Any]) -> None:
-    came = sent({"s2a": weights})
-    del came[expert_array("s2a", "head.4.bias")]
+    received = sent({"s2a": weights})
+    del received[expert_array("s2a", "head.4.bias")]
     with pytest.raises(SettingError, match=r"missing \['head.4.bias'\]"):
-        evaluate(opened("cross", came, phase="evaluate"))
+        evaluate(opened("cross", received, phase="evaluate"))
 
 
 def test_an_evidential_model_is_measured_with_the_prior_of_the_site_that_tests(

@@ -23,7 +23,7 @@ ONE_STEP = {"local_steps": 1, "batch_size": 36, "dropout": 0.0, "optimiser": "sg
 
 
 @pytest.fixture
-def came(resolved: Callable[..., Any]) -> Weights:
+def received(resolved: Callable[..., Any]) -> Weights:
     """Return a builder of what the server sends at first, by settings."""
 
     def make(**own: Any) -> dict[str, Any]:
@@ -44,8 +44,10 @@ def offset_of(site: DisTransSite) -> torch.Tensor:
     return network.offset.weight.detach().clone()
 
 
-def test_the_network_and_the_offset_come_and_go_back_trained(opened: Opened, came: Weights) -> None:
-    sent = came()
+def test_the_network_and_the_offset_come_and_go_back_trained(
+    opened: Opened, received: Weights
+) -> None:
+    sent = received()
     reply = answer(opened("distrans", sent))
     assert set(reply[ARRAYS]) == set(sent)
     moved = {n for n, array in reply[ARRAYS].items() if (array.numpy() != sent[n]).any()}
@@ -55,10 +57,10 @@ def test_the_network_and_the_offset_come_and_go_back_trained(opened: Opened, cam
 
 @pytest.mark.parametrize("rate", [0.0, 0.5, 2.0])
 def test_the_offset_takes_a_step_of_its_own_rate_down_the_gradient_of_the_same_batch(
-    opened: Opened, came: Weights, rate: float
+    opened: Opened, received: Weights, rate: float
 ) -> None:
     own = {**ONE_STEP, "offset_learning_rate": rate, "learning_rate": 0.125, "weight_decay": 0.5}
-    site = opened("distrans", came(**own), own=own)
+    site = opened("distrans", received(**own), own=own)
     network = cast(DoubleChannelClassifier, site.open())
     start = {name: p.detach().clone() for name, p in network.named_parameters()}
     twin = cast(DoubleChannelClassifier, site.open()).train()
@@ -77,10 +79,10 @@ def test_the_offset_takes_a_step_of_its_own_rate_down_the_gradient_of_the_same_b
 
 
 def test_an_offset_that_stays_is_drawn_at_the_site_and_goes_on_where_it_was(
-    opened: Opened, came: Weights
+    opened: Opened, received: Weights
 ) -> None:
     own = {"offset_aggregation": "none", "offset_learning_rate": 0.5}
-    sent = came(**own)
+    sent = received(**own)
     first, other = (opened("distrans", sent, site=s, own=own) for s in ("s1a", "s2a"))
     drawn = offset_of(first)
     assert not torch.equal(drawn, offset_of(other)), "each site draws its own"
@@ -98,16 +100,16 @@ def test_an_offset_that_stays_is_drawn_at_the_site_and_goes_on_where_it_was(
 
 
 def test_an_offset_that_is_sent_to_a_site_that_keeps_its_own_is_not_taken(
-    opened: Opened, came: Weights
+    opened: Opened, received: Weights
 ) -> None:
     own = {"offset_aggregation": "none"}
-    sent = came(**own) | {OFFSET: np.zeros((256, 1), np.float32)}
+    sent = received(**own) | {OFFSET: np.zeros((256, 1), np.float32)}
     assert offset_of(opened("distrans", sent, own=own)).abs().max() > 0.5
 
 
-def test_of_a_finished_runs_offsets_a_site_takes_its_own(opened: Opened, came: Weights) -> None:
+def test_of_a_finished_runs_offsets_a_site_takes_its_own(opened: Opened, received: Weights) -> None:
     own = {"offset_aggregation": "embedding"}
-    sent = came(**own)
+    sent = received(**own)
     plain = {name: array for name, array in sent.items() if name != OFFSET}
     named = {f"offset/{s}": np.full((256, 1), i, np.float32) for i, s in enumerate(("s1a", "s2a"))}
     found = offset_of(opened("distrans", plain | named, site="s2a", own=own, phase="evaluate"))
@@ -115,9 +117,9 @@ def test_of_a_finished_runs_offsets_a_site_takes_its_own(opened: Opened, came: W
 
 
 def test_a_missing_offset_and_one_of_other_images_are_refused(
-    opened: Opened, came: Weights
+    opened: Opened, received: Weights
 ) -> None:
-    sent = came()
+    sent = received()
     with pytest.raises(SettingError, match=r"missing \['offset.weight'\]"):
         opened("distrans", {n: a for n, a in sent.items() if n != OFFSET}).open()
     other = sent | {OFFSET: np.zeros((784, 1), np.float32)}
@@ -126,11 +128,11 @@ def test_a_missing_offset_and_one_of_other_images_are_refused(
 
 
 def test_epochs_that_span_rounds_leave_the_offset_out_of_the_optimiser(
-    opened: Opened, came: Weights
+    opened: Opened, received: Weights
 ) -> None:
     own = {"epoch_steps": 4, "pace": 2, "local_epochs": 2, "batch_size": 32}
     own |= {"offset_learning_rate": 0.5}
-    sent = came(**own)
+    sent = received(**own)
     reply = answer(opened("distrans", sent, own=own))
     assert (reply[ARRAYS][OFFSET].numpy() != sent[OFFSET]).any()
     stored = opened("distrans", own=own, round=2).stored
@@ -160,7 +162,7 @@ def test_a_site_explains_an_image_by_the_map_of_both_channels(
     assert explain_sample(site, "test", 0).lines()
 
 
-def test_monte_carlo_dropout_has_an_entropy(opened: Opened, came: Weights) -> None:
+def test_monte_carlo_dropout_has_an_entropy(opened: Opened, received: Weights) -> None:
     own = {"dropout": 0.5}
-    found = evaluate(opened("distrans", came(**own), own=own, phase="evaluate"))
+    found = evaluate(opened("distrans", received(**own), own=own, phase="evaluate"))
     assert 0 < float(cast(Any, found[METRICS])["incoming.test.entropy"]) <= np.log(10)

@@ -245,17 +245,17 @@ def test_the_others_discriminators_are_the_target_where_they_are_asked_for(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     own, others = {"align_target": "others"}, {"embeddings/b": np.ones((4, WIDTH), np.float32)}
-    came = weights | others | _rival("b")
-    site = _site(opened, came, own=own)
+    received = weights | others | _rival("b")
+    site = _site(opened, received, own=own)
     aligner = cast(Aligner, steps_of(site, site.open()).fit["after_step"])
     (rival,) = aligner.rivals
     assert torch.equal(
-        rival.layers[0].weight, torch.as_tensor(came["discriminators/b/layers.0.weight"])
+        rival.layers[0].weight, torch.as_tensor(received["discriminators/b/layers.0.weight"])
     )
     other = _site(opened, weights | others | _rival("b", 6), own=own)
     replies = [answer(one)[ARRAYS] for one in (site, other)]
     assert any((replies[0][n].numpy() != replies[1][n].numpy()).any() for n in weights)
-    asked = _site(opened, came, own=own, notes={"embeddings": 5})
+    asked = _site(opened, received, own=own, notes={"embeddings": 5})
     left = answer(asked)[ARRAYS]
     assert {n for n in left if n.startswith("discriminator/")} == {
         f"discriminator/layers.{n}" for n in ("0.weight", "0.bias", "2.weight", "2.bias")

@@ -133,18 +133,18 @@ def test_the_loss_is_the_criterion_plus_lambda_times_the_mse_to_the_others_logit
 
 
 def test_training_draws_logits_to_the_others(opened: Opened) -> None:
-    came = logits(**{f"c{label}": 4.0 for label in range(10)})
+    received = logits(**{f"c{label}": 4.0 for label in range(10)})
 
     def distance(weight: float) -> float:
         own = {"logit_weight": weight, "local_epochs": 5, "learning_rate": 0.01}
-        sent = answer(opened("feddistill", came, own=own))[ARRAYS]
+        sent = answer(opened("feddistill", received, own=own))[ARRAYS]
         return float(np.mean([np.square(array.numpy() - 4.0).mean() for array in sent.values()]))
 
     assert distance(10.0) < 0.7 * distance(1e-9)
 
 
 @pytest.mark.parametrize(
-    ("came", "fault"),
+    ("received", "fault"),
     [
         (logits(size=9, c1=0.0), r"'logits/1' .* it is \(9,\), not \(10,\)"),
         (logits(c1=float("nan")), "'logits/1' .* non-finite"),
@@ -152,7 +152,7 @@ def test_training_draws_logits_to_the_others(opened: Opened) -> None:
     ],
 )
 def test_logits_that_cannot_be_some_stop_the_site(
-    opened: Opened, came: Mapping[str, Any], fault: str
+    opened: Opened, received: Mapping[str, Any], fault: str
 ) -> None:
     with pytest.raises(SiteError, match=fault):
-        answer(opened("feddistill", came))
+        answer(opened("feddistill", received))

@@ -94,8 +94,8 @@ def test_a_silo_goes_on_from_its_own_model_though_theta_came(
 ) -> None:
     mine = after_round_1(opened, weights)
     theta = other(weights, 2)
-    came = below("model/", theta) | below("expert/s2a/", other(mine, 3))
-    start = start_of(opened("fedefm", came, **HOME))
+    received = below("model/", theta) | below("expert/s2a/", other(mine, 3))
+    start = start_of(opened("fedefm", received, **HOME))
     for name, array in mine.items():
         np.testing.assert_array_equal(start[name].numpy(), array)
 
@@ -117,15 +117,15 @@ def test_from_the_mean_it_goes_on_from_theta_and_says_so_if_that_is_missing(
 def test_who_learns_and_who_teaches(student: str, opened: Opened, weights: Arrays) -> None:
     own = {"student": student, "dropout": 0.0}
     mine = after_round_1(opened, weights, **own)
-    came = {host: other(mine, seed) for host, seed in (("s2a", 3), ("s3a", 4))}
-    arrays = below("expert/s2a/", came["s2a"]) | below("expert/s3a/", came["s3a"])
+    received = {host: other(mine, seed) for host, seed in (("s2a", 3), ("s3a", 4))}
+    arrays = below("expert/s2a/", received["s2a"]) | below("expert/s3a/", received["s3a"])
     site = opened("fedefm", arrays, own=own, **HOME)
     start = start_of(site)
-    mean = {n: (came["s2a"][n] + came["s3a"][n]) / 2 for n in mine}
+    mean = {n: (received["s2a"][n] + received["s3a"][n]) / 2 for n in mine}
     for name, array in (mine if student == "own" else mean).items():
         np.testing.assert_allclose(start[name].numpy(), array, atol=1e-6)
     network = site.classifier(start)
-    teachers = came if student == "own" else {"s1a": mine}
+    teachers = received if student == "own" else {"s1a": mine}
     experts: dict[str, TokenClassifier] = {
         host: site.classifier({n: torch.from_numpy(np.asarray(a)) for n, a in arrays.items()})
         for host, arrays in teachers.items()
@@ -198,10 +198,10 @@ def test_by_average_a_silo_starts_from_half_its_model_and_half_the_visitors_mean
     own = {"visit": "average", "overseas_steps": 1}
     mine = after_round_1(opened, weights, **own)
     ones = {name: np.ones_like(array) for name, array in mine.items()}
-    came = {
+    received = {
         f"neighbour/{s}/{n}": k * a for s, k in (("s2a", 2), ("s3a", 4)) for n, a in ones.items()
     }
-    site = opened("fedefm", came, own=own, **(HOME | {"phase": "train", "step": 0}))
+    site = opened("fedefm", received, own=own, **(HOME | {"phase": "train", "step": 0}))
     visits: list[Any] = []
 
     def fit(self: Lab, network: nn.Module, **given: Any) -> None:

@@ -149,8 +149,8 @@ def test_what_is_averaged_is_sent_and_the_rest_kept(
 def test_what_comes_averaged_replaces_the_sites_own_and_the_rest_is_kept(opened: Opened) -> None:
     own = {"shared_prompts": "b"}
     answer(opened(METHOD, own=own))
-    came = {"prompts.b": np.full((1, 2, 3, 16), 0.5, np.float32)}
-    second = opened(METHOD, came, own=own, round=2)
+    received = {"prompts.b": np.full((1, 2, 3, 16), 0.5, np.float32)}
+    second = opened(METHOD, received, own=own, round=2)
     arrays = exchanged_arrays(cast(PromptedViT, second.open()))
     assert (arrays["prompts.b"] == 0.5).all()
     kept = kept_by(second)
@@ -236,8 +236,8 @@ def test_the_objective_is_eq_7_over_all_the_maps_that_came(
         found = steps_of(method, vit).loss(inputs, labels) - vit.loss(inputs, labels)
         total, maps = 0.0, vit.encode_with_rollout(inputs, prompt_columns == "renormalise")[1]
         for map_, label in zip(maps, labels.tolist(), strict=True):
-            came = [a for n, a in buffer.items() if n.endswith(f"/{label}")]
-            for other in np.concatenate(came):
+            received = [a for n, a in buffer.items() if n.endswith(f"/{label}")]
+            for other in np.concatenate(received):
                 away = enlarged(map_) - enlarged(torch.from_numpy(other))
                 total += away.square().sum().item() / 2  # M is 2
     assert found.item() == pytest.approx(total / len(labels), rel=1e-4)
@@ -265,7 +265,7 @@ def test_without_others_maps_the_objective_is_the_networks_own(opened: Opened) -
 
 
 @pytest.mark.parametrize(
-    ("came", "said"),
+    ("received", "said"),
     [
         (a_map(0.5, 0.75, -0.25), r"a map has a negative value \(-0.25\)"),
         (a_map(0.5, 0.25), r"a map sums to 0.75, not to 1"),
@@ -275,9 +275,9 @@ def test_without_others_maps_the_objective_is_the_networks_own(opened: Opened) -
     ],
 )
 def test_a_map_that_cannot_be_one_is_refused_before_training(
-    opened: Opened, buffer: dict[str, Any], came: Any, said: str
+    opened: Opened, buffer: dict[str, Any], received: Any, said: str
 ) -> None:
-    method = opened(METHOD, buffer | {"maps/s3a/3": came}, round=2)
+    method = opened(METHOD, buffer | {"maps/s3a/3": received}, round=2)
     with pytest.raises(SiteError, match=rf"buffer's entry of site s3a, class 3: {said}"):
         answer(method)
     assert not method.state_files.folder.exists()

@@ -196,8 +196,8 @@ def test_the_loss_is_the_criterion_plus_lambda_times_the_mse_to_known_prototypes
     train = site.silo.train
     first, second = 0, int((train.labels != train.labels[0]).nonzero()[0])
     inputs, labels = train.inputs[[first, second]], train.labels[[first, second]]
-    came = prototypes(size, **{f"c{labels[0]}": 0.25})  # the second sample's class has none
-    site = opened("fedproto", came, own=own)
+    received = prototypes(size, **{f"c{labels[0]}": 0.25})  # the second sample's class has none
+    site = opened("fedproto", received, own=own)
     network = network_of(site).eval()
     assert bool(evidences(network)) is (network_settings == "vit")
     found = steps_of(site, network).loss(inputs, labels).item()
@@ -218,11 +218,11 @@ def test_prototypes_of_other_classes_change_no_loss(opened: Opened) -> None:
 
 
 def test_training_draws_embeddings_to_the_prototypes(opened: Opened) -> None:
-    came = prototypes(**{f"c{label}": 0.0 for label in range(10)})
+    received = prototypes(**{f"c{label}": 0.0 for label in range(10)})
 
     def length(weight: float) -> float:
         own = {"prototype_weight": weight, "local_epochs": 30}  # batch norm's means need some
-        site = opened("fedproto", came, own=own)
+        site = opened("fedproto", received, own=own)
         sent = answer(site)[ARRAYS]
         return float(np.mean([np.square(array.numpy()).mean() for array in sent.values()]))
 
@@ -237,8 +237,8 @@ def test_the_nearest_prototype_is_the_answer_where_that_is_wanted(
     probe = opened("fedproto", own=own)
     network = network_of(probe).eval()
     wide = embeddings(network, probe.silo.train)
-    came = {f"prototype/{n}": wide[index].numpy() for n, index in ((0, 5), (4, 6), (7, 20))}
-    site = opened("fedproto", came, own=own, phase="evaluate")
+    received = {f"prototype/{n}": wide[index].numpy() for n, index in ((0, 5), (4, 6), (7, 20))}
+    site = opened("fedproto", received, own=own, phase="evaluate")
     found = evaluate(site)[METRICS][f"incoming.{split}.accuracy"]
     held = site.silo.splits()[split]
     distances = torch.cdist(embeddings(network, held), wide[[5, 6, 20]])
@@ -276,9 +276,9 @@ def test_before_there_are_prototypes_the_head_answers(opened: Opened) -> None:
 def test_the_inference_changes_what_is_measured_and_nothing_that_is_trained(
     opened: Opened,
 ) -> None:
-    came = prototypes(c0=0.1, c1=0.2, c2=0.3)
-    head = answer(opened("fedproto", came))
-    nearest = answer(opened("fedproto", came, own={"inference": "prototype"}))
+    received = prototypes(c0=0.1, c1=0.2, c2=0.3)
+    head = answer(opened("fedproto", received))
+    nearest = answer(opened("fedproto", received, own={"inference": "prototype"}))
     assert nearest[METRICS]["trained.train.loss"] == head[METRICS]["trained.train.loss"]
     for key in ("incoming.test.loss", "trained.val.loss"):
         assert nearest[METRICS][key] != head[METRICS][key]
@@ -287,7 +287,7 @@ def test_the_inference_changes_what_is_measured_and_nothing_that_is_trained(
 
 
 @pytest.mark.parametrize(
-    ("came", "fault"),
+    ("received", "fault"),
     [
         (prototypes(size=63, c1=0.0), r"'prototype/1' .* it is \(63,\), not \(64,\)"),
         (prototypes(c1=float("inf")), "'prototype/1' .* non-finite"),
@@ -295,10 +295,10 @@ def test_the_inference_changes_what_is_measured_and_nothing_that_is_trained(
     ],
 )
 def test_a_prototype_that_cannot_be_one_stops_the_site(
-    opened: Opened, came: Mapping[str, Any], fault: str
+    opened: Opened, received: Mapping[str, Any], fault: str
 ) -> None:
     with pytest.raises(SiteError, match=fault):
-        answer(opened("fedproto", came))
+        answer(opened("fedproto", received))
 
 
 def test_the_network_goes_on_from_the_sites_own_state(opened: Opened) -> None:

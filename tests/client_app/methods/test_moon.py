@@ -35,7 +35,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def came(resolved: Callable[..., Any]) -> Weights:
+def received(resolved: Callable[..., Any]) -> Weights:
     """Return a builder of what the server sends at first: task, settings."""
 
     def make(task: Task = DIGITS, **own: Any) -> dict[str, Any]:
@@ -57,22 +57,22 @@ def represent(network: TokenClassifier, inputs: Tensor) -> Tensor:
     return cast(Tensor, network.get_submodule("projection")(network.encode(inputs)))
 
 
-def trained_once(opened: Opened, came: Mapping[str, Any], **own: Any) -> dict[str, Any]:
+def trained_once(opened: Opened, received: Mapping[str, Any], **own: Any) -> dict[str, Any]:
     """Let the site take part in round 1 and return other arrays for round 2, as others' would."""
-    answer(opened("moon", came, own=own))
+    answer(opened("moon", received, own=own))
     draw = np.random.default_rng(0)
     return {
         name: (array + 0.05 * draw.standard_normal(array.shape)).astype(np.float32)
         if "running" not in name
         else array
-        for name, array in came.items()
+        for name, array in received.items()
     }
 
 
 def test_the_first_round_is_fedavgs_and_the_head_comes_back_as_it_was(
-    opened: Opened, came: Weights
+    opened: Opened, received: Weights
 ) -> None:
-    sent = came()
+    sent = received()
     plain = {name: array for name, array in sent.items() if not name.startswith("projection/")}
     reply, fedavg = (
         answer(opened("moon", sent)),
@@ -87,8 +87,8 @@ def test_the_first_round_is_fedavgs_and_the_head_comes_back_as_it_was(
     assert reply[METRICS]["kept-state"] == 1
 
 
-def test_the_site_keeps_the_model_that_it_sent(opened: Opened, came: Weights) -> None:
-    reply = answer(opened("moon", came()))
+def test_the_site_keeps_the_model_that_it_sent(opened: Opened, received: Weights) -> None:
+    reply = answer(opened("moon", received()))
     stored = opened("moon", round=2).stored
     assert all(name.startswith("previous/") for name in stored)
     assert len(stored) == len(reply[ARRAYS])
@@ -99,10 +99,10 @@ def test_the_site_keeps_the_model_that_it_sent(opened: Opened, came: Weights) ->
 
 @pytest.mark.parametrize("mu", [5.0, 0.5])
 def test_the_loss_is_the_networks_plus_mu_times_the_contrast_of_global_and_previous(
-    opened: Opened, came: Weights, mu: float
+    opened: Opened, received: Weights, mu: float
 ) -> None:
     own = {"contrast_mu": mu, "contrast_temperature": 0.25}
-    others = trained_once(opened, came(), **own)
+    others = trained_once(opened, received(), **own)
     site = opened("moon", others, own=own, round=2)
     network = cast(TokenClassifier, site.open())
     objective = steps_of(site, network).loss
@@ -124,9 +124,9 @@ def test_the_loss_is_the_networks_plus_mu_times_the_contrast_of_global_and_previ
 
 
 def test_the_fixed_models_stay_in_eval_mode_and_get_no_gradient(
-    opened: Opened, came: Weights, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, received: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = trained_once(opened, came())
+    others = trained_once(opened, received())
     twins: list[TokenClassifier] = []
 
     def spy(network: TokenClassifier) -> TokenClassifier:
@@ -154,11 +154,11 @@ def test_the_fixed_models_stay_in_eval_mode_and_get_no_gradient(
 
 
 def test_the_gradient_of_the_contrast_reaches_encoder_and_head_but_not_the_classifier(
-    opened: Opened, came: Weights
+    opened: Opened, received: Weights
 ) -> None:
     found = {}
     for mu in (1e-9, 5.0):
-        others = trained_once(opened, came(), contrast_mu=mu)
+        others = trained_once(opened, received(), contrast_mu=mu)
         site = opened("moon", others, own={"contrast_mu": mu, "dropout": 0.1}, round=2)
         network = cast(TokenClassifier, site.open())
         objective = steps_of(site, network).loss
@@ -174,11 +174,11 @@ def test_the_gradient_of_the_contrast_reaches_encoder_and_head_but_not_the_class
 
 
 def test_a_large_mu_keeps_nearer_to_the_global_than_to_the_previous_model(
-    opened: Opened, came: Weights
+    opened: Opened, received: Weights
 ) -> None:
     def contrast(mu: float) -> float:
         own = {"contrast_mu": mu, "local_epochs": 4, "dropout": 0.0}
-        others = trained_once(opened, came(), **own)
+        others = trained_once(opened, received(), **own)
         site = opened("moon", others, own=own, round=2)
         network = cast(TokenClassifier, site.open())
         objective, train = steps_of(site, network).loss, site.silo.train
@@ -191,9 +191,9 @@ def test_a_large_mu_keeps_nearer_to_the_global_than_to_the_previous_model(
 
 
 def test_the_previous_model_is_of_the_last_round_that_the_site_took_part_in(
-    opened: Opened, came: Weights
+    opened: Opened, received: Weights
 ) -> None:
-    others = trained_once(opened, came())
+    others = trained_once(opened, received())
     second = opened("moon", others, round=2)
     answer(second)
     later = opened("moon", others, round=5)  # it missed rounds 3 and 4
@@ -203,8 +203,10 @@ def test_the_previous_model_is_of_the_last_round_that_the_site_took_part_in(
     assert not torch.equal(first["previous/head.4.weight"], kept["previous/head.4.weight"])
 
 
-def test_a_round_that_is_asked_for_again_gives_the_same_bits(opened: Opened, came: Weights) -> None:
-    others = trained_once(opened, came())
+def test_a_round_that_is_asked_for_again_gives_the_same_bits(
+    opened: Opened, received: Weights
+) -> None:
+    others = trained_once(opened, received())
     first, again = (answer(opened("moon", others, round=2)) for _ in range(2))
     for name, array in first[ARRAYS].items():
         np.testing.assert_array_equal(array.numpy(), again[ARRAYS][name].numpy())
@@ -212,12 +214,12 @@ def test_a_round_that_is_asked_for_again_gives_the_same_bits(opened: Opened, cam
 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_every_image_network_trains_between_the_two_models(
-    opened: Opened, came: Weights, kind: str
+    opened: Opened, received: Weights, kind: str
 ) -> None:
     own = {"projection_size": 5, "local_steps": 1, "batch_size": 4, **NETWORKS[kind]}
     shape = (3, 32, 32) if kind == "vgg16-bn" else (1, 16, 16)
     task = Task(shape, 10)
-    arrays = came(task, **own)
+    arrays = received(task, **own)
     site = opened("moon", arrays, own=own, round=2)
     few = Split(torch.rand(4, *shape), torch.arange(4))
     site.silo = dataclasses.replace(site.silo, task=task, train=few)
@@ -264,10 +266,12 @@ def test_training_without_the_head_is_refused_by_name(
         answer(opened("moon", weights))
 
 
-def test_epochs_that_span_rounds_keep_the_heads_moments_too(opened: Opened, came: Weights) -> None:
+def test_epochs_that_span_rounds_keep_the_heads_moments_too(
+    opened: Opened, received: Weights
+) -> None:
     own = {"epoch_steps": 4, "pace": 2, "local_epochs": 2, "batch_size": 32}  # those of TINY
-    answer(opened("moon", came(), own=own))
-    answer(opened("moon", came(), own=own, round=2))
+    answer(opened("moon", received(), own=own))
+    answer(opened("moon", received(), own=own, round=2))
     stored = opened("moon", own=own, round=3).stored
     names = {name for name in stored if name.startswith("pace/optimiser/projection.")}
     assert "pace/optimiser/projection.layers.2.weight/exp_avg" in names
@@ -276,8 +280,8 @@ def test_epochs_that_span_rounds_keep_the_heads_moments_too(opened: Opened, came
     assert steps == 2  # in round 1 it had no gradient
 
 
-def test_micro_batches_add_up_to_the_whole_batch(opened: Opened, came: Weights) -> None:
-    others = trained_once(opened, came())
+def test_micro_batches_add_up_to_the_whole_batch(opened: Opened, received: Weights) -> None:
+    others = trained_once(opened, received())
     site = opened("moon", others, round=2)
     network = cast(TokenClassifier, site.open())
     objective = steps_of(site, network).loss

@@ -246,8 +246,8 @@ def test_the_router_has_a_step_size_and_a_penalty_of_its_own(
 ) -> None:
     own = {"router_learning_rate": 0.25, "router_weight_decay": 0.125, "learning_rate": 0.5}
     for name in STAGES:
-        came = routed if name == "router" else None
-        method = opened("picsr", came, own=own, **stage(name))
+        received = routed if name == "router" else None
+        method = opened("picsr", received, own=own, **stage(name))
         found = steps_of(method).fit.get("settings", method.sampling)
         expected = (0.25, 0.125) if name == "router" else (0.5, 0.0)
         assert (found.learning_rate, found.weight_decay) == expected

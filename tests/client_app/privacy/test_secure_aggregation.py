@@ -211,8 +211,8 @@ def test_masks_cancel_only_for_sites_that_were_sent_the_same(ready: Round) -> No
         site = ready.site("a", sites=NAMES)
         total = site.masked(SENT, CAME, {})["w"].copy()
         for name in ("b", "c", "d"):
-            came = came_b if name == "b" else CAME
-            total += ready.site(name, sites=NAMES).masked(SENT, came, {})["w"]
+            received = came_b if name == "b" else CAME
+            total += ready.site(name, sites=NAMES).masked(SENT, received, {})["w"]
         for name in NAMES:  # own masks come off
             own = json.loads((ready.folder / name / SECRETS).read_text())["own_mask"]
             from fedsilo.models.privacy.secure_sum import masked

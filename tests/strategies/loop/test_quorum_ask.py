@@ -80,8 +80,8 @@ def adding(step: float, way: Compression | None = None) -> Callable[[Message], R
     def answer(message: Message) -> RecordDict:
         if message.metadata.message_type != TRAIN:
             return build_content(**MEASURED)
-        came = message.content.array_records[ARRAYS]
-        sent = {name: came[name].numpy() for name in came}
+        received = message.content.array_records[ARRAYS]
+        sent = {name: received[name].numpy() for name in received}
         arrays = {name: array + np.float32(step) for name, array in sent.items()}
         if way:
             arrays, _ = way.packed(arrays, sent, {}, lambda n: np.zeros(n, np.float32))
@@ -96,8 +96,8 @@ class Came(Hook):
     def __init__(self) -> None:
         self.rounds: dict[int, dict[str, int]] = {}
 
-    def sites_answered(self, round_: int, came: Any) -> None:
-        self.rounds[round_] = {site: asked for site, (asked, _) in came.items()}
+    def sites_answered(self, round_: int, received: Any) -> None:
+        self.rounds[round_] = {site: asked for site, (asked, _) in received.items()}
 
 
 Run = Callable[..., tuple[SpyGrid, RoundLoop, Came]]
@@ -111,14 +111,14 @@ def run(fake_app: Any, participants: Participants) -> Run:
         settings = CommonSettings(silos=3, run_name="run", **{"round_quorum": 0.6, **common})
         way = compression_of(settings)
         sites = {"s1a": adding(2, way), "s2a": adding(2, way), "s3a": adding(4, way)}
-        app, came = fake_app(**sites), Came()
+        app, received = fake_app(**sites), Came()
         method = FedAvg(settings, NoSettings(), participants)
-        loop = RoundLoop(method, [came], "/somewhere", quorum)
+        loop = RoundLoop(method, [received], "/somewhere", quorum)
         loop.state = State({"w": np.zeros(1, np.float32)})
         nodes = [{"partition-id": index, "num-partitions": 3} for index in range(3)]
         messages = grid(app, {}, nodes)
         loop.start(messages, settings.rounds, 20)
-        return messages, loop, came
+        return messages, loop, received
 
     return start
 
@@ -136,8 +136,8 @@ def test_a_reply_that_comes_a_round_late_is_an_update_of_what_its_own_round_sent
     """
     seconds = {"s1a": 1.0, "s2a": 1.0, "s3a": 1.5}
     common = {"rounds": 2, "late_replies": late, "wire_precision": precision}
-    grid, loop, came = run(Quorum(seconds), **common)
-    assert came.rounds == {1: {"s1a": 1, "s2a": 1}, 2: {"s1a": 2, "s2a": 2, "s3a": 1}}
+    grid, loop, received = run(Quorum(seconds), **common)
+    assert received.rounds == {1: {"s1a": 1, "s2a": 1}, 2: {"s1a": 2, "s2a": 2, "s3a": 1}}
     assert loop.current().arrays["w"] == pytest.approx(model)
     asked = [(m.metadata.dst_node_id, m.metadata.group_id) for m in grid.sent[:5]]
     assert asked == [(1001, "1"), (1002, "1"), (1001, "2"), (1002, "2"), (1003, "1")]
@@ -171,10 +171,10 @@ def deployed(participants: Participants) -> Participants:
 
 
 def test_real_sites_count_as_they_come_and_are_asked_once(deployed: Any, run: Run) -> None:
-    grid, loop, came = run(Quorum(), SlowGrid, rounds=3, late_replies="discounted")
-    assert came.rounds[1] == {"s1a": 1, "s2a": 1}
-    assert came.rounds[2] == {"s1a": 2, "s2a": 2, "s3a": 1}
-    assert came.rounds[3] == {"s1a": 3, "s2a": 3}
+    grid, loop, received = run(Quorum(), SlowGrid, rounds=3, late_replies="discounted")
+    assert received.rounds[1] == {"s1a": 1, "s2a": 1}
+    assert received.rounds[2] == {"s1a": 2, "s2a": 2, "s3a": 1}
+    assert received.rounds[3] == {"s1a": 3, "s2a": 3}
     trained = [m.metadata for m in grid.sent if m.metadata.message_type == TRAIN]
     slow = [data.group_id for data in trained if data.dst_node_id == 1003]
     assert slow == ["1", "3"], "it was at work in round 2"
@@ -183,7 +183,7 @@ def test_real_sites_count_as_they_come_and_are_asked_once(deployed: Any, run: Ru
 
 def test_the_order_that_is_on_record_goes_before_that_of_arrival(deployed: Any, run: Run) -> None:
     real = run(Quorum(), SlowGrid, rounds=3, late_replies="discounted")
-    order = {round_: list(came) for round_, came in real[2].rounds.items()}
+    order = {round_: list(received) for round_, received in real[2].rounds.items()}
     again = run(Quorum(order=order), SpyGrid, rounds=3, late_replies="discounted")
     assert again[2].rounds == real[2].rounds
     assert again[1].current().arrays["w"] == real[1].current().arrays["w"]

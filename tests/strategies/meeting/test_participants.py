@@ -256,13 +256,14 @@ def test_the_bytes_of_the_hello_are_counted_in_both_directions() -> None:
 
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             found = list(super().pull_messages(message_ids))
-            self.came = {m.metadata.src_node_id: m for m in found} | getattr(self, "came", {})
+            before = getattr(self, "received", {})
+            self.received = {m.metadata.src_node_id: m for m in found} | before
             return found
 
     grid = Keeping(hello_app, {}, [{"site": "s2a"}, {"site": "s1a", "simulated": True}])
     participants = meet_sites(grid, COMMON)
     assert participants.traffic == {
-        site: (record_bytes(grid.asked[node].content), record_bytes(grid.came[node].content))
+        site: (record_bytes(grid.asked[node].content), record_bytes(grid.received[node].content))
         for site, node in participants.nodes.items()
     }
     assert all(down > 0 and up > 100 for down, up in participants.traffic.values())

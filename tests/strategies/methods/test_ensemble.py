@@ -79,8 +79,8 @@ def test_weights_cross_the_wire_once_up_and_once_down(
         assert names(message) == set(strategy.current().arrays)
         for site, reply in zip(ALL, replies[6:9], strict=True):
             for name, array in reply.content[ARRAYS].items():
-                came = message.content[ARRAYS][f"expert/{site}/{name}"]
-                np.testing.assert_array_equal(came.numpy(), array.numpy())
+                received = message.content[ARRAYS][f"expert/{site}/{name}"]
+                np.testing.assert_array_equal(received.numpy(), array.numpy())
 
 
 def failing_in(round_: int, told: Any, good: Callable[[Message], RecordDict]) -> Any:

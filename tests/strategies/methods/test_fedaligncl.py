@@ -80,8 +80,8 @@ def test_the_newest_embeddings_replace_all_older_ones(
     strategy: FedAlignCL, site_reply: Callable[..., Reply]
 ) -> None:
     old = {"embeddings/s3a": np.ones((2, 16), np.float32)}
-    came = {"embeddings": np.full((36, 16), 2, np.float32)}
-    after = state_after(strategy, _after(2, **old), _replies(site_reply, **came))
+    received = {"embeddings": np.full((36, 16), 2, np.float32)}
+    after = state_after(strategy, _after(2, **old), _replies(site_reply, **received))
     assert set(after.arrays) == {"w", "embeddings/s1a", "embeddings/s2a"}
     last = state_after(strategy, _after(5, **after.arrays), _replies(site_reply))
     assert set(last.arrays) == {"w"}
@@ -162,7 +162,7 @@ def test_embeddings_travel_from_site_to_site_in_a_run(spied_run: SpiedRun, tiny:
     grid, _ = spied_run(tiny("fedaligncl", rounds=3, warmup_epochs=1, noise_variance=0.0))
     sent = [m for m in grid.sent if m.metadata.message_type == TRAIN]
     by_round = {r: [m for m in sent if m.metadata.group_id == str(r)] for r in (1, 2, 3)}
-    came = {m.metadata.src_node_id: m for m in grid.replies if m.metadata.group_id == "1"}
+    received = {m.metadata.src_node_id: m for m in grid.replies if m.metadata.group_id == "1"}
     for message in by_round[1]:
         assert not [n for n in message.content[ARRAYS] if n.startswith("embeddings")]
     for message in by_round[2]:
@@ -171,7 +171,7 @@ def test_embeddings_travel_from_site_to_site_in_a_run(spied_run: SpiedRun, tiny:
         assert len(names) == 2
         assert own not in names
     first = by_round[2][0].content[ARRAYS]["embeddings/s3a"].numpy()
-    assert (first == came[1003].content[ARRAYS]["embeddings"].numpy()).all()
+    assert (first == received[1003].content[ARRAYS]["embeddings"].numpy()).all()
 
 
 def test_a_reply_with_embeddings_of_another_width_stops_the_run(
@@ -194,8 +194,8 @@ def test_discriminators_travel_with_the_embeddings_where_they_are_the_target(
 ) -> None:
     named = tiny("fedaligncl", rounds=3, warmup_epochs=1, noise_variance=0.0)
     grid, loop = spied_run(named | {"fedaligncl.align-target": "others"})
-    came = {m.metadata.src_node_id: m for m in grid.replies if m.metadata.group_id == "1"}
-    own = {n: a.numpy() for n, a in came[1003].content[ARRAYS].items() if n.startswith("discr")}
+    received = {m.metadata.src_node_id: m for m in grid.replies if m.metadata.group_id == "1"}
+    own = {n: a.numpy() for n, a in received[1003].content[ARRAYS].items() if n.startswith("discr")}
     assert sum(array.size for array in own.values()) == 4 * 16 + 4 + 4 + 1
     sent = next(m for m in grid.sent if m.metadata.group_id == "2")
     arrays = {n: a.numpy() for n, a in sent.content[ARRAYS].items()}

@@ -187,9 +187,9 @@ def test_in_a_run_each_site_gets_the_mean_of_what_the_others_sent(
     own = [{n: a.numpy() for n, a in reply.content[ARRAYS].items()} for reply in replies[:3]]
     for index, message in enumerate(messages[3:6]):
         others = [found for place, found in enumerate(own) if place != index]
-        came = message.content[ARRAYS]
-        assert set(came) == own[index].keys() & (others[0].keys() | others[1].keys())
-        for name, array in came.items():
+        received = message.content[ARRAYS]
+        assert set(received) == own[index].keys() & (others[0].keys() | others[1].keys())
+        for name, array in received.items():
             mean = np.mean([found[name] for found in others if name in found], axis=0)
             np.testing.assert_allclose(array.numpy(), mean, rtol=1e-5)
     for reply in replies[:6]:

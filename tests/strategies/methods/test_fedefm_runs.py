@@ -137,13 +137,13 @@ def test_a_silo_that_dies_between_the_phases_is_left_out_of_the_mean_and_the_run
 def test_a_persistent_visitor_goes_on_from_what_stayed_at_its_host(
     tiny: Tiny, inline_run: InlineRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    came: dict[tuple[str, int], dict[str, Tensor]] = {}
+    received: dict[tuple[str, int], dict[str, Tensor]] = {}
     left: dict[tuple[str, int], dict[str, Tensor]] = {}
     overseas = FedEFMSite.overseas
 
     def spy(site: FedEFMSite, lab: Lab) -> Any:
         key = (lab.site, lab.instruction.round)
-        came[key] = lab.arrays(VISITOR)
+        received[key] = lab.arrays(VISITOR)
         answer = overseas(site, lab)
         sent = answer.array_records[ARRAYS]
         left[key] = {n.removeprefix(VISITOR): torch.from_numpy(a.numpy()) for n, a in sent.items()}
@@ -151,10 +151,10 @@ def test_a_persistent_visitor_goes_on_from_what_stayed_at_its_host(
 
     monkeypatch.setattr(FedEFMSite, "overseas", spy)
     inline_run(tiny("fedefm", topology="ring", rounds=3, visitors="persistent"))
-    assert sorted({round_ for _, round_ in came}) == [2, 3]
+    assert sorted({round_ for _, round_ in received}) == [2, 3]
     for site in ("s1a", "s2a", "s3a"):
-        assert came[site, 3].keys() == left[site, 2].keys()
-        assert all(torch.equal(came[site, 3][n], array) for n, array in left[site, 2].items())
+        assert received[site, 3].keys() == left[site, 2].keys()
+        assert all(torch.equal(received[site, 3][n], array) for n, array in left[site, 2].items())
 
 
 def test_by_average_models_go_to_their_hosts_and_no_expert_comes_home(
@@ -162,6 +162,9 @@ def test_by_average_models_go_to_their_hosts_and_no_expert_comes_home(
 ) -> None:
     directory = inline_run(tiny("fedefm", topology="complete", visit="average"))
     assert {phase for phase, _, _ in spied.seen} == {"hello", "train", "evaluate"}
-    came = [names for phase, _, names in spied.seen if phase == "train"][-1]
-    assert {name.split("/")[1] for name in came if name.startswith("neighbour/")} == {"s1a", "s2a"}
+    received = [names for phase, _, names in spied.seen if phase == "train"][-1]
+    assert {name.split("/")[1] for name in received if name.startswith("neighbour/")} == {
+        "s1a",
+        "s2a",
+    }
     assert directory.read_json("summary.json")["mean"]["accuracy"] > 0

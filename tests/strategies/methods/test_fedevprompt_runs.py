@@ -84,8 +84,8 @@ def test_replies_hold_maps_alone_and_no_site_is_sent_its_own(spied_run: Run, tin
             for array in arrays.values():
                 assert array.dtype == np.float32
                 np.testing.assert_allclose(array.sum(axis=1), 1, atol=1e-5)
-    for before, came in zip(replies[:2], sent[1:3], strict=True):
-        for site, arrays in came.items():  # what the others sent in the round before, untouched
+    for before, received in zip(replies[:2], sent[1:3], strict=True):
+        for site, arrays in received.items():  # what the others sent in the round before, untouched
             expected = {
                 name.replace("maps/", f"maps/{other}/"): array
                 for other in ALL

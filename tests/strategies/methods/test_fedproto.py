@@ -172,11 +172,13 @@ def test_in_a_run_only_prototypes_cross_the_wire(
 ) -> None:
     grid, strategy = spied_run(tiny("fedproto", inference=inference))
     sent, replies = grid.sent[3:], grid.replies[3:]
-    came = [set(m.content.array_records.get(ARRAYS, {})) for m in sent]
+    received = [set(m.content.array_records.get(ARRAYS, {})) for m in sent]
     names = {f"prototype/{label}" for label in range(10)}
-    assert came[:3] == [set()] * 3
-    assert all(found and found <= names for found in came[3:6])
-    assert came[6:] == ([set()] * 3 if inference == "head" else [set(strategy.state.arrays)] * 3)
+    assert received[:3] == [set()] * 3
+    assert all(found and found <= names for found in received[3:6])
+    assert received[6:] == (
+        [set()] * 3 if inference == "head" else [set(strategy.state.arrays)] * 3
+    )
     for reply in replies[:6]:
         found = reply.content.array_records[ARRAYS]
         assert set(found) <= names

@@ -47,8 +47,8 @@ def good(content: Any, measured: dict[str, float], told: Any) -> Callable[..., B
             if message.metadata.message_type == EVALUATE or not said["returns"]:
                 return content(kept_state=1, **measured)
             if said["note.stage"] == "router":
-                came = message.content[ARRAYS]
-                sent = {n: came[n].numpy() for n in came if n.startswith("router/")}
+                received = message.content[ARRAYS]
+                sent = {n: received[n].numpy() for n in received if n.startswith("router/")}
             else:
                 network = initial_weights(build_classifier(COMMON, TASK))
                 sent = {f"expert/{n}": a for n, a in network.items()}

@@ -159,11 +159,11 @@ def test_bf16_down_is_half_the_bytes_and_costs_the_server_nothing(content: Conte
     way.pack(model, packed_before)
     sent = from_record(to_record(model, packed_before))
     assert sent["w"].dtype == np.uint16
-    came = way.received(sent)
-    assert came["w"].tolist() == [1 + 1 / 128, 2.0]
-    assert came["norm.running_var"].tolist() == [1 + 3 / 512]
-    trained = {"w": came["w"] + floats(0.25, -0.5), "norm.running_var": floats(7.0)}
-    packed, left = way.packed(trained, came, {}, half)
+    arrived = way.received(sent)
+    assert arrived["w"].tolist() == [1 + 1 / 128, 2.0]
+    assert arrived["norm.running_var"].tolist() == [1 + 3 / 512]
+    trained = {"w": arrived["w"] + floats(0.25, -0.5), "norm.running_var": floats(7.0)}
+    packed, left = way.packed(trained, arrived, {}, half)
     assert left == {}
     reply = way.reply("s1a", content(packed), shapes(model), model)
     assert reply.arrays["w"].tolist() == [1 + 3 / 512 + 0.25, 1.5]

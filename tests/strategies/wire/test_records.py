@@ -154,10 +154,10 @@ def test_what_is_bundled_opens_to_the_same_bytes(arrays: dict[str, np.ndarray]) 
     if len(arrays) > 1:
         assert list(sent.array_records["arrays"]) == [BUNDLE]
     assert list(sent.array_records["figures"]) == ["only"]
-    came = unbundle(sent)
-    found = came.array_records["arrays"]
+    received = unbundle(sent)
+    found = received.array_records["arrays"]
     assert sorted(found) == sorted(arrays)
-    assert came.config_records["config"]["round"] == 1
+    assert received.config_records["config"]["round"] == 1
     for name, array in arrays.items():
         got = found[name].numpy()
         assert (got.dtype, got.shape) == (array.dtype, array.shape)
@@ -165,8 +165,8 @@ def test_what_is_bundled_opens_to_the_same_bytes(arrays: dict[str, np.ndarray]) 
 
 
 def test_a_message_that_was_not_bundled_stays_as_it_is() -> None:
-    came = unbundle(content_of(arrays={"b": np.ones(2), "a": np.zeros(3)}))
-    assert list(came.array_records["arrays"]) == ["b", "a"]
+    received = unbundle(content_of(arrays={"b": np.ones(2), "a": np.zeros(3)}))
+    assert list(received.array_records["arrays"]) == ["b", "a"]
 
 
 def test_the_same_arrays_are_put_together_once_and_under_other_names_again() -> None:

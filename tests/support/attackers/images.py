@@ -59,8 +59,8 @@ def read_images(site: Asked, rng: np.random.Generator, messages: int) -> None:
         # Everybody gets one answer with certainty, and whoever has another label a gradient
         sent["head.1.weight"][number % 10, TAKEN] = _LARGE * np.sqrt(2 / size)
         sent["head.1.bias"][number % 10] = _SURE
-        if came := site.ask("train", sent):
-            site.candidates += _images(np.diff(came[f"{_FC1}weight"], axis=0))
+        if received := site.ask("train", sent):
+            site.candidates += _images(np.diff(received[f"{_FC1}weight"], axis=0))
 
 
 def read_mean_images(site: Asked, rng: np.random.Generator, messages: int) -> None:

@@ -34,8 +34,8 @@ def read_updates(site: Asked, rng: np.random.Generator, messages: int) -> None:
     """Read rows off updates of honest weights, each of another seed."""
     for number in range(messages):
         sent = honest_weights(number)
-        if came := site.ask("train", sent):
-            change = {name: came[name] - sent[name] for name in sent}
+        if received := site.ask("train", sent):
+            change = {name: received[name] - sent[name] for name in sent}
             weight, bias = (change[f"encoder.layers.0.{part}"] for part in ("weight", "bias"))
             with np.errstate(all="ignore"):
                 site.candidates += list(weight / bias[:, None])

@@ -92,8 +92,8 @@ def read_centroids(site: Asked, rng: np.random.Generator, messages: int) -> None
     for number in range(messages):
         edge = -1.5 + 2.5 * number / messages
         asked = {"run_name": f"books{number // 50}", "round": 1 + number % 50}
-        came = site.ask("centroids", _beyond(direction, edge), **REFRESHES, **asked) or {}
-        told = zip(came.get("centroids", ()), came.get("counts", ()), strict=True)
+        received = site.ask("centroids", _beyond(direction, edge), **REFRESHES, **asked) or {}
+        told = zip(received.get("centroids", ()), received.get("counts", ()), strict=True)
         for centre, count in sorted(told, key=lambda one: one[0][0])[-1:]:
             sums[round(count)] = (centre[1:] - _LINEAR) * count
     site.candidates += [sums[n + 1] - sums[n] for n in sums if n + 1 in sums]

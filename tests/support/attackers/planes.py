@@ -136,18 +136,18 @@ def planes_by(way: Way) -> Attack:
             # A site with a part of its own starts from the server's too
             own = {f"start/{n}": a for n, a in sent.items() if way.personal and "head" in n}
             arrays = {f"{way.to}{n}": a for n, a in sent.items()} | own | dict(way.more)
-            came = site.ask(**{"phase": "train", "arrays": arrays, **way.asked})
-            if came is not None:
-                site.candidates += rows_between(sent, came, way.back + "encoder.layers.0")
+            received = site.ask(**{"phase": "train", "arrays": arrays, **way.asked})
+            if received is not None:
+                site.candidates += rows_between(sent, received, way.back + "encoder.layers.0")
 
     return attack
 
 
-def rows_between(sent: Arrays, came: Arrays, layer: str) -> list[Vector]:
+def rows_between(sent: Arrays, received: Arrays, layer: str) -> list[Vector]:
     """Return what one row between each two planes would be."""
     own = "encoder.layers.0"
     weight, bias = (
-        came[f"{layer}.{part}"] - sent[f"{own}.{part}"].astype(np.float32)
+        received[f"{layer}.{part}"] - sent[f"{own}.{part}"].astype(np.float32)
         for part in ("weight", "bias")
     )
     with np.errstate(all="ignore"):
