@@ -137,7 +137,8 @@ def predict_batches(
         compute.autocast(),
     ):
         for inputs in batches:
-            tokens = _encoded(network, inputs, compute)
+            parts = _in_parts(network.encode, inputs, compute)  # the head, which draws, has all
+            tokens = parts[0] if len(parts) == 1 else torch.cat(parts)
             if probe:
                 probe.see(tokens)
             features = network.features(tokens)
@@ -146,20 +147,17 @@ def predict_batches(
     return torch.cat(probabilities)
 
 
-def _encoded(network: SiteNetwork, inputs: Tensor, compute: Compute) -> Tensor:
-    """Return the tokens of a batch, encoded in parts; the head, which draws dropout, has it whole.
+def _in_parts(
+    function: Callable[[Tensor], Tensor], inputs: Tensor, compute: Compute
+) -> list[Tensor]:
+    """Return ``function`` of parts of ``inputs``, on the device.
 
     With fewer images at once a CPU has their activations in its cache: it takes half the time.
     """
-    parts = [network.encode(float_inputs(compute.bring(part))) for part in _parts(inputs, compute)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _parts(inputs: Tensor, compute: Compute) -> Sequence[Tensor]:
     size = batch_size(inputs[:1].numel())
     if compute.device.type == "cpu" and inputs.ndim > 2:
         size = max(1, min(_IMAGES, _IN_CACHE // max(1, inputs[:1].numel())))
-    return torch.split(inputs, size)
+    return [function(float_inputs(compute.bring(part))) for part in torch.split(inputs, size)]
 
 
 def tokens_of(network: SiteNetwork, split: Split, compute: Compute) -> Tensor:
@@ -173,8 +171,5 @@ def over_batches(
     """Return ``function`` of all inputs (n, ...), in eval mode, (n, ...) float32 on the CPU."""
     network.eval()
     with torch.no_grad(), compute.autocast():
-        parts = [
-            function(float_inputs(compute.bring(part))).float().cpu()
-            for part in _parts(inputs, compute)
-        ]
+        parts = _in_parts(lambda part: function(part).float().cpu(), inputs, compute)
     return torch.cat(parts)

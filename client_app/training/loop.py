@@ -170,13 +170,12 @@ def train_locally(
     optimisers = [optimiser or open_optimiser(network, settings), *([beside] if beside else [])]
     scaler = compute.scaler() if compute.fp16 else None
     add = partial(private.add_gradients, network) if private else add_gradients
-    add = partial(add, scaler=scaler) if scaler else add
+    add = partial(add, objective or network.loss, settings=settings, compute=compute)
+    add = partial(add, penalty=penalty, **({"scaler": scaler} if scaler else {}))
     changes = total_steps or settings.rate_decay != "none"
     counted = (optimisers, settings, steps_before, total_steps)
     steps = _Steps(
-        lambda batch, labels: add(
-            objective or network.loss, batch, labels, settings, compute, penalty
-        ),
+        add,
         optimisers,
         scaler,
         compute.hold(split.inputs),
@@ -196,7 +195,7 @@ def train_locally(
             if minimum_batch > 1:
                 _refuse_small(batches_of_pass, minimum_batch)
             steps.take(batches_of_pass)
-        mean = steps.mean_loss()
+        mean = float(steps.losses) / max(1, steps.samples)
         (Counter() if work is None else work).update({STEPS: len(steps.rates), SAMPLES: steps.seen})
         refuse_unusable(mean, steps.rates, minimum_steps, compute.fp16)
     return mean
@@ -217,6 +216,8 @@ class _Steps:
         after_step: as in ``train_locally``.
         rates: the learning rate of each step that was taken.
         seen: the samples in all steps.
+        losses: the sum over the samples of the last pass.
+        samples: of the last pass.
     """
 
     add_gradients: Objective
@@ -229,17 +230,12 @@ class _Steps:
     after_step: AfterStep | None
     rates: list[float] = field(default_factory=list)
     seen: int = 0
-    _losses: Tensor = field(init=False)  # of the last pass, and its samples
-    _samples: int = 0
-
-    def __post_init__(self) -> None:
-        """Begin with no loss."""
-        self._losses = torch.zeros((), device=self.labels.device)
+    losses: Tensor | float = 0.0
+    samples: int = 0
 
     def take(self, batches_of_pass: list[Tensor]) -> None:
         """Take the steps of a pass: a batch whose gradients are not finite in fp16 is left out."""
-        self._losses.zero_()
-        self._samples = 0
+        self.losses, self.samples = 0.0, 0
         for indices in batches_of_pass:
             batch, labels = self.pick(indices), self.labels[indices]
             batch = self.augment(batch) if self.augment else batch
@@ -247,27 +243,18 @@ class _Steps:
                 self.set_rates()
             self.optimisers[0].zero_grad(set_to_none=True)
             loss = self.add_gradients(batch, labels)
-            if not self._step():
+            if self.scaler and not scaled_step(self.optimisers, self.scaler):
                 continue
+            for one in [] if self.scaler else self.optimisers:
+                one.step()
+            for one in self.optimisers[1:]:
+                one.zero_grad(set_to_none=True)
             if self.after_step:
                 self.after_step(batch, self.optimisers[0])
             self.rates.append(self.optimisers[0].param_groups[0]["lr"])
-            self._samples += len(indices)
-            self._losses += loss * len(indices)
-        self.seen += self._samples
-
-    def mean_loss(self) -> float:
-        """Return the mean loss over the samples of the last pass."""
-        return self._losses.item() / max(1, self._samples)
-
-    def _step(self) -> bool:
-        if self.scaler and not scaled_step(self.optimisers, self.scaler):
-            return False
-        for one in [] if self.scaler else self.optimisers:
-            one.step()
-        for one in self.optimisers[1:]:
-            one.zero_grad(set_to_none=True)
-        return True
+            self.samples += len(indices)
+            self.losses = self.losses + loss * len(indices)
+        self.seen += self.samples
 
 
 def _refuse_small(batches_of_pass: list[Tensor], minimum: int) -> None:

@@ -98,7 +98,8 @@ class RoundLoop:
             self._let_latecomers_in(session, round_)
         known = dict(session.kept)
         spill = Spill(session.run_dir)
-        ask = GridAsk(session, round_, self._sampled(round_), spill)
+        sites = sampled_sites(self.method.common, self.method.participants.sites(), round_)
+        ask = GridAsk(session, round_, sites, spill)
         if self.quorum:
             ask = QuorumAsk(self.quorum, state.late, session, round_, ask.sites, spill)
         try:
@@ -133,9 +134,6 @@ class RoundLoop:
             return True
         self.stopped = self.hooks.first("why_finished", state) or ""
         return bool(self.stopped)
-
-    def _sampled(self, round_: int) -> list[str]:
-        return sampled_sites(self.method.common, self.method.participants.sites(), round_)
 
     def _let_latecomers_in(self, session: Session, round_: int) -> None:
         """Let sites in that connected since the last round."""

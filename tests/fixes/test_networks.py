@@ -14,7 +14,7 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import VggEncoder
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.resnet22 import ResNet22
-from fedsilo.models.networks.segmentation import build_segmentation
+from fedsilo.models.networks.segmentation.build import build_segmentation
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline

@@ -21,7 +21,7 @@ from fedsilo.models.contract.settings_schema import keys_with
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.prompted_vit import PromptedViT
-from fedsilo.models.networks.pyramids import Segmenter, resized
+from fedsilo.models.networks.segmentation.pyramids import Segmenter, resized
 from fedsilo.server_app.studies.finetune.tasks import cosine_epochs
 from fedsilo.server_app.studies.finetune.transfer import transfer
 from fedsilo.server_app.studies.finetune.weights import RunModel

@@ -17,8 +17,8 @@ from fedsilo.models.measures.segmentation_metrics import segmentation_metrics
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.pyramids import Segmenter
-from fedsilo.models.networks.segmentation import build_segmentation, segmentation_loss
+from fedsilo.models.networks.segmentation.build import build_segmentation, segmentation_loss
+from fedsilo.models.networks.segmentation.pyramids import Segmenter
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 from fedsilo.server_app.studies.finetune.data import Pooled, pooled_labels, pooled_masks
 from fedsilo.server_app.studies.finetune.request import CLASSIFICATION, SEGMENTATION
@@ -65,7 +65,7 @@ class Downstream:
 
 
 class Segmentation(Downstream):
-    """A network of ``models.networks.segmentation``."""
+    """A network of ``models.networks.segmentation.build``."""
 
     name = SEGMENTATION
     headline = "dice"

@@ -11,7 +11,7 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.networks.pyramids import Segmenter
+from fedsilo.models.networks.segmentation.pyramids import Segmenter
 from fedsilo.server_app.studies.finetune.data import Pooled
 from fedsilo.server_app.studies.finetune.distil import DistilReport, distil
 from fedsilo.server_app.studies.finetune.settings import takes

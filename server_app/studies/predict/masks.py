@@ -25,7 +25,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.contract.versions import installed_software
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.segmentation import build_segmentation
+from fedsilo.models.networks.segmentation.build import build_segmentation
 from fedsilo.server_app.studies.finetune.request import SEGMENTATION, refuse_target
 from fedsilo.server_app.studies.finetune.tasks import predicted_masks
 from fedsilo.server_app.studies.predict.inputs import FileInputs, Watch, file_inputs

@@ -9,7 +9,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.prompted_vit import PromptedViT
-from fedsilo.models.networks.segmentation import build_segmentation
+from fedsilo.models.networks.segmentation.build import build_segmentation
 from fedsilo.server_app.studies.finetune.distil import distil, token_loss, vit_of
 from fedsilo.server_app.studies.finetune.weights import RunModel
 from tests.support.tiny import VIT_FIELDS

@@ -15,7 +15,7 @@ from fedsilo.datasets.synthetic.phantoms import phantom_frame
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.segmentation import build_segmentation
+from fedsilo.models.networks.segmentation.build import build_segmentation
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.finetune.tasks import predicted_masks
 

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.networks.pyramids import Pyramid, Segmenter, convolution, pixel_head
+from fedsilo.models.networks.segmentation.pyramids import (
+    Pyramid,
+    Segmenter,
+    convolution,
+    pixel_head,
+)
 
 _DEPTHS = (2, 2, 6, 2)  # of Swin-T; with 'width' 16 its channels are Swin-T's too
 _PATCH = 4

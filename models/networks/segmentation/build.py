@@ -1,8 +1,8 @@
 """Segmentation networks and their loss: an encoder of several scales and a U-Net's decoder.
 
-The four encoders of ``models.networks.pyramids`` and ``swin``, the FedEFM paper's backbones, share
-one decoder (Ronneberger et al. 2015); ``swinunet`` has its own (``models.networks.swin``). The loss
-is cross-entropy plus soft Dice (Milletari et al. 2016).
+The four encoders of ``pyramids`` and ``swin``, the backbones of FedEFM's paper, share one decoder
+(Ronneberger et al. 2015); ``swinunet`` has its own (``swin``). The loss is cross-entropy plus soft
+Dice (Milletari et al. 2016).
 """
 
 import itertools
@@ -14,7 +14,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.pyramids import (
+from fedsilo.models.networks.segmentation.pyramids import (
     ConvPyramid,
     Pyramid,
     Segmenter,
@@ -24,7 +24,7 @@ from fedsilo.models.networks.pyramids import (
     pixel_head,
     resized,
 )
-from fedsilo.models.networks.swin import SwinPyramid, SwinUnet
+from fedsilo.models.networks.segmentation.swin import SwinPyramid, SwinUnet
 
 
 class PyramidNetwork(Segmenter):

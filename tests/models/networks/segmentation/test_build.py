@@ -12,13 +12,13 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.encoders import ConvEncoder
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.pyramids import ConvPyramid, TransPyramid, ViTPyramid
-from fedsilo.models.networks.segmentation import (
+from fedsilo.models.networks.segmentation.build import (
     PyramidNetwork,
     build_segmentation,
     segmentation_loss,
 )
-from fedsilo.models.networks.swin import PatchExpand, SwinUnet, swin_shape
+from fedsilo.models.networks.segmentation.pyramids import ConvPyramid, TransPyramid, ViTPyramid
+from fedsilo.models.networks.segmentation.swin import PatchExpand, SwinUnet, swin_shape
 
 NETWORKS = ("unet", "vit", "swin", "transunet", "swinunet")
 SETTINGS = dataclasses.replace(
