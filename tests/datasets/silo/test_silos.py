@@ -1,6 +1,7 @@
 import dataclasses
 import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def test_a_silo_is_made_once_for_equal_facts_and_again_for_others(tmp_path: Path
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_small_arrays_are_read_and_large_ones_mapped(tmp_path: Path) -> None:
     write_silo(tmp_path, samples=5000)  # 80,128 bytes of inputs and 40,128 of labels
     silo = open_silo(tmp_path, classes=2)
