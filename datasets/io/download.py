@@ -141,7 +141,7 @@ def _opened(archive: Path) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, 
 
 def _is_plain(entry: zipfile.ZipInfo) -> bool:
     kind = stat.S_IFMT(entry.external_attr >> 16)  # 0 where a system without modes made it
-    return entry.is_dir() or kind in (0, stat.S_IFREG)
+    return entry.filename.endswith("/") or kind in (0, stat.S_IFREG)
 
 
 def _checked(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[str, int]:
@@ -149,7 +149,7 @@ def _checked(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[st
     sizes = {}
     for name, size, plain in entries:
         path = PurePosixPath(name)
-        outside = path.is_absolute() or ".." in path.parts or "\\" in name
+        outside = not name or path.is_absolute() or ".." in path.parts or "\\" in name
         if outside or not plain:
             what = "a path outside its folder" if outside else "a link or a device"
             raise DataError(

@@ -73,6 +73,14 @@ def test_links_and_devices_in_a_tar_are_refused(tmp_path: Path, kind: bytes) -> 
     assert _held(tmp_path / "data") == {}
 
 
+def test_a_file_without_a_name_in_a_zip_is_refused(tmp_path: Path) -> None:
+    content = write_zip(tmp_path / "archive", {"set/one": b"1"}).read_bytes()
+    (tmp_path / "archive").write_bytes(content.replace(b"set/one", b"\0et/one"))
+    with pytest.raises(DataError, match="holds a path outside its folder, ''"):
+        unpack(tmp_path / "archive", tmp_path / "data")
+    assert _held(tmp_path / "data") == {}
+
+
 def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "archive", "w") as zipped:
         entry = zipfile.ZipInfo("set/link")
