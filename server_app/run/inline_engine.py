@@ -41,9 +41,9 @@ class InlineGrid(Grid):
     ) -> None:
         self._app = client_app
         self._run = Run.create_empty(1)
-        said = dict(run_config)  # one for all nodes
+        shared = dict(run_config)  # one for all nodes
         self._contexts = {
-            node: Context(self._run.run_id, node, dict(config), RecordDict(), said)
+            node: Context(self._run.run_id, node, dict(config), RecordDict(), shared)
             for node, config in enumerate(node_configs, _FIRST_NODE)
         }
         self._waiting: dict[str, Message] = {}

@@ -191,8 +191,8 @@ class Ask(ABC):
         if reference is None:
             reference = send if expect is None else {}
         wanted = reference if expect is None else expect
-        of = {id(arrays): shapes(arrays) for arrays in wanted.values()}  # many sites share one
-        specs = {site: of[id(arrays)] for site, arrays in wanted.items()}
+        spec = {id(arrays): shapes(arrays) for arrays in wanted.values()}  # many sites share one
+        specs = {site: spec[id(arrays)] for site, arrays in wanted.items()}
         each = dict.fromkeys(send, notes) if isinstance(notes, Notes) else notes or {}
         return self.put(Question(phase, send, specs, reference, each, metrics, fault))
 

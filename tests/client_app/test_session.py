@@ -339,6 +339,14 @@ def test_session_of_a_simulated_site_is_kept_until_the_next_hello(context: Node)
     assert session_of(node) is again
 
 
+def test_session_of_another_run_config_is_another(context: Node) -> None:
+    node, other = context({"partition-id": 0}), context({"partition-id": 0})
+    first = session_of(node)
+    other.run_config = {**node.run_config, "seed": 8}
+    assert session_of(other) is not first
+    assert session_of(other).settings.seed == 8
+
+
 def test_session_of_a_real_site_is_opened_for_every_message(context: Node, tmp_path: Path) -> None:
     node = context({"site": "s1a", "state-dir": str(tmp_path), "trust": "server"})
     assert session_of(node) is not session_of(node)
