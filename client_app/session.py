@@ -216,8 +216,7 @@ class SiteSession:
         return sum(s.inputs.nbytes + s.labels.nbytes for o in silos for s in o.splits().values())
 
 
-# By run and node: the run's config and the session
-_sessions: OrderedDict[Hashable, tuple[Mapping[str, Value], SiteSession]] = OrderedDict()
+_sessions: OrderedDict[Hashable, SiteSession] = OrderedDict()
 
 
 def session_of(context: Context, again: bool = False) -> SiteSession:
@@ -238,15 +237,16 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
         if folder := own_folder(context, session.silo.name):
             session.sampling = replace(session.settings, seed=secret_seed(folder))
         return session
-    key = context.run_id, context.node_id, frozenset(context.node_config.items())
-    if again or key not in _sessions or _sessions[key][0] != context.run_config:
+    configs = f"{context.node_config} {context.run_config}"
+    key = context.run_id, context.node_id, hash(configs)  # they would be 15 KB for each site
+    if again or key not in _sessions:
         _sessions.pop(key, None)
-        _sessions[key] = context.run_config, open_session(context).admit()
-        others = sum(session.held_bytes() for _, session in list(_sessions.values())[:-1])
+        _sessions[key] = open_session(context).admit()
+        others = sum(session.held_bytes() for session in list(_sessions.values())[:-1])
         while others > _OTHERS:
-            others -= _sessions.popitem(last=False)[1][1].held_bytes()
+            others -= _sessions.popitem(last=False)[1].held_bytes()
     _sessions.move_to_end(key)
-    return _sessions[key][1]
+    return _sessions[key]
 
 
 def open_session(context: Context) -> SiteSession:
