@@ -109,6 +109,9 @@ def tune(
 ) -> Tuned:
     """Try the grid, choose, and write the choice and all trials to the run folder.
 
+    A point at which a site fails, as where training diverges, is reported and not chosen; to the
+    sampler it has score 0.
+
     Args:
         experiment: its name; the simulation file declares its grid.
         sources: where settings come from, over the experiment's.
@@ -120,9 +123,6 @@ def tune(
         seeds: of each point, or None likewise. chosen.json has all three.
         jobs: runs at once, 0 for one per core, or Slurm's parameters.
         tell: is called with a line before the runs begin.
-
-    A point at which a run fails, as where training diverges, is reported and not chosen; to the
-    sampler it has score 0.
 
     Raises:
         FedsiloError: there is no grid, a setting is wrong, a run failed at every point, or Optuna
@@ -239,7 +239,7 @@ def ranking(
         metric: whose validation figures are the scores, of the data set's headline the first.
     """
     scored = _scored(points, summaries, metric)
-    return sorted(scored, key=lambda point: (point.failed > "", -round(point.score, 6), point.loss))
+    return sorted(scored, key=lambda p: (bool(p.failed), -round(p.score, 6), p.loss))
 
 
 def _scored(
