@@ -16,7 +16,7 @@ export PATH := $(BIN):$(PATH)
 export PYTHONDONTWRITEBYTECODE :=
 EXPERIMENT ?= uefl-digits
 
-.PHONY: run test test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker lock docs docs-serve docs-version browser dist licences
+.PHONY: run test test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker test-gpu lock docs docs-serve docs-version browser dist licences
 
 run: setup  ## train UEFL over nine silos of embedded real digits (Ray simulation)
 	$(BIN)/python -m fedsilo.server_app.cli simulate $(EXPERIMENT)
@@ -55,6 +55,9 @@ benchmark: setup  ## FedAvg by each engine, beside a bare PyTorch loop and plain
 
 test-docker: setup  ## images, one server and six hospitals by docker-compose; needs an engine (docker/start-engine.sh)
 	FEDSILO_DOCKER=1 $(BIN)/python -m pytest -s tests/docker
+
+test-gpu: setup  ## every method and network on a GPU: the CPU's metrics, the same bytes twice
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist load tests/gpu tests/server_app/doctor/test_gpu.py
 
 export NO_MKDOCS_2_WARNING := 1
 docs: setup  ## the site in build/site, strict; open its index.html (docs/building-docs.md)

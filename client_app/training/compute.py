@@ -81,10 +81,14 @@ class Compute:
         """Return a function from row numbers (n,) to those rows of ``tensor``, on the device.
 
         A tensor that is small for a GPU's memory is copied there at once, a larger one is streamed.
+        Row numbers travel from pinned memory: otherwise each step would wait for the one before.
         """
-        if self.device.type != "cuda" or tensor.nbytes <= _HELD:
+        if self.device.type != "cuda":
             return self.bring(tensor).__getitem__
-        return Streamed(tensor, self.device).pick
+        if tensor.nbytes > _HELD:
+            return Streamed(tensor, self.device).pick
+        held = self.bring(tensor)
+        return lambda rows: held[rows.pin_memory().to(self.device, non_blocking=True)]
 
     def begin(self) -> None:
         """Count the device's peak memory from here."""
@@ -217,7 +221,10 @@ def _be_repeatable(precision: str, deterministic: str) -> None:
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
-_SAID = re.compile(r"(\S+) does not have a deterministic implementation")
+_SAID = re.compile(
+    r"(\S+) does not have a deterministic implementation"
+    r"|(.+?) defaults to a non-deterministic algorithm"  # attention: under 'true' it has another
+)
 _PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -229,7 +236,7 @@ def noted_operations() -> Iterator[set[str]]:
         SiteError: one is refused, since 'deterministic' is 'true'.
     """
     found: set[str] = set()
-    pass_on = warnings.showwarning
+    pass_on, always = warnings.showwarning, torch.is_warn_always_enabled()
 
     def note(message: Warning | str, *where: Any, **more: Any) -> None:
         if operation := _operation(str(message)):
@@ -238,8 +245,9 @@ def noted_operations() -> Iterator[set[str]]:
             pass_on(message, *where, **more)
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("always", message=r"\S+ does not have a deterministic")
+        warnings.filterwarnings("always", message=_SAID.pattern)
         warnings.showwarning = note
+        torch.set_warn_always(True)  # attention is otherwise named once in a process
         try:
             yield found
         except RuntimeError as error:
@@ -249,8 +257,10 @@ def noted_operations() -> Iterator[set[str]]:
                     "is 'true': set it to 'warn', which names such operations in summary.json"
                 ) from None
             raise
+        finally:
+            torch.set_warn_always(always)
 
 
 def _operation(text: str) -> str:
     match = _SAID.match(text)
-    return _PLAIN.sub("-", match[1]).lstrip("-")[:100] if match else ""
+    return _PLAIN.sub("-", match[1] or match[2]).lstrip("-")[:100] if match else ""

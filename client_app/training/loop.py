@@ -179,7 +179,7 @@ def train_locally(
         optimisers,
         scaler,
         compute.hold(split.inputs),
-        compute.bring(split.labels),
+        compute.hold(split.labels),
         augmenter(settings, key, compute.device) if settings.augmentation else None,
         rate_setter(*counted) if changes else None,
         after_step,
@@ -210,7 +210,7 @@ class _Steps:
         optimisers: the network's, and one of what is trained with it.
         scaler: of the loss, in fp16.
         pick: returns the inputs of samples.
-        labels: of all samples.
+        label: returns their labels.
         augment: changes a batch's inputs.
         set_rates: sets the learning rates of the next step.
         after_step: as in ``train_locally``.
@@ -224,7 +224,7 @@ class _Steps:
     optimisers: Sequence[Optimizer]
     scaler: GradScaler | None
     pick: Callable[[Tensor], Tensor]
-    labels: Tensor
+    label: Callable[[Tensor], Tensor]
     augment: Callable[[Tensor], Tensor] | None
     set_rates: Callable[[], None] | None
     after_step: AfterStep | None
@@ -237,7 +237,7 @@ class _Steps:
         """Take the steps of a pass: a batch whose gradients are not finite in fp16 is left out."""
         self.losses, self.samples = 0.0, 0
         for indices in batches_of_pass:
-            batch, labels = self.pick(indices), self.labels[indices]
+            batch, labels = self.pick(indices), self.label(indices)
             batch = self.augment(batch) if self.augment else batch
             if self.set_rates:
                 self.set_rates()

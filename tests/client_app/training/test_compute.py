@@ -286,6 +286,19 @@ def test_an_operation_is_named_each_time_and_other_warnings_pass() -> None:
     assert found == set()
 
 
+def test_attention_of_several_algorithms_is_named_and_warnings_are_as_before() -> None:
+    assert not torch.is_warn_always_enabled()
+    with noted_operations() as found:
+        assert torch.is_warn_always_enabled()
+        warnings.warn(
+            "Memory Efficient attention defaults to a non-deterministic algorithm. To explicitly "
+            "enable determinism call torch.use_deterministic_algorithms(True, warn_only=False).",
+            stacklevel=1,
+        )
+    assert found == {"Memory-Efficient-attention"}
+    assert not torch.is_warn_always_enabled()
+
+
 @pytest.mark.usefixtures("deterministic")
 def test_an_operation_is_refused_by_its_name_and_with_the_mend() -> None:
     torch.use_deterministic_algorithms(True)
