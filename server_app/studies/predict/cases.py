@@ -14,23 +14,15 @@ from typing import Any
 import numpy as np
 
 from fedsilo.models.contract.settings import NOBODY
-from fedsilo.models.measures.intervals import Interval, wilson
-from fedsilo.models.measures.outcome_counts import CONFIDENCE
+from fedsilo.models.measures.intervals import wilson
+from fedsilo.models.measures.outcome_counts import CONFIDENCE, Bin, bins, merged
 from fedsilo.server_app.studies.predict.answers import Predictions
 from fedsilo.server_app.studies.predict.model import SiteModel
 from fedsilo.server_app.studies.predict.reasons import Reasons, reasons_of
 from fedsilo.server_app.studies.predict.values import ValueTexts
-from fedsilo.server_app.studies.report.clinic import (
-    TITLE,
-    WARNING,
-    Bin,
-    bins,
-    final_figures,
-    merged,
-)
+from fedsilo.server_app.studies.report.clinic import TITLE, WARNING, final_figures
 from fedsilo.server_app.studies.report.numbers import counted
 from fedsilo.server_app.studies.report.page import rendered
-from fedsilo.server_app.studies.report.runs import ReportedRun
 from fedsilo.server_app.studies.report.shown import ShownRun
 
 MOST = 200  # cases that a page shows
@@ -176,7 +168,8 @@ def _case(context: _Context, place: int) -> dict[str, Any]:
 def _probabilities(context: _Context, index: int) -> list[tuple[Any, ...]]:
     """Return name, share, text and interval of each class, the answer's first."""
     shares = context.found.probabilities[index].tolist()
-    interval = _interval(context, index)
+    alike = _bin(context, index)
+    interval = wilson(alike.right, alike.count) if alike else None
     rows: list[tuple[Any, ...]] = []
     for place in np.argsort(shares)[::-1]:
         limits = (interval.low, interval.high) if interval and not rows else (None, None)
@@ -189,11 +182,6 @@ def _bin(context: _Context, index: int) -> Bin | None:
     sure = float(context.found.own[index].max())
     near = [one for one in context.reliability if abs(one.mean - sure) < 0.1]
     return min(near, key=lambda one: abs(one.mean - sure), default=None)
-
-
-def _interval(context: _Context, index: int) -> Interval | None:
-    found = _bin(context, index)
-    return wilson(found.right, found.count) if found else None
 
 
 def _notes(context: _Context, index: int, answered: bool) -> list[str]:
@@ -249,10 +237,8 @@ def _texts(model: SiteModel, found: Predictions) -> ValueTexts | None:
 
 def _reliability(model: SiteModel) -> list[Bin]:
     """Return the clinic report's bins: others would give the difference away."""
-    name = model.run.path.resolve().name
     run = ShownRun(model.run.path)
-    figures = final_figures(ReportedRun(run, name, name))
-    return merged(bins(figures.values(), CONFIDENCE), run.floor)
+    return merged(bins(final_figures(run).values(), CONFIDENCE), run.floor)
 
 
 def _sentence(found: Predictions, model: SiteModel) -> str:

@@ -111,7 +111,7 @@ def _data(runs: Sequence[ReportedRun], options: ReportOptions) -> dict[str, Any]
     texts: dict[str, Any]
     if options.reader == "clinic":
         examine = options.examine or (lambda run: ())
-        found = [clinic_data(run, examine(run.run)) for run in runs]
+        found = [clinic_data(run, examine(run)) for run in runs]
         texts = {"title": TITLE, "warning": WARNING, "intervals": INTERVALS}
     else:
         log = read_audit_log(options.audit_log) if options.audit_log else None

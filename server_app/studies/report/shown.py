@@ -26,6 +26,7 @@ from typing import Any
 
 from fedsilo.client_app.summary.suppression import at_least, suppressed
 from fedsilo.models.contract.settings import NOBODY
+from fedsilo.models.contract.site_facts import SPLITS
 from fedsilo.models.measures.outcome_counts import CLASS
 from fedsilo.server_app.records.summary import by_distribution, means
 from fedsilo.server_app.studies.finished_run import Document, FinishedRun, Rows
@@ -40,6 +41,15 @@ Values = Mapping[str, Mapping[str, float]]
 def rests_on_classes(metric: str) -> bool:
     """Return whether a metric, or a family of them, is of each class by itself."""
     return metric == CLASS or _OTHERS_MODELS.sub("", metric) in _OVER_CLASSES
+
+
+def last_figures(run: FinishedRun, split: str) -> dict[str, dict[str, float]]:
+    """Return site -> metric -> value of a run's last round."""
+    last, values = str(run.summary["rounds"]), dict[str, dict[str, float]]()
+    for row in run.metrics:
+        if row["round"] == last and row["split"] == split:
+            values.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
+    return values
 
 
 class ShownRun(FinishedRun):
@@ -73,7 +83,13 @@ class ShownRun(FinishedRun):
     @cached_property
     def metrics(self) -> Rows:
         """The rows of ``metrics.csv`` that may be shown."""
-        return [row for row in self.whole.metrics if self._shows_row(row)]
+        return [
+            row
+            for row in self.whole.metrics
+            if self._shows(
+                int(row["round"]), row["site"], row["split"], row["metric"], float(row["value"])
+            )
+        ]
 
     @property
     def sent(self) -> Rows:
@@ -89,27 +105,19 @@ class ShownRun(FinishedRun):
     def summary(self) -> Document:
         """``summary.json``; means are over the sites whose figure may be shown."""
         whole = self.whole.summary
-        test = self._of_summary({s: dict(row) for s, row in whole["sites"].items()}, "test")
-        validation = self._of_summary(self._last("val"), "val")
+        last = self._ends["val"]
+        test, validation = self._of_summary(whole["sites"], "test"), self._of_summary(last, "val")
         return {
             **whole,
             "sites": test,
             **self._means(whole, whole["sites"], test),
-            "validation": self._means(whole["validation"], self._last("val"), validation),
+            "validation": self._means(whole["validation"], last, validation),
         }
 
     @cached_property
     def withheld(self) -> list[str]:
         """Sites of whose test samples some figure is not shown because of the floor."""
         return [site for site in self.silos if self._hidden(site, "test") != frozenset()]
-
-    def _last(self, split: str) -> dict[str, dict[str, float]]:
-        """Return site -> metric -> value of the last round, hidden ones too."""
-        last, values = str(self.whole.summary["rounds"]), dict[str, dict[str, float]]()
-        for row in self.whole.metrics:
-            if row["round"] == last and row["split"] == split:
-                values.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
-        return values
 
     def _of_summary(self, values: Values, split: str) -> dict[str, dict[str, float]]:
         last = int(self.whole.summary["rounds"])
@@ -156,10 +164,6 @@ class ShownRun(FinishedRun):
             return None
         return frozenset(c for c, count in enumerate(counts) if count is None)
 
-    def _shows_row(self, row: Mapping[str, str]) -> bool:
-        where = int(row["round"]), row["site"], row["split"]
-        return self._shows(*where, row["metric"], float(row["value"]))
-
     def _shows(self, at: int, site: str, split: str, metric: str, value: float) -> bool:
         """Return whether a figure may be shown."""
         if split == "update":
@@ -180,19 +184,15 @@ class ShownRun(FinishedRun):
         return name not in _OVER_CLASSES
 
     def _accuracy_is_shown(self, site: str, split: str, hidden: frozenset[int]) -> bool:
-        last, value = self.whole.summary["rounds"], self._ends.get((site, split, "accuracy"))
+        last, value = self.whole.summary["rounds"], self._ends[split].get(site, {}).get("accuracy")
         return value is not None and not self._gives_away(
             last, site, split, "accuracy", value, hidden
         )
 
     @cached_property
-    def _ends(self) -> dict[tuple[str, str, str], float]:
-        last = str(self.whole.summary["rounds"])
-        return {
-            (row["site"], row["split"], row["metric"]): float(row["value"])
-            for row in self.whole.metrics
-            if row["round"] == last
-        }
+    def _ends(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Split -> site -> metric -> value of the last round, hidden ones too."""
+        return {split: last_figures(self.whole, split) for split in SPLITS}
 
     def _gives_away(
         self, at: int, site: str, split: str, metric: str, value: float, hidden: frozenset[int]
@@ -210,6 +210,7 @@ class ShownRun(FinishedRun):
     ) -> Iterator[tuple[int, int]]:
         """Yield how many of the hidden classes' samples are right, and of how many."""
         shown = [c for c in range(len(counts)) if c not in hidden]
-        found = [self._ends.get((site, split, f"{CLASS}.{c}.right")) for c in shown]
+        ends = self._ends[split].get(site, {})
+        found = [ends.get(f"{CLASS}.{c}.right") for c in shown]
         if shown and None not in found:
             yield right - sum(int(n or 0) for n in found), sum(counts[c] for c in hidden)
