@@ -109,9 +109,9 @@ def rendered(
         text = '<section id="{}">\n<h2>{}</h2>\n{}</section>\n'
         return Markup(text).format(anchor, heading, caller())
 
-    body = Markup(_environment().get_template(template).render(**data, section=section))
+    body = Markup(environment().get_template(template).render(**data, section=section))
     shell = {"title": title, "contents": contents, "subtitle": subtitle, "foot": foot}
-    return _environment().get_template("base.html").render(**shell, body=body) + "\n"
+    return environment().get_template("base.html").render(**shell, body=body) + "\n"
 
 
 def is_number(cell: str) -> bool:
@@ -120,7 +120,8 @@ def is_number(cell: str) -> bool:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Return what renders the templates of pages."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
