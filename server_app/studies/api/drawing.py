@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,17 +49,22 @@ def explain(
     picture: AnyPath | None = None,
 ) -> Explanation:
     """Explain a prediction for one patient of the site, or for a new one."""
-    from fedsilo.server_app.studies.figures import explain as explaining
+    from fedsilo.client_app.explain.sample import explain_sample
+    from fedsilo.datasets.io.atomic_files import write_atomically
+    from fedsilo.server_app.studies.figures.learning_curves import write_picture
+    from fedsilo.server_app.studies.finished_site import finished_site
 
-    folders = path_of(data_dir), path_of(state_dir)
+    run, folders = folder_of(run_dir), (path_of(data_dir), path_of(state_dir))
     if table is not None or image is not None:
         from fedsilo.server_app.studies.predict.explain_new import explain_new
 
-        new = path_of(table), row, path_of(image)
-        explanation = explain_new(folder_of(run_dir), site, *new, *folders)
+        explanation = explain_new(run, site, path_of(table), row, path_of(image), *folders)
     else:
-        explanation = explaining.explain(folder_of(run_dir), site, row, split, *folders)
-    explaining.save_explanation(explanation, path_of(json_file), path_of(picture))
+        explanation = explain_sample(finished_site(run, site, *folders), split, row)
+    if json_file:
+        write_atomically(Path(json_file), json.dumps(explanation.document(), indent=2) + "\n")
+    if picture:
+        write_picture(Path(picture), explanation.figure())
     return explanation
 
 
@@ -81,10 +87,7 @@ def attention(
 
     refuse_below(1, "images", images)
     folders = (path_of(data_dir), path_of(state_dir), path_of(pictures))
-    sites: list[str | None] = [*site]
-    for one in sites or [None]:
-        for sheet in attention(folder_of(run_dir), one, split, images, *folders):
-            yield sheet.path or f"site {sheet.site} has no {split} images"
+    yield from attention(folder_of(run_dir), site, split, images, *folders)
 
 
 def histograms(
