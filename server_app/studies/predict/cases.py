@@ -55,21 +55,6 @@ class _Context:
     texts: ValueTexts | None  # of a table
 
 
-def page_files(
-    model: SiteModel, found: Predictions, html: Path, pdf: bool
-) -> dict[Path, bytes | str]:
-    """Return the files of the page: HTML, and if wanted the same as PDF.
-
-    Raises:
-        SettingError: the extra for PDF is not installed.
-    """
-    from fedsilo.server_app.studies.report.pdf import pdf_of
-
-    page = cases_page(model, found)
-    printed = {html.with_suffix(".pdf"): pdf_of(page)} if pdf else {}
-    return {**printed, html: page}
-
-
 def cases_page(model: SiteModel, found: Predictions) -> str:
     """Return the page of a prediction's cases."""
     order = sorted(range(len(found.inputs.names)), key=_order(found))

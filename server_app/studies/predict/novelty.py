@@ -167,22 +167,6 @@ def novelty_of(reference: Reference, inputs: Tensor, missing: Tensor | None = No
     return CaseNovelty(reference, reference.known.novelty(values, lacking))
 
 
-class Features:
-    """A probe that collects the network's penultimate features of each batch."""
-
-    def __init__(self, model: SiteModel) -> None:
-        self._network = model.network
-        self._parts: list[Tensor] = []
-
-    def see(self, tokens: Tensor) -> None:
-        """Collect a batch."""
-        self._parts.append(penultimate(self._network, tokens).float().cpu())
-
-    def values(self) -> Tensor:
-        """Return the features of all batches, (k, c)."""
-        return torch.cat(self._parts)
-
-
 @dataclass(frozen=True)
 class _Samples:
     """Samples as they are compared; ``read`` (n, f) of a table with NaN, else (n, 0)."""
