@@ -71,13 +71,13 @@ def _overall(run: ReportedRun, figures: Figures) -> dict[str, Any]:
         others = (share(by_name.get(name)) for name in ("balanced-accuracy", "auc"))
         size = f"{samples:,}" if samples else NONE
         rows.append([site, size, with_interval(drawn.get(site)), *others])
-    if not rows:
-        return {"overall": rows}
+    if not drawn:
+        return {"overall": rows, "accuracy": []}
     alt = "; ".join(f"{row[0]}: {row[2]}, {row[1]} samples" for row in rows if row[0] in drawn)
     label = f"share of test {run.noun(2)} that is right"
     svg = estimates(f"{run.name}-accuracy", {"accuracy": drawn}, label)
     picture = Picture(svg, f"Accuracy by site. {alt}.", "Accuracy by site, 95 % intervals.")
-    return {"overall": rows, "accuracy": [picture] if drawn else []}
+    return {"overall": rows, "accuracy": [picture]}
 
 
 def _accuracy(accuracy: float, samples: int) -> Estimate:
