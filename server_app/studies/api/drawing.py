@@ -131,9 +131,9 @@ def embeddings(
     import pandas as pd
 
     from fedsilo.datasets.io.atomic_files import write_atomically
+    from fedsilo.server_app.records.run_directory import RunDirectory
     from fedsilo.server_app.studies.compare.tables import csv_text
     from fedsilo.server_app.studies.figures import embeddings as embedding
-    from fedsilo.server_app.studies.figures.embedding_panels import draw_panels
     from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
     refuse_below(1, "limit", limit)
@@ -141,10 +141,10 @@ def embeddings(
     selection = embedding.Selection(site, split, layer, limit, seed)
     panels = embedding.embeddings(runs, selection, path_of(data_dir), path_of(state_dir), tell)
     for run, panel in zip(runs, panels, strict=True):
-        written = embedding.write_document(run, panel, selection)
-        yield "\n  ".join([str(written), *panel.lines()])
+        RunDirectory(run).write_json("embeddings.json", embedding.document(panel, selection))
+        yield "\n  ".join([str(run / "embeddings.json"), *panel.lines()])
     path = path_of(picture) or runs[0] / "embeddings.png"
-    write_picture(path, draw_panels(panels, f"{split} samples, {layer} layer"))
+    write_picture(path, embedding.draw_panels(panels, f"{split} samples, {layer} layer"))
     yield path
     if csv:
         rows = [{"run": run.name} | panel.numbers for run, panel in zip(runs, panels, strict=True)]
@@ -170,13 +170,9 @@ def gradcam(
 
     if bool(rows) == (scenarios is not None):
         raise SettingError("name images by either --rows or --scenarios")
-    wanted: Sequence[int] | grad_cam.Scenarios = (
-        grad_cam.Scenarios(scenarios) if scenarios else parse_rows(rows)
-    )
-    runs = folders_of(run_dirs)
-    sheet = grad_cam.gradcam(
-        runs, site, wanted, split, label, path_of(data_dir), path_of(state_dir)
-    )
+    wanted = [] if scenarios else parse_rows(rows)
+    runs, folders = folders_of(run_dirs), (path_of(data_dir), path_of(state_dir))
+    sheet = grad_cam.gradcam(runs, site, wanted, scenarios or 0, split, label, *folders)
     path = path_of(picture) or runs[0] / f"gradcam-{site}.png"
     write_picture(path, grad_cam.draw_sheet(sheet))
     return path

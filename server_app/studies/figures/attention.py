@@ -36,14 +36,8 @@ def attention(
 
     Yield the place of each sheet, or a line that says that a site has no images of the split.
 
-    Args:
-        run_dir: the run directory.
-        sites: names of sites, or none for all.
-        split: train, val or test.
-        images: of each class, at most.
-        data_dir: the data directory, or None for the run's own.
-        state_dir: the folder of the site's private state, or None for the run directory's.
-        out: the folder of the pictures, or None for the run directory.
+    All sites are drawn if none is named, and of each class so many ``images`` at most. Data, the
+    site's private state and the pictures are in folders of the run, or in those that are named.
 
     Raises:
         FedsiloError: the run has not ended, or its network is no ViT.
@@ -72,13 +66,8 @@ def draw_sheet(
 ) -> Figure:
     """Return two rows per class: its images, and below them the maps over them.
 
-    An answer that is not the image's class has another colour.
-
-    Args:
-        sheet: per class, explanations of up to ``columns`` of its images.
-        classes: names of the classes.
-        title: of the sheet.
-        columns: images a row.
+    ``sheet`` has per class explanations of up to ``columns`` of its images. An answer that is not
+    the image's class has another colour.
     """
     width = max(0.8 + 1.7 * columns, 0.085 * len(title))
     figure = new_figure(width, 0.9 + 3.5 * len(classes))

@@ -142,8 +142,7 @@ def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
 def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Return ``forgotten.png``: a line per site, the share of its samples over epochs.
 
-    Args:
-        document: ``variant``, and under ``epochs`` epoch (from 0, as text) -> site -> share.
+    Under ``epochs`` the document has epoch (from 0, as text) -> site -> share.
     """
     epochs = sorted(document["epochs"], key=int)
     sites = sorted({site for epoch in epochs for site in document["epochs"][epoch]})

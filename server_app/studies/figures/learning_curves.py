@@ -128,9 +128,7 @@ def draw_curves(directory: RunDirectory, summary: Mapping[str, Any] | None = Non
 
     If sites sent updates, ``contributions.png`` has each site's in each round.
 
-    Args:
-        directory: the run's.
-        summary: the content of a summary.json that is still to be written, or None to read it.
+    ``summary`` is the content of a summary.json that is still to be written, or None to read it.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -165,11 +163,8 @@ def _draw_lines(
 ) -> Figure:
     """Return a picture of lines over rounds, up to four panels in a row, or more in rows of three.
 
-    Args:
-        title: of the picture.
-        panels: label of a panel -> its lines.
-        better_high: label of the panel in which a high value is better.
-        marks: what happened in which round.
+    ``panels`` is label -> lines, ``better_high`` the label of the panel in which a high value is
+    better, and ``marks`` what happened in which round.
     """
     columns = len(panels) if len(panels) <= _ONE_ROW else 3
     figure, grid = panel_grid(len(panels), columns, (4.2, 3.2), (1.2, 0.4))
