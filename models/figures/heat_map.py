@@ -28,14 +28,8 @@ def annotated_heat_map(
 ) -> None:
     """Draw a table (rows, columns) with two decimals in each cell; None is an empty cell, "-".
 
-    Args:
-        axes: to draw on; the cells fill it.
-        values: the table, a row after the other.
-        rows: names of the rows.
-        columns: names of the columns.
-        title: of the axes.
-        top: the value of the darkest colour, or None for the largest of the table.
-        signed: the colours run from ``-top`` to ``top`` with white at 0, else from 0.
+    The darkest colour is of ``top``, or of the largest value of the table. ``signed`` colours run
+    from ``-top`` to ``top`` with white at 0, others from 0.
     """
     table = np.array([[np.nan if value is None else value for value in row] for row in values])
     # A table of zeros, or of empty cells, has no scale of its own: any but 0 will do

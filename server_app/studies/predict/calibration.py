@@ -112,24 +112,19 @@ def calibrate(
         state_dir: the folder of the site's private state, or None for the run directory's.
 
     Raises:
-        FedsiloError: the model cannot be opened, or the site has too few validation rows.
+        FedsiloError: the model cannot be opened, or the site has too few validation rows, or others
+            than the run's.
     """
     check_coverage(coverage)
     if out is not None:
         refuse_target(out, "another --out")
-    model = open_model(run_dir, site, data_dir, state_dir)
-    found = calibrated(model, coverage)
+    found = _calibrated(open_model(run_dir, site, data_dir, state_dir), coverage)
     content = _FORM.dump_json(found, indent=2).decode() + "\n"
     write_atomically(out or calibration_path(run_dir, site), content, mode=0o600)
     return found
 
 
-def calibrated(model: SiteModel, coverage: float) -> Calibration:
-    """Return the calibration of a model on its site's validation rows.
-
-    Raises:
-        DataError: there are too few, or they are not those of the run.
-    """
+def _calibrated(model: SiteModel, coverage: float) -> Calibration:
     refuse_other_rows(model, SPLIT)
     own = model.silo.splits()[SPLIT]
     needed = max(_MINIMUM, rows_needed(coverage))

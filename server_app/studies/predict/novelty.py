@@ -54,19 +54,29 @@ class Reference:
 
     def lines(self) -> list[str]:
         """Return what it rests on and what it does not know, a sentence each."""
-        unknown = [self.others] if self.others else []
-        basis = f"{self.known.rows} training samples of {', '.join(self.sites)}"
+        limit = (
+            f"its limit on {self.held} {self.split} samples: at most {SHARE:.0%} of such samples "
+            "are beyond it"
+        )
         if self.limit is None:
-            return [
-                f"novelty rests on {basis}; every case is answered, since a limit takes "
-                f"{rows_needed(1 - SHARE)} held-out samples and here are {self.held}",
-                *unknown,
-            ]
-        return [
-            f"novelty rests on {basis}; its limit on {self.held} {self.split} samples: at "
-            f"most {SHARE:.0%} of such samples are beyond it",
-            *unknown,
-        ]
+            limit = (
+                f"every case is answered, since a limit takes {rows_needed(1 - SHARE)} held-out "
+                f"samples and here are {self.held}"
+            )
+        sites = ", ".join(self.sites)
+        basis = f"novelty rests on {self.known.rows} training samples of {sites}; {limit}"
+        return [basis, self.others] if self.others else [basis]
+
+    def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
+        """Return how new cases are.
+
+        Args:
+            inputs: (k, f), rows as the network gets them, or the network's features of images.
+            missing: (k, f), which values are imputed; None for none.
+        """
+        values = inputs.numpy().astype(np.float64)
+        lacking = np.zeros(values.shape, bool) if missing is None else missing.numpy()
+        return CaseNovelty(self, self.known.novelty(values, lacking))
 
     def document(self) -> dict[str, Any]:
         """Return it for JSON; nothing of it is one sample's."""
@@ -152,19 +162,6 @@ def reference_of(model: SiteModel, site: str | None) -> Reference | str:
         rows=training.read,
         others=_others(model, [silo.name for silo in silos]),
     )
-
-
-def novelty_of(reference: Reference, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
-    """Return how new cases are.
-
-    Args:
-        reference: where the model was trained.
-        inputs: (k, f), rows as the network gets them, or the network's features of images.
-        missing: (k, f), which values are imputed; None for none.
-    """
-    values = inputs.numpy().astype(np.float64)
-    lacking = np.zeros(values.shape, bool) if missing is None else missing.numpy()
-    return CaseNovelty(reference, reference.known.novelty(values, lacking))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from fedsilo.server_app.studies.predict.model import SiteModel, open_model
 from fedsilo.server_app.studies.predict.novelty import (
     CaseNovelty,
     Reference,
-    novelty_of,
     reference_of,
 )
 from fedsilo.server_app.studies.predict.request import PredictRequest, document_path
@@ -128,11 +127,11 @@ def predicted(
     if isinstance(reference, str):
         novelty = reference
     elif pictures:
-        novelty = novelty_of(reference, statistics.pop(_FEATURES))
+        novelty = reference.novelty(statistics.pop(_FEATURES))
     else:
         assert isinstance(inputs, RowInputs), "a table's inputs are rows"
         assert inputs.read is not None, "a table's rows are known as they were read"
-        novelty = novelty_of(reference, inputs.inputs, inputs.read.isnan())
+        novelty = reference.novelty(inputs.inputs, inputs.read.isnan())
     found = Predictions(
         inputs,
         model.classes,

@@ -31,19 +31,12 @@ class Value:
 
 @dataclass(frozen=True)
 class ValueTexts:
-    """Makes the values of cases.
-
-    Attributes:
-        schema: of the table.
-        training: (n, f) training rows as they were read, NaN where a value is missing; n may be 0.
-        figures: by which features are standardised; their means replace missing values.
-        floor: fewest patients that a statement about training rows rests on.
-    """
+    """Makes the values of cases."""
 
     schema: TableSchema
-    training: Floats
-    figures: FeatureStatistics
-    floor: int
+    training: Floats  # (n, f) rows as they were read, NaN where a value is missing; n may be 0
+    figures: FeatureStatistics  # by which rows are standardised; its means replace missing values
+    floor: int  # fewest patients that a statement about training rows rests on
 
     def of(self, row: Floats, unusual: Sequence[str], adds: Mapping[str, float]) -> Iterator[Value]:
         """Yield the values of a row (f,), the inputs that matter most to the answer first."""

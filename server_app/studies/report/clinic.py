@@ -215,11 +215,8 @@ def class_outcomes(
 ) -> list[ClassOutcome]:
     """Return a site's classes of which it has test samples whose number may be shown.
 
-    Args:
-        figures: the site's of ``final_figures``.
-        names: of the classes.
-        counts: test samples of each class, None where hidden.
-        total: test samples of all classes.
+    ``figures`` are the site's of ``final_figures``. ``counts`` are its test samples by class, None
+    where hidden, and ``total`` those of all classes.
     """
     outcomes = []
     for label, (name, samples) in enumerate(zip(names, counts, strict=True)):

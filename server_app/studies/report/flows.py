@@ -28,9 +28,7 @@ def _texts() -> Mapping[str, Any]:
 def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
     """Return what leaves a site at the start, with each reply, at the end, and by the method.
 
-    Args:
-        level: of trust.
-        leaves: the sentences of ``privacy.json``; those of the method itself are split.
+    ``leaves`` are the sentences of ``privacy.json``; those of the method itself are split.
     """
     said = (*ALWAYS_LEAVES, *itertools.chain.from_iterable(BY_TRUST.values()), COUNTED)
     known = tuple(one[:_START] for one in said)
@@ -65,10 +63,7 @@ def _cut(text: str) -> Iterator[str]:
 def picture(level: str, sites: int, epsilon: str) -> Picture:
     """Return the picture of what flows between hospitals, server and readers of the model.
 
-    Args:
-        level: of trust.
-        sites: how many hospitals.
-        epsilon: spent at most by one of them, or an empty string without a guarantee.
+    ``epsilon`` is what a hospital spends at most, or an empty string without a guarantee.
     """
     texts = _texts()[level]
     sent, measured = texts["picture"]

@@ -36,6 +36,8 @@ def head_of(run: ReportedRun) -> dict[str, Any]:
 def facts(run: ReportedRun) -> list[tuple[str, str]]:
     """Return what ran: names and values."""
     summary = run.summary
+    done, asked = summary["rounds"], run.decisive["rounds"]
+    rounds = f"{done} rounds" if done == asked else f"{done} rounds of at most {asked}"
     progress = read_progress(run.path)
     written = f"{progress.updated:%Y-%m-%d %H:%M} UTC" if progress else "not recorded"
     return [
@@ -43,17 +45,11 @@ def facts(run: ReportedRun) -> list[tuple[str, str]]:
         ("for whom", f"{run.noun(2)} like those of {', '.join(run.silos)}"),
         ("data", _data(str(summary["dataset"]))),
         ("hospitals", f"{len(run.silos)}{', simulated in one place' if run.simulated else ''}"),
-        ("method", f"{summary['title']} ({summary['method']}), {rounds(run)}"),
+        ("method", f"{summary['title']} ({summary['method']}), {rounds}"),
         ("trained", f"{written}, seed {summary['seed']}"),
         ("version", _version(run)),
         ("data fingerprints", ", ".join(fingerprints(run)) or f"none at 'trust: {run.trust}'"),
     ]
-
-
-def rounds(run: ReportedRun) -> str:
-    """Return how many rounds there were, and why not all."""
-    done, asked = run.summary["rounds"], run.decisive["rounds"]
-    return f"{done} rounds" if done == asked else f"{done} rounds of at most {asked}"
 
 
 def _data(name: str) -> str:

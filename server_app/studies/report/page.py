@@ -92,12 +92,7 @@ def rendered(
 ) -> str:
     """Return a page whose body is a template; more than two sections get a table of contents.
 
-    Args:
-        template: calls ``section`` with a title that is unique in the page.
-        title: of the page and of its window.
-        data: the names that the template uses.
-        subtitle: a line below the title.
-        foot: a line at the end.
+    The template gets ``data``, and calls ``section`` with titles that are unique in the page.
     """
     from markupsafe import Markup
 

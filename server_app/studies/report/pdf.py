@@ -16,11 +16,7 @@ def write_page(
 ) -> list[Path]:
     """Write a page, and with ``pdf`` the same as PDF next to it; return the files.
 
-    Args:
-        out: the HTML file.
-        page: makes the page, once the files are known to be free.
-        overwrite: whether files may be replaced.
-        pdf: whether a PDF is wanted, too.
+    ``page`` makes the page, once the files are known to be free.
 
     Raises:
         SettingError: a file is a folder or exists, page and PDF are one file, or the extra 'pdf' is
@@ -60,9 +56,6 @@ def refuse_twice(paths: Sequence[Path], option: str) -> None:
 
 def pdf_of(html: str) -> bytes:
     """Return a page as PDF; the same page gives the same bytes with the same fonts and weasyprint.
-
-    Args:
-        html: a page that loads nothing, as ``page.rendered`` returns it.
 
     Raises:
         SettingError: the extra 'pdf' or a system library of it is not installed.

@@ -50,11 +50,7 @@ def estimates(
 ) -> str:
     """Return figures with their intervals, a row a name; of two series one is filled, one is not.
 
-    Args:
-        name: of the picture.
-        series: title -> row -> figure.
-        label: of the axis.
-        points: row -> single figures that are drawn as small points, such as those of seeds.
+    ``series`` is title -> row -> figure. ``points`` of a row, such as those of seeds, are small.
     """
     from matplotlib.ticker import MaxNLocator
 

@@ -28,18 +28,12 @@ _NAMED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What a report is to be.
-
-    Attributes:
-        reader: for whom.
-        audit_log: a hospital's own audit log, for ``dpo``, or None for none.
-        site_file: a hospital's own site file, for ``dpo``, or None for none.
-        examine: makes further sections of a run, for ``clinic``, where the data are.
-    """
+    """What a report is to be."""
 
     reader: Reader = "research"
-    audit_log: Path | None = None
-    site_file: Path | None = None
+    audit_log: Path | None = None  # a hospital's own, for ``dpo``
+    site_file: Path | None = None  # a hospital's own, for ``dpo``
+    # Makes further sections of a run, for ``clinic``, where the data are
     examine: Callable[[ShownRun], Sequence[Section]] | None = None
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.methods import settings_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import defaults
-from fedsilo.models.figures.palette import LineStyle, line_styles
+from fedsilo.models.figures.palette import line_styles
 from fedsilo.models.measures.intervals import Estimate, of_mean
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.studies.compare.budgets import Budgets, budget_of
@@ -116,22 +116,13 @@ def _curves(runs: Runs, split: str) -> Iterator[Picture]:
     drawn = {metric: found for metric, found in lines.items() if found}
     styles = line_styles(list(dict.fromkeys(name for found in drawn.values() for name in found)))
     for metric, found in drawn.items():
-        yield _curve(metric, found, styles, split)
-
-
-def _curve(
-    metric: str,
-    lines: Mapping[str, Mapping[int, float]],
-    styles: Mapping[str, LineStyle],
-    split: str,
-) -> Picture:
-    label = f"{split} {CURVES[metric]}"
-    ends = [f"{name} {line[max(line)]:.3f}" for name, line in lines.items()]
-    more = f" and {len(ends) - _NAMED} more lines" if len(ends) > _NAMED else ""
-    last = max(max(line) for line in lines.values())
-    alt = f"{label} over {last} rounds. At the end: {', '.join(ends[:_NAMED])}{more}."
-    svg = curves(f"curve-{metric}", lines, styles, label)
-    return Picture(svg, alt, f"{label[0].upper()}{label[1:]}, by round.")
+        label = f"{split} {CURVES[metric]}"
+        ends = [f"{name} {line[max(line)]:.3f}" for name, line in found.items()]
+        more = f" and {len(ends) - _NAMED} more lines" if len(ends) > _NAMED else ""
+        last = max(max(line) for line in found.values())
+        alt = f"{label} over {last} rounds. At the end: {', '.join(ends[:_NAMED])}{more}."
+        svg = curves(f"curve-{metric}", found, styles, label)
+        yield Picture(svg, alt, f"{label[0].upper()}{label[1:]}, by round.")
 
 
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:

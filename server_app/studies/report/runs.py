@@ -22,14 +22,10 @@ class ReportedRun(ShownRun):
     """A finished run under the names that a page gives it.
 
     No absolute path is among them: the page does not depend on the run's place.
-
-    Attributes:
-        name: of the run, one in its page.
-        experiment: of the runs that differ in their seed alone.
     """
 
-    name: str
-    experiment: str
+    name: str  # of the run, one in its page
+    experiment: str  # of the runs that differ in their seed alone
 
     @cached_property
     def decisive(self) -> Mapping[str, Value]:
