@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsilo.models.figures.heat_map import annotated_heat_map
 from fedsilo.models.figures.palette import BLUE, ORANGE, SALIENCY, SKY, line_styles
-from fedsilo.models.figures.panels import line_legend, without_frame
+from fedsilo.models.figures.panels import annotated_heat_map, line_legend, without_frame
 from fedsilo.server_app.studies.figures.panels import new_figure, over_rounds, panel_grid
 
 if TYPE_CHECKING:

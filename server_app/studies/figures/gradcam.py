@@ -96,15 +96,10 @@ def gradcam(
 ) -> GradCamSheet:
     """Return where the networks of one or several runs find a class in a site's images.
 
-    Args:
-        run_dirs: finished runs on the same data.
-        site: the images' site; its data must be here.
-        rows: of the split, from 0.
-        scenarios: in place of rows, how many are chosen of each scenario and class.
-        split: train, val or test.
-        label: the name of the class, or None for what each network says of each image.
-        data_dir: the data directory, or None for the run's own.
-        state_dir: the folder of the site's private state, or None for the run directory's.
+    The runs are on the same data, and the site's must be here. ``rows`` are of the split, from 0;
+    in place of them so many ``scenarios`` are chosen of each scenario and class. Without a
+    ``label`` the class is what each network says of each image. Data and private state are in
+    folders of the run, or in those that are named.
 
     Raises:
         FedsiloError: a run has not ended, has no convolutional network or other images, or there is

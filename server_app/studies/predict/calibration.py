@@ -103,13 +103,9 @@ def calibrate(
 ) -> Calibration:
     """Calibrate a finished run's model at a site, and write a file that only its owner may read.
 
-    Args:
-        run_dir: the run directory.
-        site: the site; its data must be on this machine.
-        coverage: the highest that sets will be asked for; it decides how many rows are needed.
-        out: the JSON file to write, or None for ``calibration_path``'s, which is overwritten.
-        data_dir: the data directory, or None for the run's own.
-        state_dir: the folder of the site's private state, or None for the run directory's.
+    The site's data must be here. ``coverage`` is the highest that sets will be asked for: it
+    decides how many rows are needed. Without ``out`` the file is ``calibration_path``'s, which is
+    overwritten. Data and private state are in folders of the run, or in those that are named.
 
     Raises:
         FedsiloError: the model cannot be opened, or the site has too few validation rows, or others

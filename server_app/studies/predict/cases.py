@@ -17,6 +17,7 @@ from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.measures.intervals import wilson
 from fedsilo.models.measures.outcome_counts import CONFIDENCE, Bin, bins, merged
 from fedsilo.server_app.studies.predict.answers import Predictions
+from fedsilo.server_app.studies.predict.inputs import table_schema
 from fedsilo.server_app.studies.predict.model import SiteModel
 from fedsilo.server_app.studies.predict.reasons import Reasons, reasons_of
 from fedsilo.server_app.studies.predict.values import ValueTexts
@@ -50,6 +51,7 @@ class _Context:
 
     model: SiteModel
     found: Predictions
+    kept: Mapping[int, int]  # place of an input -> that among the readable ones
     reasons: Reasons
     reliability: Sequence[Bin]
     texts: ValueTexts | None  # of a table
@@ -57,11 +59,11 @@ class _Context:
 
 def cases_page(model: SiteModel, found: Predictions) -> str:
     """Return the page of a prediction's cases."""
-    order = sorted(range(len(found.inputs.names)), key=_order(found))
+    kept = {place: index for index, place in enumerate(found.inputs.kept())}
+    order = sorted(range(len(found.inputs.names)), key=lambda place: _order(found, place, kept))
     shown = order[:MOST]
-    context = _Context(
-        model, found, reasons_of(model, found, shown), _reliability(model), _texts(model, found)
-    )
+    reasons, texts = reasons_of(model, found, shown), _texts(model, found)
+    context = _Context(model, found, kept, reasons, _reliability(model), texts)
     cases = [_case(context, place) for place in shown]
     rest = len(order) - len(shown)
     document = found.document
@@ -85,20 +87,15 @@ def cases_page(model: SiteModel, found: Predictions) -> str:
     )
 
 
-def _order(found: Predictions) -> Any:
-    """Return the key by which places of inputs are sorted."""
-    kept = {place: index for index, place in enumerate(found.inputs.kept())}
-    states = [*_STATES]
-
-    def key(place: int) -> tuple[int, float, int]:
-        state = _state(found, kept.get(place))
-        if place not in kept:
-            return states.index(state), 0.0, place
-        sure = float(found.probabilities[kept[place]].max())
-        first = -_novelty(found, kept[place]) if state == "unusual" else sure
-        return states.index(state), first, place
-
-    return key
+def _order(found: Predictions, place: int, kept: Mapping[int, int]) -> tuple[int, float, int]:
+    """Return by what the inputs are sorted."""
+    state = _state(found, kept.get(place))
+    first = 0.0
+    if state == "unusual":
+        first = -_novelty(found, kept[place])
+    elif place in kept:
+        first = float(found.probabilities[kept[place]].max())
+    return [*_STATES].index(state), first, place
 
 
 def _state(found: Predictions, index: int | None) -> str:
@@ -123,8 +120,7 @@ def _name(found: Predictions, place: int) -> str:
 def _case(context: _Context, place: int) -> dict[str, Any]:
     """Return what the template says of a case."""
     found, name = context.found, _name(context.found, place)
-    kept = found.inputs.kept()
-    index = kept.index(place) if place in found.inputs.kept() else None
+    index = context.kept.get(place)
     state = _state(found, index)
     case: dict[str, Any] = {"name": name, "state": state, "headline": _STATES[state]}
     case |= {"why": "", "probabilities": [], "notes": [], "inputs": [], "image": ""}
@@ -196,7 +192,7 @@ def _notes(context: _Context, index: int, answered: bool) -> list[str]:
 
 
 def _values(context: _Context, index: int) -> list[Any]:
-    read = getattr(context.found.inputs, "read", None)
+    read = context.found.inputs.read
     if context.texts is None or read is None:
         return []
     novelty, unusual = context.found.novelty, tuple[str, ...]()
@@ -209,12 +205,9 @@ def _values(context: _Context, index: int) -> list[Any]:
 def _texts(model: SiteModel, found: Predictions) -> ValueTexts | None:
     if not model.silo.features:
         return None
-    from fedsilo.server_app.studies.predict.inputs import table_schema
-
     assert model.silo.figures is not None
     schema, floor = table_schema(model), model.common.sums_min_count
-    none = np.zeros((0, len(model.silo.features)))
-    rows, novelty = none, found.novelty
+    rows, novelty = np.zeros((0, len(model.silo.features))), found.novelty
     if not isinstance(novelty, str) and model.common.trust != NOBODY:
         rows = novelty.reference.rows
     return ValueTexts(schema, rows, model.silo.figures, floor)

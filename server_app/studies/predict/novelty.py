@@ -112,7 +112,7 @@ class CaseNovelty:
         """Return the columns of a table whose values are beyond all training values, per case."""
         limit = max(self.reference.limit or 1.0, 0.0)
         names = [name.partition("=")[0] for name in features]
-        beyond = self.found.values > limit if features else np.zeros((len(self.scores()), 0), bool)
+        beyond = self.found.values[:, : len(names)] > limit
         return [
             tuple(dict.fromkeys(name for name, odd in zip(names, row, strict=True) if odd))
             for row in beyond
@@ -133,9 +133,7 @@ class CaseNovelty:
 def reference_of(model: SiteModel, site: str | None) -> Reference | str:
     """Return where a model was trained, or why that is not known.
 
-    Args:
-        model: a finished run's.
-        site: whose model it is; None for the shared one, which all sites here are asked about.
+    ``site`` is whose model it is; None is the shared one, which all sites here are asked about.
     """
     try:
         if not model.silo.features:

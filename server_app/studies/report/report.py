@@ -54,9 +54,7 @@ class ReportOptions:
 def report(folders: Sequence[Path], options: ReportOptions) -> str:
     """Return the report of finished runs as HTML; the same runs give the same bytes.
 
-    Args:
-        folders: run directories, or folders of such.
-        options: for whom it is.
+    The folders are run directories, or have such.
 
     Raises:
         SettingError: options contradict each other.

@@ -1,6 +1,5 @@
 """The finished runs of a report: by what name each goes, and which are of one experiment."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,12 +94,10 @@ def experiments_of(runs: Sequence[ReportedRun]) -> dict[str, dict[int, ReportedR
 
 def _names(paths: Sequence[Path]) -> list[str]:
     """Return the folders' names, with as many parents as make them unique."""
-    depth = 1
-    while depth < max(len(path.parts) for path in paths):
+    for depth in range(1, max(len(path.parts) for path in paths)):
         names = ["/".join(path.parts[-depth:]) for path in paths]
-        if max(Counter(names).values()) == 1:
+        if len(set(names)) == len(names):
             return names
-        depth += 1
     return [str(path) for path in paths]
 
 

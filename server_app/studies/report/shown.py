@@ -17,14 +17,13 @@ Beside the floor, a page shows of a run at 'trust: nobody' only what such a hosp
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from fedsilo.client_app.summary.suppression import at_least, suppressed
+from fedsilo.client_app.summary.suppression import at_least, secret_of, suppressed
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.contract.site_facts import SPLITS
 from fedsilo.models.measures.outcome_counts import CLASS
@@ -135,20 +134,16 @@ class ShownRun(FinishedRun):
 
     @cached_property
     def _by_split(self) -> dict[tuple[str, str], Counts | None]:
-        return {
-            (site, split): self._suppressed(site, split, counts)
-            for site, facts in self.whole.silos.items()
-            for split, counts in facts["label_counts"].items()
-        }
-
-    def _suppressed(self, site: str, split: str, counts: Sequence[int]) -> Counts | None:
-        """Return a split's counts by class, hidden ones as None; None if there are too few."""
-        if sum(counts) < self.floor:
-            return None
-        # The same data hide the same classes in every run, by what no page shows
-        facts = json.dumps(self.whole.silos[site]["fingerprints"], sort_keys=True)
-        secret = int.from_bytes(hashlib.sha256(facts.encode()).digest()[:7], "big")
-        return suppressed(counts, self.floor, secret, site, split)
+        """Site and split -> counts by class, hidden ones as None; None if there are too few."""
+        found: dict[tuple[str, str], Counts | None] = {}
+        for site, facts in self.whole.silos.items():
+            # The same data hide the same classes in every run, by what no page shows
+            secret = secret_of(json.dumps(facts["fingerprints"], sort_keys=True).encode())
+            for split, counts in facts["label_counts"].items():
+                enough = sum(counts) >= self.floor
+                shown = suppressed(counts, self.floor, secret, site, split) if enough else None
+                found[site, split] = shown
+        return found
 
     def _counts(self, site: str, split: str) -> Counts | None:
         """Return the shown counts; of too few samples all are hidden."""
@@ -202,15 +197,10 @@ class ShownRun(FinishedRun):
         right = round(value * sum(counts))
         left = [(right, sum(counts))]
         if metric == "accuracy" and at == self.whole.summary["rounds"]:
-            left += self._without_shown_classes(site, split, right, counts, hidden)
+            shown = [c for c in range(len(counts)) if c not in hidden]
+            ends = self._ends[split].get(site, {})
+            found = [ends.get(f"{CLASS}.{c}.right") for c in shown]
+            if shown and None not in found:
+                of_hidden = right - sum(int(n or 0) for n in found)
+                left.append((of_hidden, sum(counts[c] for c in hidden)))
         return any(min(r, n - r) <= 1 for r, n in left)
-
-    def _without_shown_classes(
-        self, site: str, split: str, right: int, counts: Sequence[int], hidden: frozenset[int]
-    ) -> Iterator[tuple[int, int]]:
-        """Yield how many of the hidden classes' samples are right, and of how many."""
-        shown = [c for c in range(len(counts)) if c not in hidden]
-        ends = self._ends[split].get(site, {})
-        found = [ends.get(f"{CLASS}.{c}.right") for c in shown]
-        if shown and None not in found:
-            yield right - sum(int(n or 0) for n in found), sum(counts[c] for c in hidden)
