@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,7 @@ class Novelty:
     distance: Floats  # (k,), of all of the sample
     missing: Floats  # (k,), of what it lacks
 
-    @property
+    @cached_property
     def score(self) -> Floats:
         """The largest part of each sample, (k,)."""
         most = self.values.max(axis=1, initial=0.0)

@@ -120,13 +120,13 @@ class CaseNovelty:
 
     def reasons(self, features: Sequence[str]) -> list[str]:
         """Return why each case is unusual, or an empty text."""
-        limit = self.reference.limit or np.inf
+        limit, unusual = self.reference.limit or np.inf, self.unusual()
         texts = []
         for place, columns in enumerate(self.columns(features)):
             parts = [f"beyond the training values: {', '.join(columns)}"] * bool(columns)
             parts += ["unlike any training sample"] * bool(self.found.distance[place] > limit)
             parts += ["lacks unusual values"] * bool(self.found.missing[place] > limit)
-            texts.append("; ".join(parts) if self.unusual()[place] else "")
+            texts.append("; ".join(parts) if unusual[place] else "")
         return texts
 
 
