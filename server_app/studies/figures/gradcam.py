@@ -97,7 +97,7 @@ def gradcam(
     """Return where the networks of one or several runs find a class in a site's images.
 
     The runs are on the same data, and the site's must be here. ``rows`` are of the split, from 0;
-    in place of them so many ``scenarios`` are chosen of each scenario and class. Without a
+    in place of them ``scenarios`` says how many are chosen of each scenario and class. Without a
     ``label`` the class is what each network says of each image. Data and private state are in
     folders of the run, or in those that are named.
 
