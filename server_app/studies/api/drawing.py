@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 def plot(run_dir: AnyRun) -> Iterator[Path]:
     """Draw the learning curves of a finished run again."""
-    from fedsilo.server_app.studies.figures.learning_curves import redraw
+    from fedsilo.server_app.records.run_directory import RunDirectory
+    from fedsilo.server_app.studies.figures.learning_curves import draw_run
 
-    return redraw(folder_of(run_dir))
+    return draw_run(RunDirectory(folder_of(run_dir)))
 
 
 def explain(

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Values = Mapping[str, Mapping[str, float]]
 NDArray = npt.NDArray[Any]
 
 _LEGEND = 18  # names that find room beside a picture

@@ -273,8 +273,8 @@ def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
         _draw_panel(axes, panel, [shades[site] for site in panel.cloud.sites])
     handles = [Line2D([], [], color=shades[site], marker="o", ls="", label=site) for site in sites]
     handles += [
-        Line2D([], [], color=GREY, marker=_marker(label), ls="", label=_class(name))
-        for label, name in enumerate(classes)
+        Line2D([], [], color=GREY, marker=_marker(label), ls="", label=name)
+        for label, name in enumerate(f"class {n}" if n.isdecimal() else n for n in classes)
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4 * columns, fontsize="small")
     figure.suptitle(title, fontsize="medium")
@@ -304,7 +304,3 @@ def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
 
 def _marker(label: int) -> str:
     return _MARKERS[label % len(_MARKERS)]
-
-
-def _class(name: str) -> str:
-    return f"class {name}" if name.isdecimal() else name

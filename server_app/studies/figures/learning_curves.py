@@ -106,20 +106,13 @@ def series(
     }
 
 
-def draw_run(directory: RunDirectory, summary: Mapping[str, Any]) -> None:
-    """Draw the pictures of a run whose summary.json is still to be written."""
-    draw_curves(directory, summary)
-    draw_documents(directory)
-
-
-def redraw(run_dir: Path) -> Iterator[Path]:
-    """Draw all pictures of a finished run again; yield the place of each.
+def draw_run(directory: RunDirectory, summary: Mapping[str, Any] | None = None) -> Iterator[Path]:
+    """Draw all pictures of a run; yield the place of each. The summary is that of ``draw_curves``.
 
     Raises:
         RunDirectoryError: the run has not ended.
     """
-    directory = RunDirectory(run_dir)
-    yield from draw_curves(directory)
+    yield from draw_curves(directory, summary)
     yield from draw_documents(directory)
 
 

@@ -65,9 +65,10 @@ def _test_counts(run: ReportedRun, site: str) -> tuple[list[int | None], int]:
 def _overall(run: ReportedRun, figures: Figures) -> dict[str, Any]:
     rows, drawn = [], dict[str, Estimate]()
     for site, by_name in figures.items():
-        samples = _test_counts(run, site)[1]
-        if "accuracy" in by_name:
-            drawn[site] = _accuracy(by_name["accuracy"], samples)
+        samples, accuracy = _test_counts(run, site)[1], by_name.get("accuracy")
+        if accuracy is not None:
+            right = min(samples, max(0, round(accuracy * samples)))
+            drawn[site] = Estimate(accuracy, wilson(right, samples) if samples else None)
         others = (share(by_name.get(name)) for name in ("balanced-accuracy", "auc"))
         size = f"{samples:,}" if samples else NONE
         rows.append([site, size, with_interval(drawn.get(site)), *others])
@@ -78,12 +79,6 @@ def _overall(run: ReportedRun, figures: Figures) -> dict[str, Any]:
     svg = estimates(f"{run.name}-accuracy", {"accuracy": drawn}, label)
     picture = Picture(svg, f"Accuracy by site. {alt}.", "Accuracy by site, 95 % intervals.")
     return {"overall": rows, "accuracy": [picture]}
-
-
-def _accuracy(accuracy: float, samples: int) -> Estimate:
-    if not samples:
-        return Estimate(accuracy)
-    return Estimate(accuracy, wilson(min(samples, max(0, round(accuracy * samples))), samples))
 
 
 def _by_class(run: ReportedRun, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> dict[str, Any]:
