@@ -67,8 +67,10 @@ def _overall(run: ReportedRun, figures: Figures) -> dict[str, Any]:
     for site, by_name in figures.items():
         samples, accuracy = _test_counts(run, site)[1], by_name.get("accuracy")
         if accuracy is not None:
+            drawn[site] = Estimate(accuracy)
+        if accuracy is not None and samples:
             right = min(samples, max(0, round(accuracy * samples)))
-            drawn[site] = Estimate(accuracy, wilson(right, samples) if samples else None)
+            drawn[site] = Estimate(accuracy, wilson(right, samples))
         others = (share(by_name.get(name)) for name in ("balanced-accuracy", "auc"))
         size = f"{samples:,}" if samples else NONE
         rows.append([site, size, with_interval(drawn.get(site)), *others])
