@@ -13,10 +13,9 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from fedsilo.client_app.training.evaluation import predict
+from fedsilo.client_app.training.evaluation import in_batches
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError
-from fedsilo.models.contract.messages import INCOMING
 from fedsilo.models.measures.conformal import (
     conformity_scores,
     coverage_range,
@@ -129,9 +128,7 @@ def _calibrated(model: SiteModel, coverage: float) -> Calibration:
             f"site {model.site} has {len(own)} validation rows, and a calibration for coverage "
             f"{coverage:g} takes {needed}: start a run with 'val-folds', or ask for less"
         )
-    lab = model.lab
-    key = (model.round, model.site, INCOMING, SPLIT)
-    probabilities = predict(model.network, own, lab.sampling, lab.compute, key)
+    probabilities = model.probabilities(in_batches(own.inputs), SPLIT)
     temperature = fit_temperature(probabilities, own.labels)
     return Calibration(
         run=model.run.path.resolve().name,

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from fedsilo.client_app.explain.embeddings import penultimate
-from fedsilo.client_app.training.evaluation import figures_of, predict_batches
+from fedsilo.client_app.training.evaluation import figures_of
 from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.messages import INCOMING
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 from fedsilo.models.contract.versions import installed_software
@@ -110,8 +109,7 @@ def predicted(
     """
     if calibration and coverage is not None:
         calibration.threshold(coverage)  # refused before the work
-    lab, split = model.lab, str(inputs.source.get("split", "test"))
-    key = (model.round, model.site, INCOMING, split)
+    split = str(inputs.source.get("split", "test"))
     pictures = not model.silo.features and not isinstance(reference, str)
 
     def of_samples(tokens: Tensor) -> dict[str, Tensor]:
@@ -119,8 +117,8 @@ def predicted(
         features = {_FEATURES: penultimate(model.network, tokens).float().cpu()} if pictures else {}
         return said | features
 
-    collected, batches = _Collected(of_samples), inputs.watched(watch)
-    own = predict_batches(model.network, batches, lab.sampling, lab.compute, key, collected)
+    collected = _Collected(of_samples)
+    own = model.probabilities(inputs.watched(watch), split, collected)
     sets = calibration.sets(own, coverage) if calibration and coverage is not None else None
     statistics = collected.columns()
     novelty: CaseNovelty | str

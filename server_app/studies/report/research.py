@@ -157,15 +157,15 @@ def _final(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
         figures = over_seeds(experiment_results(experiment, summaries, metrics))
         if not figures.empty:
             seeds = f"mean ± sd over {len(summaries)} seeds" if len(summaries) > 1 else "one seed"
-            yield {"caption": f"{experiment}, {seeds}"} | _figure_table(figures)
-
-
-def _figure_table(figures: Any) -> dict[str, Any]:
-    titles = {metric: metric for metric in figures["metric"].unique()}
-    known = figures.loc[figures["published"].notna(), "metric"]
-    published = dict.fromkeys(known, "published")
-    columns, *lines = group_lines(figures, titles, published, spread_cell, NONE)
-    return {"columns": ["site or group", *columns], "rows": [line[1:] for line in lines]}
+            titles = {metric: metric for metric in figures["metric"].unique()}
+            known = figures.loc[figures["published"].notna(), "metric"]
+            published = dict.fromkeys(known, "published")
+            columns, *lines = group_lines(figures, titles, published, spread_cell, NONE)
+            yield {
+                "caption": f"{experiment}, {seeds}",
+                "columns": ["site or group", *columns],
+                "rows": [line[1:] for line in lines],
+            }
 
 
 def _compared(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
