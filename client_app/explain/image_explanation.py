@@ -99,14 +99,17 @@ class ImageExplanation:
 
         lines = self._answer_lines()
         figure = Figure(figsize=(7, 3.6 + 0.16 * len(lines)), layout="constrained")
-        left, right = figure.subplots(1, 2)
+        self.draw(*figure.subplots(1, 2))
+        figure.suptitle("\n".join(lines), fontsize="small")
+        return figure
+
+    def draw(self, left: Axes, right: Axes) -> None:
+        """Draw the image, and right of it the image with its map."""
         draw_image(left, self.image)
         draw_map(right, self.image, self.saliency)
         for axes in (left, right):
             without_frame(axes)
         right.set_title(self.saliency.heading, fontsize="small")
-        figure.suptitle("\n".join(lines), fontsize="small")
-        return figure
 
 
 def explain_logits(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedsilo.models.figures.heat_map import annotated_heat_map
 from fedsilo.models.figures.palette import BLUE, ORANGE
+from fedsilo.models.figures.panels import annotated_heat_map
 from fedsilo.models.methods.picsr import PICSRNetwork, feature_contributions
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ bound the others. Every order is possible; of cells in a row the outer ones, whe
 samples are, come first more often.
 """
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,6 +46,11 @@ def suppressed(
     while hidden and further and _gives_away([counts[place] for place in hidden], floor):
         hidden.add(further.pop(0))
     return [None if place in hidden else count for place, count in enumerate(counts)]
+
+
+def secret_of(data: bytes) -> int:
+    """Return a secret of ``suppressed`` that is the same for the same data."""
+    return int.from_bytes(hashlib.sha256(data).digest()[:7], "big")
 
 
 def _order(cells: int, seed: int, in_a_row: bool) -> list[int]:

@@ -101,21 +101,6 @@ def in_batches(inputs: Tensor) -> Sequence[Tensor]:
     return torch.split(inputs, batch_size(inputs[:1].numel()))
 
 
-def predict(
-    network: SiteNetwork,
-    split: Split,
-    settings: CommonSettings,
-    compute: Compute,
-    key: tuple[int | str, ...],
-) -> Tensor:
-    """Return the class probabilities of ``split``, (n, classes) float64 on the CPU.
-
-    They are the mean over ``mc-passes`` dropout draws keyed on ``key``, or of one pass without
-    dropout.
-    """
-    return predict_batches(network, in_batches(split.inputs), settings, compute, key)
-
-
 def predict_batches(
     network: SiteNetwork,
     batches: Iterable[Tensor],
@@ -124,10 +109,11 @@ def predict_batches(
     key: tuple[int | str, ...],
     probe: Probe | None = None,
 ) -> Tensor:
-    """Return ``predict`` of inputs that come in batches, each made when it is asked for.
+    """Return the class probabilities of inputs in batches, (n, classes) float64 on the CPU.
 
-    Batches of ``batch_size`` give what ``predict`` gives of all inputs at once: dropout draws
-    follow one another.
+    They are the mean over ``mc-passes`` dropout draws keyed on ``key``, or of one pass without
+    dropout. A batch is made when it is asked for; batches of ``batch_size`` give what all inputs at
+    once (``in_batches``) do, as dropout draws follow one another.
     """
     probabilities = []
     with (

@@ -1,15 +1,22 @@
-"""Around panels: no frame around images, one legend next to all of them."""
+"""What panels share: heat maps, no frame around images, one legend next to all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedsilo.models.figures.palette import AMOUNTS, SIGNED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from fedsilo.models.figures.palette import LineStyle
+
+_DARK = 0.5  # of white's luma, below which black letters cannot be read
+_LUMA = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
 
 
 def without_frame(axes: Axes) -> None:
@@ -41,3 +48,42 @@ def line_legend(
         ncols=min(columns or 1, len(handles)),
         fontsize="small",
     )
+
+
+def annotated_heat_map(
+    axes: Axes,
+    values: Sequence[Sequence[float | None]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    *,
+    top: float | None = None,
+    signed: bool = False,
+) -> None:
+    """Draw a table (rows, columns) with two decimals in each cell; None is an empty cell, "-".
+
+    The darkest colour is of ``top``, or of the largest value of the table. ``signed`` colours run
+    from ``-top`` to ``top`` with white at 0, others from 0.
+    """
+    table = np.array([[np.nan if value is None else value for value in row] for row in values])
+    # A table of zeros, or of empty cells, has no scale of its own: any but 0 will do
+    limit = top or float(np.nan_to_num(np.abs(table)).max(initial=0.0)) or 1.0
+    lowest = -limit if signed else 0.0
+    drawn = axes.imshow(
+        table, cmap=SIGNED if signed else AMOUNTS, vmin=lowest, vmax=limit, aspect="auto"
+    )
+    for (y, x), value in np.ndenumerate(table):
+        missing = np.isnan(value)
+        dark = not missing and float(np.dot(drawn.to_rgba(value)[:3], _LUMA)) < _DARK
+        axes.text(
+            x,
+            y,
+            "-" if missing else f"{value:.2f}",
+            ha="center",
+            va="center",
+            fontsize="small",
+            color="white" if dark else "black",
+        )
+    axes.set_xticks(range(len(columns)), columns, fontsize="small", rotation=40, ha="right")
+    axes.set_yticks(range(len(rows)), rows, fontsize="small")
+    axes.set_title(title, fontsize="small")

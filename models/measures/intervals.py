@@ -1,6 +1,6 @@
-"""95 % confidence intervals of a share, of an AUC and of a mean over seeds.
+"""Figures with 95 % confidence intervals: of a share, of an AUC and of a mean over seeds.
 
-All take samples, or seeds, to be independent.
+All intervals take samples, or seeds, to be independent.
 """
 
 import math
@@ -24,6 +24,19 @@ def wilson(successes: int, samples: int) -> Interval:
 
     found = stats.binomtest(successes, samples).proportion_ci(method="wilson")
     return Interval(float(found.low), float(found.high))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its interval, if it has one."""
+
+    value: float
+    interval: Interval | None = None
+
+
+def of_share(successes: int, samples: int) -> Estimate:
+    """Return the share of successes in samples (at least one), with Wilson's interval."""
+    return Estimate(successes / samples, wilson(successes, samples))
 
 
 def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -45,19 +46,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class Novelty:
-    """How far k samples are from the training samples; 1 is about their edge.
+    """How far k samples are from the training samples; 1 is about their edge."""
 
-    Attributes:
-        values: (k, f), of each value; 0 within the values that were trained on.
-        distance: (k,), of the sample as a whole.
-        missing: (k,), of what it lacks.
-    """
+    values: Floats  # (k, f), of each value; 0 within the values that were trained on
+    distance: Floats  # (k,), of all of the sample
+    missing: Floats  # (k,), of what it lacks
 
-    values: Floats
-    distance: Floats
-    missing: Floats
-
-    @property
+    @cached_property
     def score(self) -> Floats:
         """The largest part of each sample, (k,)."""
         most = self.values.max(axis=1, initial=0.0)
@@ -67,25 +62,15 @@ class Novelty:
 
 @dataclass(frozen=True)
 class Familiar:
-    """Where a model was trained; ``familiar`` makes one.
+    """Where a model was trained; ``familiar`` makes one."""
 
-    Attributes:
-        rows: number of training samples.
-        means: (m, f), of the groups.
-        precision: (f, f), the inverse of their shared covariance.
-        reach: the distance within which 99 % of the training samples are.
-        seen: of each feature; none where single values say nothing, as of a network's features.
-        rates: (f,), the share of training samples that lack each feature.
-        lacking: the surprise of missing values within which 99 % of them are.
-    """
-
-    rows: int
-    means: Floats
-    precision: Floats
-    reach: float
-    seen: tuple[Seen, ...]
-    rates: Floats
-    lacking: float
+    rows: int  # number of training samples
+    means: Floats  # (m, f), of the groups
+    precision: Floats  # (f, f), the inverse of their shared covariance
+    reach: float  # the distance within which 99 % of the training samples are
+    seen: tuple[Seen, ...]  # of each feature; of a network's, where they say nothing, none
+    rates: Floats  # (f,), the share of training samples that lack each feature
+    lacking: float  # the surprise of missing values within which 99 % of them are
 
     def novelty(self, samples: Floats, missing: Booleans) -> Novelty:
         """Return how far samples (k, f) are, of which ``missing`` (k, f) values are imputed."""

@@ -5,11 +5,14 @@ samples reveal single patients, so those of fewer than a minimum are left out.
 """
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedsilo.models.maths.mc_dropout import predictive_entropy
 from fedsilo.models.measures.classification_metrics import bin_counts, roc_auc
+from fedsilo.models.measures.intervals import Estimate, of_share
 
 CLASS, CONFIDENCE, UNCERTAINTY = "class", "confidence", "uncertainty"
 BINS = 10
@@ -55,3 +58,50 @@ def _by_class(
             scores = probabilities[:, label]
             counts[f"{CLASS}.{label}.auc"] = roc_auc(scores, of_class).item()
     return counts
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Test samples of about the same certainty: how many, how many right, their mean."""
+
+    count: int
+    right: int
+    mean: float
+
+    def share(self) -> Estimate:
+        """Return the share that is right."""
+        return of_share(self.right, self.count)
+
+    def with_(self, other: "Bin") -> "Bin":
+        """Return the samples of both."""
+        count = self.count + other.count
+        mean = (self.count * self.mean + other.count * other.mean) / count
+        return Bin(count, self.right + other.right, mean)
+
+
+def bins(figures: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
+    """Return the bins of a family over all sites together, of the lowest tenth first."""
+    total: dict[int, tuple[int, int, float]] = {}
+    for by_name in figures:
+        for name, count in by_name.items():
+            kind, _, rest = name.partition(".")
+            place, _, part = rest.partition(".")
+            if kind == family and part == "count" and count:
+                right, mean = (by_name[f"{kind}.{place}.{p}"] for p in ("right", "mean"))
+                n, k, weighted = total.get(int(place), (0, 0, 0.0))
+                total[int(place)] = (n + int(count), k + int(right), weighted + count * mean)
+    return [Bin(n, min(k, n), w / n) for _, (n, k, w) in sorted(total.items())]
+
+
+def merged(found: Sequence[Bin], floor: int) -> list[Bin]:
+    """Return bins of at least ``floor`` samples: smaller ones are merged with the next."""
+    kept: list[Bin] = []
+    waiting = Bin(0, 0, 0.0)
+    for one in found:
+        waiting = waiting.with_(one)
+        if waiting.count >= floor:
+            kept.append(waiting)
+            waiting = Bin(0, 0, 0.0)
+    if waiting.count and kept:
+        kept.append(kept.pop().with_(waiting))
+    return kept

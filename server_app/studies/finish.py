@@ -11,7 +11,7 @@ from fedsilo.server_app.studies.published.numbers import published_numbers
 def finish_run(directory: RunDirectory, summary: dict[str, Any]) -> None:
     """Add the papers' numbers to a summary that is still to be written, and draw the pictures."""
     add_published(directory, summary)
-    draw_run(directory, summary)
+    list(draw_run(directory, summary))
 
 
 def add_published(directory: RunDirectory, summary: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
 
 def plot(run_dir: AnyRun) -> Iterator[Path]:
     """Draw the learning curves of a finished run again."""
-    from fedsilo.server_app.studies.figures.learning_curves import redraw
+    from fedsilo.server_app.records.run_directory import RunDirectory
+    from fedsilo.server_app.studies.figures.learning_curves import draw_run
 
-    return redraw(folder_of(run_dir))
+    return draw_run(RunDirectory(folder_of(run_dir)))
 
 
 def explain(
@@ -48,17 +50,22 @@ def explain(
     picture: AnyPath | None = None,
 ) -> Explanation:
     """Explain a prediction for one patient of the site, or for a new one."""
-    from fedsilo.server_app.studies.figures import explain as explaining
+    from fedsilo.client_app.explain.sample import explain_sample
+    from fedsilo.datasets.io.atomic_files import write_atomically
+    from fedsilo.server_app.studies.figures.learning_curves import write_picture
+    from fedsilo.server_app.studies.finished_site import finished_site
 
-    folders = path_of(data_dir), path_of(state_dir)
+    run, folders = folder_of(run_dir), (path_of(data_dir), path_of(state_dir))
     if table is not None or image is not None:
         from fedsilo.server_app.studies.predict.explain_new import explain_new
 
-        new = path_of(table), row, path_of(image)
-        explanation = explain_new(folder_of(run_dir), site, *new, *folders)
+        explanation = explain_new(run, site, path_of(table), row, path_of(image), *folders)
     else:
-        explanation = explaining.explain(folder_of(run_dir), site, row, split, *folders)
-    explaining.save_explanation(explanation, path_of(json_file), path_of(picture))
+        explanation = explain_sample(finished_site(run, site, *folders), split, row)
+    if json_file:
+        write_atomically(Path(json_file), json.dumps(explanation.document(), indent=2) + "\n")
+    if picture:
+        write_picture(Path(picture), explanation.figure())
     return explanation
 
 
@@ -81,10 +88,7 @@ def attention(
 
     refuse_below(1, "images", images)
     folders = (path_of(data_dir), path_of(state_dir), path_of(pictures))
-    sites: list[str | None] = [*site]
-    for one in sites or [None]:
-        for sheet in attention(folder_of(run_dir), one, split, images, *folders):
-            yield sheet.path or f"site {sheet.site} has no {split} images"
+    yield from attention(folder_of(run_dir), site, split, images, *folders)
 
 
 def histograms(
@@ -128,9 +132,9 @@ def embeddings(
     import pandas as pd
 
     from fedsilo.datasets.io.atomic_files import write_atomically
+    from fedsilo.server_app.records.run_directory import RunDirectory
     from fedsilo.server_app.studies.compare.tables import csv_text
     from fedsilo.server_app.studies.figures import embeddings as embedding
-    from fedsilo.server_app.studies.figures.embedding_panels import draw_panels
     from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
     refuse_below(1, "limit", limit)
@@ -138,10 +142,10 @@ def embeddings(
     selection = embedding.Selection(site, split, layer, limit, seed)
     panels = embedding.embeddings(runs, selection, path_of(data_dir), path_of(state_dir), tell)
     for run, panel in zip(runs, panels, strict=True):
-        written = embedding.write_document(run, panel, selection)
-        yield "\n  ".join([str(written), *panel.lines()])
+        RunDirectory(run).write_json("embeddings.json", embedding.document(panel, selection))
+        yield "\n  ".join([str(run / "embeddings.json"), *panel.lines()])
     path = path_of(picture) or runs[0] / "embeddings.png"
-    write_picture(path, draw_panels(panels, f"{split} samples, {layer} layer"))
+    write_picture(path, embedding.draw_panels(panels, f"{split} samples, {layer} layer"))
     yield path
     if csv:
         rows = [{"run": run.name} | panel.numbers for run, panel in zip(runs, panels, strict=True)]
@@ -167,13 +171,9 @@ def gradcam(
 
     if bool(rows) == (scenarios is not None):
         raise SettingError("name images by either --rows or --scenarios")
-    wanted: Sequence[int] | grad_cam.Scenarios = (
-        grad_cam.Scenarios(scenarios) if scenarios else parse_rows(rows)
-    )
-    runs = folders_of(run_dirs)
-    sheet = grad_cam.gradcam(
-        runs, site, wanted, split, label, path_of(data_dir), path_of(state_dir)
-    )
+    wanted = [] if scenarios else parse_rows(rows)
+    runs, folders = folders_of(run_dirs), (path_of(data_dir), path_of(state_dir))
+    sheet = grad_cam.gradcam(runs, site, wanted, scenarios or 0, split, label, *folders)
     path = path_of(picture) or runs[0] / f"gradcam-{site}.png"
     write_picture(path, grad_cam.draw_sheet(sheet))
     return path

@@ -19,7 +19,7 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
-from fedsilo.models.measures.intervals import Interval, of_auc, wilson
+from fedsilo.models.measures.intervals import Estimate, Interval, of_auc, wilson
 from fedsilo.server_app.studies.finetune.request import refuse_target
 from fedsilo.server_app.studies.finished_run import FinishedRun, finished_run
 from fedsilo.server_app.studies.finished_site import sites_of
@@ -67,7 +67,7 @@ def card_text(
     """
     template, usage = _templates()
     (reported,) = reported_runs([run.path])
-    run, floor = reported.run, reported.run.floor
+    run, floor = reported, reported.floor
     sites = [site] if site else list(run.silos)
     metrics = _shown(run, sites)
     return template.render(
@@ -126,14 +126,12 @@ def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
 
 def _by_class(run: ReportedRun, site: str) -> Iterator[list[str]]:
     """Yield a row for each class of a site whose figures may be shown."""
-    counts = run.run.silos[site]["label_counts"].get("test", [])
+    counts = run.silos[site]["label_counts"].get("test", [])
     figures = final_figures(run).get(site, {})
     # At 'trust: sums' no count of a single site is there
     names = run.class_names(site) if counts else []
-    for one in class_outcomes(figures, names, counts, _size(run.run.silos[site], "test")):
-        found = (one.sensitivity(), one.specificity(), one.area())
-        cells = (with_interval(*pair) if pair else NONE for pair in found)
-        row = [site, as_text(one.name), f"{one.samples:,}", *cells]
+    for one in class_outcomes(figures, names, counts, _size(run.silos[site], "test")):
+        row = [site, as_text(one.name), *one.cells()]
         if any(cell != NONE for cell in row[3:]):
             yield row
 
@@ -223,7 +221,7 @@ def _cell(run: FinishedRun, site: str, metric: str) -> str:
         interval = wilson(round(value * samples), samples)
     elif metric == "auc" and len(counts) == 2 and None not in counts:
         interval = of_auc(value, counts[1], counts[0])
-    return with_interval(value, interval)
+    return with_interval(Estimate(value, interval))
 
 
 def _guarantee(guarantee: Any) -> str:

@@ -6,7 +6,6 @@ It runs where the images are, as ``fedsilo explain`` does; nothing is sent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -24,38 +23,26 @@ if TYPE_CHECKING:
     from fedsilo.models.networks.prompted_vit import PromptedViT
 
 
-@dataclass(frozen=True)
-class SitePicture:
-    """A site's sheet; ``path`` is None where the site has no images of the split."""
-
-    site: str
-    path: Path | None
-
-
 def attention(
     run_dir: Path,
-    site: str | None = None,
+    sites: Sequence[str] = (),
     split: str = "test",
     images: int = 5,
     data_dir: Path | None = None,
     state_dir: Path | None = None,
     out: Path | None = None,
-) -> Iterator[SitePicture]:
+) -> Iterator[Path | str]:
     """Draw, per site, where the model looked on its most certain images of each class.
 
-    Args:
-        run_dir: the run directory.
-        site: the one site to draw, or None for all.
-        split: train, val or test.
-        images: of each class, at most.
-        data_dir: the data directory, or None for the run's own.
-        state_dir: the folder of the site's private state, or None for the run directory's.
-        out: the folder of the pictures, or None for the run directory.
+    Yield the place of each sheet, or a line that says that a site has no images of the split.
+
+    All sites are drawn if none is named, and of each class so many ``images`` at most. Data, the
+    site's private state and the pictures are in folders of the run, or in those that are named.
 
     Raises:
         FedsiloError: the run has not ended, or its network is no ViT.
     """
-    for name in [site] if site else sites_of(run_dir):
+    for name in sites or sites_of(run_dir):
         lab = finished_site(run_dir, name, data_dir, state_dir)
         if lab.common.network != "vit":
             raise SettingError(
@@ -65,13 +52,13 @@ def attention(
         network = cast("PromptedViT", lab.open())
         held, classes = lab.silo.splits()[split], lab.silo.class_names()
         if not len(held):
-            yield SitePicture(name, None)
+            yield f"site {name} has no {split} images"
             continue
         sheet = most_certain_explanations(network, held, lab.compute, classes, images)
         title = f"{name}: most certain {split} images of each class, and where it looked"
         path = (out or run_dir) / f"attention-{name}.png"
         write_picture(path, draw_sheet(sheet, classes, title, images))
-        yield SitePicture(name, path)
+        yield path
 
 
 def draw_sheet(
@@ -79,13 +66,8 @@ def draw_sheet(
 ) -> Figure:
     """Return two rows per class: its images, and below them the maps over them.
 
-    An answer that is not the image's class has another colour.
-
-    Args:
-        sheet: per class, explanations of up to ``columns`` of its images.
-        classes: names of the classes.
-        title: of the sheet.
-        columns: images a row.
+    ``sheet`` has per class explanations of up to ``columns`` of its images. An answer that is not
+    the image's class has another colour.
     """
     width = max(0.8 + 1.7 * columns, 0.085 * len(title))
     figure = new_figure(width, 0.9 + 3.5 * len(classes))

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Values = Mapping[str, Mapping[str, float]]
 NDArray = npt.NDArray[Any]
 
 _LEGEND = 18  # names that find room beside a picture
@@ -108,7 +107,7 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     sites = list(silos)
     if not all(silos[site]["label_counts"] for site in sites):
         return {}  # hospitals that tell sums alone do not say
-    counts = np.array([_all_counts(silos[site]["label_counts"]) for site in sites])
+    counts = np.array([np.sum([*silos[s]["label_counts"].values()], axis=0) for s in sites])
     names: Sequence[str] = silos[sites[0]].get("classes") or [
         f"class {label}" for label in range(counts.shape[1])
     ]
@@ -147,7 +146,3 @@ def _spread_of_labels(counts: NDArray, names: Sequence[str]) -> Figure:
     right.set_title("median, half and nine tenths of sites", fontsize="small")
     figure.suptitle("What the hospitals hold", fontsize="medium")
     return figure
-
-
-def _all_counts(splits: Mapping[str, Sequence[int]]) -> list[int]:
-    return [sum(column) for column in zip(*splits.values(), strict=True)]

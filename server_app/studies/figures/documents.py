@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsilo.models.figures.heat_map import annotated_heat_map
 from fedsilo.models.figures.palette import BLUE, ORANGE, SALIENCY, SKY, line_styles
-from fedsilo.models.figures.panels import line_legend, without_frame
+from fedsilo.models.figures.panels import annotated_heat_map, line_legend, without_frame
 from fedsilo.server_app.studies.figures.panels import new_figure, over_rounds, panel_grid
 
 if TYPE_CHECKING:
@@ -142,8 +141,7 @@ def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
 def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Return ``forgotten.png``: a line per site, the share of its samples over epochs.
 
-    Args:
-        document: ``variant``, and under ``epochs`` epoch (from 0, as text) -> site -> share.
+    Under ``epochs`` the document has epoch (from 0, as text) -> site -> share.
     """
     epochs = sorted(document["epochs"], key=int)
     sites = sorted({site for epoch in epochs for site in document["epochs"][epoch]})

@@ -5,10 +5,12 @@ the site can be predicted from the embeddings measures the domain shift that is 
 how well the class can, their use. It runs where the data are; nothing is sent.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +21,9 @@ from fedsilo.client_app.explain.embeddings import EMBEDDING, embed
 from fedsilo.client_app.lab import Lab
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import generator
+from fedsilo.models.figures.palette import GREY, colours
 from fedsilo.models.networks.site_network import SiteNetwork
-from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.studies.figures.panels import run_title
+from fedsilo.server_app.studies.figures.panels import panel_grid, run_title
 from fedsilo.server_app.studies.finished_site import (
     finished_settings,
     naming,
@@ -30,52 +32,39 @@ from fedsilo.server_app.studies.finished_site import (
     sites_of,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 _FOLDS = 5
 _FEWEST = 4  # samples: of fewer there is no neighbourhood to keep
+_MARKERS = "oxs^vDP*+<"  # of class 0, 1, ...
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """The embeddings of a run's sites.
-
-    Attributes:
-        sites: names of the sites.
-        classes: names of the classes.
-        site: (n,) each sample's site, by number.
-        row: (n,) its row in the site's split.
-        label: (n,) its class.
-        values: (n, c) its embedding.
-        own_models: whether sites embed with models of their own, whose axes have nothing in common.
-    """
+    """The embeddings of a run's sites."""
 
     sites: list[str]
     classes: list[str]
-    site: Array
-    row: Array
-    label: Array
-    values: Array
-    own_models: bool
+    site: Array  # (n,) each sample's site, by number
+    row: Array  # (n,) its row in the site's split
+    label: Array  # (n,) its class
+    values: Array  # (n, c) its embedding
+    own_models: bool  # whether sites embed with models of their own: axes have nothing in common
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which samples are embedded, and by what.
+    """Which samples are embedded, and by what."""
 
-    Attributes:
-        sites: names of sites, or none for all of a run.
-        split: train, val or test.
-        layer: of the network, one of ``LAYERS``.
-        limit: samples per site, or None for all.
-        seed: of the choice up to the limit, of t-SNE and of the folds.
-    """
-
-    sites: Sequence[str] = ()
+    sites: Sequence[str] = ()  # none for all of a run
     split: str = "test"
-    layer: str = EMBEDDING
-    limit: int | None = None
-    seed: int = 0
+    layer: str = EMBEDDING  # of the network, one of ``LAYERS``
+    limit: int | None = None  # samples per site, or None for all
+    seed: int = 0  # of the choice up to the limit, of t-SNE and of the folds
 
 
 @dataclass(frozen=True)
@@ -112,12 +101,8 @@ def embeddings(
 ) -> list[Panel]:
     """Return what the models of one or several runs make of all sites' samples, a panel per run.
 
-    Args:
-        run_dirs: finished runs.
-        selection: which samples, and by what they are embedded.
-        data_dir: the data directory, or None for the runs' own.
-        state_dir: the folder of the site's private state, or None for the run directory's.
-        tell: is called with a line for each site without samples of the split.
+    ``tell`` is called with a line for each site without samples of the split. Without folders of
+    data and of the site's private state they are where the runs had them.
 
     Raises:
         FedsiloError: a run has not ended, mixes several networks, or holds too few samples.
@@ -136,24 +121,14 @@ def embeddings(
     return panels
 
 
-def write_document(run_dir: Path, panel: Panel, selection: Selection) -> Path:
-    """Write a run's ``embeddings.json``; return its place."""
-    facts = {"split": selection.split, "layer": selection.layer, "seed": selection.seed}
-    RunDirectory(run_dir).write_json("embeddings.json", document(panel, facts))
-    return run_dir / "embeddings.json"
-
-
 def gather(
     sites: Iterable[tuple[Lab, SiteNetwork]],
     selection: Selection,
-    tell: Callable[[str], None] = print,
+    tell: Callable[[str], None],
 ) -> Cloud:
     """Return the embeddings of sites' samples, each by the network that the site has.
 
-    Args:
-        sites: each with its method and network, opened one after the other.
-        selection: which samples, and by what they are embedded.
-        tell: is called with a line for each site without samples of the split.
+    Sites are opened one after the other; ``tell`` is that of ``embeddings``.
 
     Raises:
         FedsiloError: a run has not ended, or its model mixes several networks.
@@ -260,12 +235,14 @@ def _validated(values: Array, targets: Array, scoring: str, seed: int) -> float:
         return float(cross_val_score(model, values, targets, cv=folds, scoring=scoring).mean())
 
 
-def document(panel: Panel, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return embeddings.json: ``facts``, the numbers, and a point per sample."""
+def document(panel: Panel, selection: Selection) -> dict[str, Any]:
+    """Return embeddings.json: what was selected, the numbers, and a point per sample."""
     cloud = panel.cloud
     columns = zip(cloud.site, cloud.row, cloud.label, panel.points, strict=True)
     return {
-        **facts,
+        "split": selection.split,
+        "layer": selection.layer,
+        "seed": selection.seed,
         "own models": cloud.own_models,
         "dimensions": cloud.values.shape[1],
         **panel.numbers,
@@ -281,3 +258,49 @@ def document(panel: Panel, facts: dict[str, Any]) -> dict[str, Any]:
             for site, row, label, (x, y) in columns
         ],
     }
+
+
+def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
+    """Return the picture: axes per run, a colour per site, a marker per class."""
+    from matplotlib.lines import Line2D
+
+    columns = 2 if len(panels) == 4 else min(3, len(panels))
+    figure, axes_of = panel_grid(len(panels), columns, (4.4, 5.0), (0.4, 0.9))
+    sites = list(dict.fromkeys(site for panel in panels for site in panel.cloud.sites))
+    classes = max((panel.cloud.classes for panel in panels), key=len)
+    shades = colours(sites)
+    for axes, panel in zip(axes_of, panels, strict=True):
+        _draw_panel(axes, panel, [shades[site] for site in panel.cloud.sites])
+    handles = [Line2D([], [], color=shades[site], marker="o", ls="", label=site) for site in sites]
+    handles += [
+        Line2D([], [], color=GREY, marker=_marker(label), ls="", label=name)
+        for label, name in enumerate(f"class {n}" if n.isdecimal() else n for n in classes)
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4 * columns, fontsize="small")
+    figure.suptitle(title, fontsize="medium")
+    return figure
+
+
+def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
+    cloud = panel.cloud
+    # In random order, or the last site would hide the others
+    order = np.random.default_rng(0).permutation(len(panel.points))
+    for label in range(len(cloud.classes)):
+        chosen = order[cloud.label[order] == label]
+        axes.scatter(
+            panel.points[chosen, 0],
+            panel.points[chosen, 1],
+            c=[shades[site] for site in cloud.site[chosen]],
+            marker=_marker(label),
+            s=22,
+            alpha=0.75,
+            linewidths=1.0 if _marker(label) in "x+" else 0.0,
+        )
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_title(panel.title, fontsize="small")
+    axes.set_xlabel("\n".join(panel.lines()), fontsize="small")
+
+
+def _marker(label: int) -> str:
+    return _MARKERS[label % len(_MARKERS)]

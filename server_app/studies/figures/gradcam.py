@@ -47,60 +47,48 @@ class Column:
 
 @dataclass(frozen=True)
 class GradCamSheet:
-    """What runs made of the same images.
-
-    Attributes:
-        title: of the sheet.
-        columns: one per run.
-        truths: the images' classes.
-        reasons: why each image is shown, empty where its row was named.
-    """
+    """What runs made of the same images."""
 
     title: str
-    columns: list[Column]
-    truths: list[int]
-    reasons: list[str] = field(default_factory=list)
+    columns: list[Column]  # one per run
+    truths: list[int]  # the images' classes
+    reasons: list[str] = field(default_factory=list)  # why each is shown, empty where it was named
 
 
-@dataclass(frozen=True)
-class Scenarios:
-    """Images chosen by who is right about them: ``each`` of every scenario and class.
+def by_scenario(truths: Tensor, answers: Sequence[Tensor], each: int) -> list[tuple[int, str]]:
+    """Return rows by who is right about them, ``each`` of every scenario and class.
 
     The scenarios are Fed-Align-CL's (section V-d and figure 5): all runs are right, all are wrong,
     the first alone is right ("ours against the federated ones"), the second is right and the first
     is not ("Fed-Align against ours"). Among the images that fit, the first in the split's order are
     taken: nobody picks them.
+
+    Args:
+        truths: (n), the classes.
+        answers: (n) of each run, what it says.
+        each: how many rows.
     """
-
-    each: int
-
-    def chosen(self, truths: Tensor, answers: Sequence[Tensor]) -> list[tuple[int, str]]:
-        """Return rows with their scenario, by scenario and class.
-
-        Args:
-            truths: (n), the classes.
-            answers: (n) of each run, what it says.
-        """
-        right = torch.stack([answer == truths for answer in answers])
-        first, others = right[0], right[1:]
-        fits = {
-            "all are right": right.all(dim=0),
-            "all are wrong": ~right.any(dim=0),
-            "the first alone is right": first & ~others.any(dim=0),
-            "the second is right, the first is not": ~first & others[0],
-        }
-        return [
-            (int(row), name)
-            for name, fit in fits.items()
-            for label in sorted(set(truths.tolist()))
-            for row in (fit & (truths == label)).nonzero().flatten()[: self.each]
-        ]
+    right = torch.stack([answer == truths for answer in answers])
+    first, others = right[0], right[1:]
+    fits = {
+        "all are right": right.all(dim=0),
+        "all are wrong": ~right.any(dim=0),
+        "the first alone is right": first & ~others.any(dim=0),
+        "the second is right, the first is not": ~first & others[0],
+    }
+    return [
+        (int(row), name)
+        for name, fit in fits.items()
+        for label in sorted(set(truths.tolist()))
+        for row in (fit & (truths == label)).nonzero().flatten()[:each]
+    ]
 
 
 def gradcam(
     run_dirs: Sequence[Path],
     site: str,
-    rows: Sequence[int] | Scenarios,
+    rows: Sequence[int],
+    scenarios: int = 0,
     split: str = "test",
     label: str | None = None,
     data_dir: Path | None = None,
@@ -108,21 +96,17 @@ def gradcam(
 ) -> GradCamSheet:
     """Return where the networks of one or several runs find a class in a site's images.
 
-    Args:
-        run_dirs: finished runs on the same data.
-        site: the images' site; its data must be here.
-        rows: of the split, from 0; or by which scenarios they are chosen.
-        split: train, val or test.
-        label: the name of the class, or None for what each network says of each image.
-        data_dir: the data directory, or None for the run's own.
-        state_dir: the folder of the site's private state, or None for the run directory's.
+    The runs are on the same data, and the site's must be here. ``rows`` are of the split, from 0;
+    in place of them ``scenarios`` says how many are chosen of each scenario and class. Without a
+    ``label`` the class is what each network says of each image. Data and private state are in
+    folders of the run, or in those that are named.
 
     Raises:
         FedsiloError: a run has not ended, has no convolutional network or other images, or there is
             no such row or class, no image of any scenario, or one run to choose by.
     """
     refuse_shared_state(state_dir, run_dirs, 1)
-    if isinstance(rows, Scenarios) and len(run_dirs) < 2:
+    if scenarios and len(run_dirs) < 2:
         raise SettingError("--scenarios compares runs by which is right: name two runs or more")
     # Before anything is computed: have all the runs ended?
     titles = [run_title(run, finished_settings(run, data_dir)) for run in run_dirs]
@@ -133,7 +117,7 @@ def gradcam(
             runs.append((method, network))
             _refuse_other_images(runs[0][0].silo, method.silo, split)
             last_maps(network)
-    chosen = _chosen(runs, rows, split) if isinstance(rows, Scenarios) else [(r, "") for r in rows]
+    chosen = _chosen(runs, scenarios, split) if scenarios else [(row, "") for row in rows]
     columns: list[Column] = []
     for run_dir, title, (method, network) in zip(run_dirs, titles, runs, strict=True):
         with naming(run_dir):
@@ -146,14 +130,14 @@ def gradcam(
 
 
 def _chosen(
-    runs: Sequence[tuple[Lab, SiteNetwork]], scenarios: Scenarios, split: str
+    runs: Sequence[tuple[Lab, SiteNetwork]], each: int, split: str
 ) -> list[tuple[int, str]]:
     held = runs[0][0].silo.splits()[split]
     answers = []
     for method, network in runs:
         exact = dataclasses.replace(method.compute, bf16=False, fp16=False)
         answers.append(over_batches(network, held.inputs, exact, network).argmax(dim=1))
-    chosen = scenarios.chosen(held.labels, answers)
+    chosen = by_scenario(held.labels, answers, each)
     if not chosen:
         raise SettingError(f"site {runs[0][0].silo.name} has no {split} images that fit a scenario")
     return chosen
@@ -195,9 +179,8 @@ def draw_sheet(sheet: GradCamSheet) -> Figure:
             draw_map(axes, explanation.image, explanation.saliency)
             right = explanation.answer() == truth
             _caption(axes, _answer(explanation), BLACK if right else WRONG)
-    for axes, heading in zip(
-        panels[0], ["image", *(column.title for column in columns)], strict=True
-    ):
+    headings = ["image", *(column.title for column in columns)]
+    for axes, heading in zip(panels[0], headings, strict=True):
         axes.set_title(heading, fontsize="small")
     figure.suptitle(sheet.title, fontsize="medium")
     return figure

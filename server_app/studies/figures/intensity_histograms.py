@@ -41,32 +41,20 @@ _SCALES = {torch.uint8: (255.0, 0.0), torch.int16: (65535.0, 32768.0)}
 
 @dataclass(frozen=True)
 class Histograms:
-    """Distributions of pixels over common bins.
+    """Distributions of pixels over common bins."""
 
-    Attributes:
-        edges: (bins + 1,).
-        densities: site -> (bins,); times the bins' width they sum to 1.
-    """
-
-    edges: Tensor
-    densities: dict[str, Tensor]
+    edges: Tensor  # (bins + 1,)
+    densities: dict[str, Tensor]  # site -> (bins,); times the bins' width they sum to 1
 
 
 @dataclass(frozen=True)
 class SiteHistograms:
-    """The intensities of a run's sites.
+    """The intensities of a run's sites."""
 
-    Attributes:
-        title: the data set and split.
-        stored: of the pixels as stored, on 0..1.
-        seen: of what networks are given.
-        labels: how each site is called in a legend.
-    """
-
-    title: str
-    stored: Histograms
-    seen: Histograms
-    labels: dict[str, str]
+    title: str  # the data set and split
+    stored: Histograms  # of the pixels as stored, on 0..1
+    seen: Histograms  # of what networks are given
+    labels: dict[str, str]  # how each site is called in a legend
 
 
 def histograms(
@@ -78,12 +66,8 @@ def histograms(
 ) -> SiteHistograms:
     """Return the intensity histograms of a run's sites, all or those named.
 
-    Args:
-        run_dir: a finished run on images.
-        sites: names of sites, or none for all.
-        split: whose images are measured.
-        data_dir: the data directory, or None for the run's own.
-        tell: is called with a line for each site without images of the split.
+    ``tell`` is called with a line for each site without images of the split. Without ``data_dir``
+    the data are where the run had them.
 
     Raises:
         FedsiloError: the run has not ended, its data are a table, or there are no images.
@@ -110,9 +94,6 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
     """Return the histograms of the stored pixels, on 0..1, and of what networks are given.
 
     8-bit pixels are divided by 255, int16 ones are (v + 32768) / 65535, floats are as they are.
-
-    Args:
-        splits: site -> its images.
 
     Raises:
         DataError: there are no images, or none has anything but background.

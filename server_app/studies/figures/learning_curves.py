@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,32 +106,22 @@ def series(
     }
 
 
-def draw_run(directory: RunDirectory, summary: Mapping[str, Any]) -> None:
-    """Draw the pictures of a run whose summary.json is still to be written."""
-    draw_curves(directory, summary)
-    draw_documents(directory)
-
-
-def redraw(run_dir: Path) -> Iterator[Path]:
-    """Draw all pictures of a finished run again; yield the place of each.
+def draw_run(directory: RunDirectory, summary: Mapping[str, Any] | None = None) -> Iterator[Path]:
+    """Draw all pictures of a run; yield the place of each. The summary is that of ``draw_curves``.
 
     Raises:
         RunDirectoryError: the run has not ended.
     """
-    directory = RunDirectory(run_dir)
-    draw_curves(directory)
-    yield directory.path / "curves.png"
-    if (contributions := directory.path / "contributions.png").is_file():
-        yield contributions
+    yield from draw_curves(directory, summary)
     yield from draw_documents(directory)
 
 
-def draw_curves(directory: RunDirectory, summary: Mapping[str, Any] | None = None) -> None:
+def draw_curves(directory: RunDirectory, summary: Mapping[str, Any] | None = None) -> list[Path]:
     """Draw ``curves.png`` from the run's own files: test figures, without such validation ones.
 
-    Args:
-        directory: the run's.
-        summary: the content of a summary.json that is still to be written, or None to read it.
+    If sites sent updates, ``contributions.png`` has each site's in each round.
+
+    ``summary`` is the content of a summary.json that is still to be written, or None to read it.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -144,46 +134,36 @@ def draw_curves(directory: RunDirectory, summary: Mapping[str, Any] | None = Non
     curves = {metric: series(rows, metric, distribution_of, split) for metric in CURVES}
     drawn = {metric: lines for metric, lines in curves.items() if lines}
     if not drawn:
-        return
+        return []
     title = f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}"
     panels = {f"{split} {CURVES[metric]}": lines for metric, lines in drawn.items()}
     marks = {int(round_): mark for round_, mark in summary["marks"].items()}
-    figure = _draw_lines(title, panels, [f"{split} accuracy"], marks)
-    write_picture(directory.path / "curves.png", figure)
-    _draw_contributions(directory, rows)
-
-
-def _draw_contributions(directory: RunDirectory, rows: Iterable[Mapping[str, str]]) -> None:
-    """Draw ``contributions.png`` if sites sent updates: each site's in each round."""
-    sites = {row["site"]: row["site"] for row in rows if row["split"] == UPDATE}
-    if sites:
-        panels = {
+    figures = {"curves.png": _draw_lines(title, panels, f"{split} accuracy", marks)}
+    if sites := {row["site"]: row["site"] for row in rows if row["split"] == UPDATE}:
+        updates = {
             label: series(rows, metric, sites, UPDATE) for metric, label in _CONTRIBUTIONS.items()
         }
-        better_high = [_CONTRIBUTIONS["cosine"]]
-        figure = _draw_lines("Each site's update, round by round", panels, better_high)
-        write_picture(directory.path / "contributions.png", figure)
+        title = "Each site's update, round by round"
+        figures["contributions.png"] = _draw_lines(title, updates, _CONTRIBUTIONS["cosine"])
+    return _written(directory, figures)
 
 
 def _draw_lines(
     title: str,
     panels: Mapping[str, Series],
-    better_high: Collection[str],
+    better_high: str,
     marks: Mapping[int, str] | None = None,
 ) -> Figure:
     """Return a picture of lines over rounds, up to four panels in a row, or more in rows of three.
 
-    Args:
-        title: of the picture.
-        panels: label of a panel -> its lines.
-        better_high: labels of panels in which a high value is better.
-        marks: what happened in which round.
+    ``panels`` is label -> lines, ``better_high`` the label of the panel in which a high value is
+    better, and ``marks`` what happened in which round.
     """
     columns = len(panels) if len(panels) <= _ONE_ROW else 3
     figure, grid = panel_grid(len(panels), columns, (4.2, 3.2), (1.2, 0.4))
     styles = line_styles(sorted({name for lines in panels.values() for name in lines}))
     for axes, (label, lines) in zip(grid, panels.items(), strict=True):
-        draw_lines(axes, lines, styles, high_is_worse=label not in better_high)
+        draw_lines(axes, lines, styles, high_is_worse=label != better_high)
         for round_ in marks or ():
             axes.axvline(round_, linestyle="--", color=GREY, linewidth=1)
         over_rounds(axes)
@@ -214,9 +194,14 @@ def draw_documents(directory: RunDirectory) -> list[Path]:
                 f"{directory.path / name} cannot be drawn ({type(error).__name__}): it is not of "
                 "this version's form; was it altered, or written by another version?"
             ) from None
-    for name, figure in drawn.items():
+    return _written(directory, drawn)
+
+
+def _written(directory: RunDirectory, figures: Mapping[str, Figure]) -> list[Path]:
+    """Write pictures, file name -> figure, and return their places."""
+    for name, figure in figures.items():
         write_picture(directory.path / name, figure)
-    return [directory.path / name for name in drawn]
+    return [directory.path / name for name in figures]
 
 
 def write_picture(path: Path, figure: Figure) -> None:

@@ -31,12 +31,8 @@ def panel_grid(
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with so many panels, in rows of at most ``columns``.
 
-    Args:
-        count: of panels.
-        columns: panels a row, at most.
-        panel: width and height of one, in inches.
-        margin: what the figure is wider and higher than its panels.
-        shared: ``sharex`` and ``sharey``.
+    A panel is so wide and so high, in inches, and the figure by the margin more than its panels.
+    ``shared`` is ``sharex`` and ``sharey``.
     """
     columns = min(columns, count)
     rows = -(-count // columns)

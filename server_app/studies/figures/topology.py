@@ -199,13 +199,10 @@ def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
     axes.bar_label(bars, [f"{seconds:.3g} s" for seconds in times.values()], padding=3)
     axes.invert_yaxis()
     axes.margins(x=0.2)
+    exchange = "out and back" if document["visit-seconds"] else "one way"
     axes.set_xlabel("seconds of a round: computing, latency and transfer")
     axes.set_title(
-        f"cycle time, {document['model-bytes'] / 1e6:.3g} MB a model, {_exchange(document)}",
+        f"cycle time, {document['model-bytes'] / 1e6:.3g} MB a model, {exchange}",
         fontsize="medium",
     )
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _exchange(document: Mapping[str, Any]) -> str:
-    return "out and back" if document["visit-seconds"] else "one way"

@@ -9,10 +9,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fedsilo.models.measures.intervals import wilson
+from fedsilo.models.measures.intervals import of_share
 from fedsilo.server_app.studies.report.numbers import with_interval
 from fedsilo.server_app.studies.report.page import Block, Picture, Pictures, Section, Table, Text
-from fedsilo.server_app.studies.report.pictures import Estimate, estimates
+from fedsilo.server_app.studies.report.pictures import estimates
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ def group_section(found: Examined, column: Column) -> Section:
     if len(groups) < 2:
         why = f"There are no two groups with {found.floor} patients of each class."
         return Section(title, [Text([why])])
-    drawn = {group.name: _estimate(sum(group.right), sum(group.counts)) for group in groups}
-    said = "; ".join(f"{n}: {with_interval(e.value, e.interval)}" for n, e in drawn.items())
+    drawn = {group.name: of_share(sum(group.right), sum(group.counts)) for group in groups}
+    said = "; ".join(f"{n}: {with_interval(e)}" for n, e in drawn.items())
     svg = estimates(
         f"by-{column.name}", {"accuracy": drawn}, "share of test patients that is right"
     )
@@ -171,10 +171,5 @@ def _table(found: Examined, column: Column, groups: Sequence[Group]) -> Table:
     return Table(f"By {column.name}", (column.name, "patients", "accuracy", *names), rows, note)
 
 
-def _estimate(right: int, samples: int) -> Estimate:
-    return Estimate(right / samples, wilson(right, samples))
-
-
 def _cell(right: int, samples: int) -> str:
-    found = _estimate(right, samples)
-    return with_interval(found.value, found.interval)
+    return with_interval(of_share(right, samples))

@@ -10,7 +10,13 @@ from torch import Tensor
 from fedsilo.datasets.io.text_files import read_rows, same_text
 from fedsilo.datasets.tables.new_rows import read_table
 from fedsilo.datasets.tables.schema import TableSchema
-from fedsilo.server_app.studies.predict.inputs import Inputs, RowInputs, open_inputs, table_schema
+from fedsilo.server_app.studies.predict.inputs import (
+    Inputs,
+    RowInputs,
+    as_cell,
+    open_inputs,
+    table_schema,
+)
 from fedsilo.server_app.studies.predict.model import SiteModel
 from fedsilo.server_app.studies.predict.request import PredictRequest
 
@@ -80,4 +86,4 @@ def _classes(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
 def _of_manifest(path: Path, classes: Sequence[str]) -> Iterator[tuple[str, int]]:
     for _, row in read_rows(path, ("path",), ("label", "split", "patient", "mask")):
         if row.get("label") in classes:
-            yield row["path"], classes.index(row["label"])
+            yield as_cell(row["path"]), classes.index(row["label"])

@@ -13,10 +13,9 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from fedsilo.client_app.training.evaluation import predict
+from fedsilo.client_app.training.evaluation import in_batches
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError
-from fedsilo.models.contract.messages import INCOMING
 from fedsilo.models.measures.conformal import (
     conformity_scores,
     coverage_range,
@@ -103,33 +102,24 @@ def calibrate(
 ) -> Calibration:
     """Calibrate a finished run's model at a site, and write a file that only its owner may read.
 
-    Args:
-        run_dir: the run directory.
-        site: the site; its data must be on this machine.
-        coverage: the highest that sets will be asked for; it decides how many rows are needed.
-        out: the JSON file to write, or None for ``calibration_path``'s, which is overwritten.
-        data_dir: the data directory, or None for the run's own.
-        state_dir: the folder of the site's private state, or None for the run directory's.
+    The site's data must be here. ``coverage`` is the highest that sets will be asked for: it
+    decides how many rows are needed. Without ``out`` the file is ``calibration_path``'s, which is
+    overwritten. Data and private state are in folders of the run, or in those that are named.
 
     Raises:
-        FedsiloError: the model cannot be opened, or the site has too few validation rows.
+        FedsiloError: the model cannot be opened, or the site has too few validation rows, or others
+            than the run's.
     """
     check_coverage(coverage)
     if out is not None:
         refuse_target(out, "another --out")
-    model = open_model(run_dir, site, data_dir, state_dir)
-    found = calibrated(model, coverage)
+    found = _calibrated(open_model(run_dir, site, data_dir, state_dir), coverage)
     content = _FORM.dump_json(found, indent=2).decode() + "\n"
     write_atomically(out or calibration_path(run_dir, site), content, mode=0o600)
     return found
 
 
-def calibrated(model: SiteModel, coverage: float) -> Calibration:
-    """Return the calibration of a model on its site's validation rows.
-
-    Raises:
-        DataError: there are too few, or they are not those of the run.
-    """
+def _calibrated(model: SiteModel, coverage: float) -> Calibration:
     refuse_other_rows(model, SPLIT)
     own = model.silo.splits()[SPLIT]
     needed = max(_MINIMUM, rows_needed(coverage))
@@ -138,9 +128,7 @@ def calibrated(model: SiteModel, coverage: float) -> Calibration:
             f"site {model.site} has {len(own)} validation rows, and a calibration for coverage "
             f"{coverage:g} takes {needed}: start a run with 'val-folds', or ask for less"
         )
-    lab = model.lab
-    key = (model.round, model.site, INCOMING, SPLIT)
-    probabilities = predict(model.network, own, lab.sampling, lab.compute, key)
+    probabilities = model.probabilities(in_batches(own.inputs), SPLIT)
     temperature = fit_temperature(probabilities, own.labels)
     return Calibration(
         run=model.run.path.resolve().name,

@@ -14,23 +14,16 @@ from typing import Any
 import numpy as np
 
 from fedsilo.models.contract.settings import NOBODY
-from fedsilo.models.measures.intervals import Interval, wilson
-from fedsilo.models.measures.outcome_counts import CONFIDENCE
+from fedsilo.models.measures.intervals import wilson
+from fedsilo.models.measures.outcome_counts import CONFIDENCE, Bin, bins, merged
 from fedsilo.server_app.studies.predict.answers import Predictions
+from fedsilo.server_app.studies.predict.inputs import table_schema
 from fedsilo.server_app.studies.predict.model import SiteModel
 from fedsilo.server_app.studies.predict.reasons import Reasons, reasons_of
 from fedsilo.server_app.studies.predict.values import ValueTexts
-from fedsilo.server_app.studies.report.clinic import (
-    TITLE,
-    WARNING,
-    Bin,
-    bins,
-    final_figures,
-    merged,
-)
+from fedsilo.server_app.studies.report.clinic import TITLE, WARNING, final_figures
 from fedsilo.server_app.studies.report.numbers import counted
 from fedsilo.server_app.studies.report.page import rendered
-from fedsilo.server_app.studies.report.runs import ReportedRun
 from fedsilo.server_app.studies.report.shown import ShownRun
 
 MOST = 200  # cases that a page shows
@@ -58,33 +51,19 @@ class _Context:
 
     model: SiteModel
     found: Predictions
+    kept: Mapping[int, int]  # place of an input -> that among the readable ones
     reasons: Reasons
     reliability: Sequence[Bin]
     texts: ValueTexts | None  # of a table
 
 
-def page_files(
-    model: SiteModel, found: Predictions, html: Path, pdf: bool
-) -> dict[Path, bytes | str]:
-    """Return the files of the page: HTML, and if wanted the same as PDF.
-
-    Raises:
-        SettingError: the extra for PDF is not installed.
-    """
-    from fedsilo.server_app.studies.report.pdf import pdf_of
-
-    page = cases_page(model, found)
-    printed = {html.with_suffix(".pdf"): pdf_of(page)} if pdf else {}
-    return {**printed, html: page}
-
-
 def cases_page(model: SiteModel, found: Predictions) -> str:
     """Return the page of a prediction's cases."""
-    order = sorted(range(len(found.inputs.names)), key=_order(found))
+    kept = {place: index for index, place in enumerate(found.inputs.kept())}
+    order = sorted(range(len(found.inputs.names)), key=lambda place: _order(found, place, kept))
     shown = order[:MOST]
-    context = _Context(
-        model, found, reasons_of(model, found, shown), _reliability(model), _texts(model, found)
-    )
+    reasons, texts = reasons_of(model, found, shown), _texts(model, found)
+    context = _Context(model, found, kept, reasons, _reliability(model), texts)
     cases = [_case(context, place) for place in shown]
     rest = len(order) - len(shown)
     document = found.document
@@ -108,20 +87,15 @@ def cases_page(model: SiteModel, found: Predictions) -> str:
     )
 
 
-def _order(found: Predictions) -> Any:
-    """Return the key by which places of inputs are sorted."""
-    kept = {place: index for index, place in enumerate(found.inputs.kept())}
-    states = [*_STATES]
-
-    def key(place: int) -> tuple[int, float, int]:
-        state = _state(found, kept.get(place))
-        if place not in kept:
-            return states.index(state), 0.0, place
-        sure = float(found.probabilities[kept[place]].max())
-        first = -_novelty(found, kept[place]) if state == "unusual" else sure
-        return states.index(state), first, place
-
-    return key
+def _order(found: Predictions, place: int, kept: Mapping[int, int]) -> tuple[int, float, int]:
+    """Return by what the inputs are sorted."""
+    state = _state(found, kept.get(place))
+    first = 0.0
+    if state == "unusual":
+        first = -_novelty(found, kept[place])
+    elif place in kept:
+        first = float(found.probabilities[kept[place]].max())
+    return [*_STATES].index(state), first, place
 
 
 def _state(found: Predictions, index: int | None) -> str:
@@ -146,8 +120,7 @@ def _name(found: Predictions, place: int) -> str:
 def _case(context: _Context, place: int) -> dict[str, Any]:
     """Return what the template says of a case."""
     found, name = context.found, _name(context.found, place)
-    kept = found.inputs.kept()
-    index = kept.index(place) if place in found.inputs.kept() else None
+    index = context.kept.get(place)
     state = _state(found, index)
     case: dict[str, Any] = {"name": name, "state": state, "headline": _STATES[state]}
     case |= {"why": "", "probabilities": [], "notes": [], "inputs": [], "image": ""}
@@ -176,7 +149,8 @@ def _case(context: _Context, place: int) -> dict[str, Any]:
 def _probabilities(context: _Context, index: int) -> list[tuple[Any, ...]]:
     """Return name, share, text and interval of each class, the answer's first."""
     shares = context.found.probabilities[index].tolist()
-    interval = _interval(context, index)
+    alike = _bin(context, index)
+    interval = wilson(alike.right, alike.count) if alike else None
     rows: list[tuple[Any, ...]] = []
     for place in np.argsort(shares)[::-1]:
         limits = (interval.low, interval.high) if interval and not rows else (None, None)
@@ -189,11 +163,6 @@ def _bin(context: _Context, index: int) -> Bin | None:
     sure = float(context.found.own[index].max())
     near = [one for one in context.reliability if abs(one.mean - sure) < 0.1]
     return min(near, key=lambda one: abs(one.mean - sure), default=None)
-
-
-def _interval(context: _Context, index: int) -> Interval | None:
-    found = _bin(context, index)
-    return wilson(found.right, found.count) if found else None
 
 
 def _notes(context: _Context, index: int, answered: bool) -> list[str]:
@@ -223,7 +192,7 @@ def _notes(context: _Context, index: int, answered: bool) -> list[str]:
 
 
 def _values(context: _Context, index: int) -> list[Any]:
-    read = getattr(context.found.inputs, "read", None)
+    read = context.found.inputs.read
     if context.texts is None or read is None:
         return []
     novelty, unusual = context.found.novelty, tuple[str, ...]()
@@ -236,12 +205,9 @@ def _values(context: _Context, index: int) -> list[Any]:
 def _texts(model: SiteModel, found: Predictions) -> ValueTexts | None:
     if not model.silo.features:
         return None
-    from fedsilo.server_app.studies.predict.inputs import table_schema
-
     assert model.silo.figures is not None
     schema, floor = table_schema(model), model.common.sums_min_count
-    none = np.zeros((0, len(model.silo.features)))
-    rows, novelty = none, found.novelty
+    rows, novelty = np.zeros((0, len(model.silo.features))), found.novelty
     if not isinstance(novelty, str) and model.common.trust != NOBODY:
         rows = novelty.reference.rows
     return ValueTexts(schema, rows, model.silo.figures, floor)
@@ -249,10 +215,8 @@ def _texts(model: SiteModel, found: Predictions) -> ValueTexts | None:
 
 def _reliability(model: SiteModel) -> list[Bin]:
     """Return the clinic report's bins: others would give the difference away."""
-    name = model.run.path.resolve().name
     run = ShownRun(model.run.path)
-    figures = final_figures(ReportedRun(run, name, name))
-    return merged(bins(figures.values(), CONFIDENCE), run.floor)
+    return merged(bins(final_figures(run).values(), CONFIDENCE), run.floor)
 
 
 def _sentence(found: Predictions, model: SiteModel) -> str:

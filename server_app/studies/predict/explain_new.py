@@ -34,14 +34,8 @@ def explain_new(
 ) -> Explanation:
     """Return why the model of a finished run answers as it does for one new case.
 
-    Args:
-        run_dir: the run directory.
-        site: whose model; its data must be here.
-        table: a file of rows, as ``predict`` takes them.
-        row: which of its rows, from 0.
-        image: an image file, in place of a table.
-        data_dir: the data directory, or None for the run's own.
-        state_dir: the folder of the site's private state, or None for the run directory's.
+    The case is a row, from 0, of a table as ``predict`` takes them, or an image. The site's data
+    must be here. Its data and private state are in folders of the run, or in those that are named.
 
     Raises:
         SettingError: a table and an image are given.

@@ -50,6 +50,7 @@ class Inputs(ABC):
     truth: Tensor | None = None  # (n,) the classes, if known
     ids: Sequence[str] = ()  # (n,) what the user calls each, if a column of ids is named
     notes: Sequence[str] = ()  # what a user should know of how they were read, a sentence each
+    read: Tensor | None = None  # (k, features) of a table before it is standardised, with NaN
 
     @abstractmethod
     def batches(self) -> Iterator[Tensor]:
@@ -66,11 +67,10 @@ class Inputs(ABC):
 
     def imputed(self, features: Sequence[str]) -> list[tuple[str, ...]]:
         """Return, of each readable row of a table, the columns whose value is missing."""
-        return []
-
-    def rows(self) -> tuple[Tensor, Tensor]:
-        """Return a table's rows (k, features) as the network gets them, and what is imputed."""
-        raise NotImplementedError
+        if self.read is None:
+            return []
+        names = [name.partition("=")[0] for name in features]
+        return [tuple(dict.fromkeys(compress(names, row))) for row in self.read.isnan().tolist()]
 
     def kept(self) -> list[int]:
         """Return the places of the inputs that could be read."""
@@ -82,21 +82,10 @@ class RowInputs(Inputs):
     """Inputs (k, *input_shape) in memory."""
 
     inputs: Tensor
-    read: Tensor | None = None  # (k, features) of a table before it is standardised, with NaN
 
     def batches(self) -> Iterator[Tensor]:
         """Yield them."""
         yield from in_batches(self.inputs)
-
-    def imputed(self, features: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return, of each row, the columns whose value is missing."""
-        names = [name.partition("=")[0] for name in features]
-        return [tuple(dict.fromkeys(compress(names, row))) for row in self.rows()[1].tolist()]
-
-    def rows(self) -> tuple[Tensor, Tensor]:
-        """Return the rows as the network gets them, and which of their values are imputed."""
-        read = torch.zeros(len(self.inputs), 0) if self.read is None else self.read
-        return self.inputs, read.isnan()
 
 
 @dataclass(kw_only=True)

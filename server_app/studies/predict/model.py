@@ -1,11 +1,13 @@
 """A finished run's model, opened for use: network, preprocessing, classes, settings."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from fedsilo.client_app.lab import Lab, Measured
+from fedsilo.client_app.training.evaluation import Probe, predict_batches
 from fedsilo.datasets.io.state_files import state_digest
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo, Split
@@ -15,6 +17,7 @@ from fedsilo.models.contract.errors import (
     RunDirectoryError,
     SettingError,
 )
+from fedsilo.models.contract.messages import INCOMING
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.encoders import float_inputs
@@ -59,11 +62,6 @@ class SiteModel:
         """The names of the classes, or their numbers if they have none."""
         return self.silo.class_names()
 
-    @property
-    def round(self) -> int:
-        """The round of the run's final evaluation, on which dropout samples are keyed."""
-        return self.lab.instruction.round
-
     def inputs(self, split: str = "test") -> Tensor:
         """Return a split's samples as the network takes them: (n, *input_shape) float32."""
         inputs: Tensor = float_inputs(self.samples(split).inputs)
@@ -75,6 +73,14 @@ class SiteModel:
         if split not in splits:
             raise SettingError(f"there is no split '{split}': it is one of {', '.join(splits)}")
         return splits[split]
+
+    def probabilities(
+        self, batches: Iterable[Tensor], split: str, probe: Probe | None = None
+    ) -> Tensor:
+        """Return class probabilities (n, classes) as the run's final evaluation of a split does."""
+        lab = self.lab
+        key = (lab.instruction.round, self.site, INCOMING, split)  # of the dropout samples
+        return predict_batches(self.network, batches, lab.sampling, lab.compute, key, probe)
 
     def pixel_figures(self) -> PixelStatistics | None:
         """Return mean and scale by which pixels are standardised, or None if they are not."""

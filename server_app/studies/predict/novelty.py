@@ -54,19 +54,29 @@ class Reference:
 
     def lines(self) -> list[str]:
         """Return what it rests on and what it does not know, a sentence each."""
-        unknown = [self.others] if self.others else []
-        basis = f"{self.known.rows} training samples of {', '.join(self.sites)}"
+        limit = (
+            f"its limit on {self.held} {self.split} samples: at most {SHARE:.0%} of such samples "
+            "are beyond it"
+        )
         if self.limit is None:
-            return [
-                f"novelty rests on {basis}; every case is answered, since a limit takes "
-                f"{rows_needed(1 - SHARE)} held-out samples and here are {self.held}",
-                *unknown,
-            ]
-        return [
-            f"novelty rests on {basis}; its limit on {self.held} {self.split} samples: at "
-            f"most {SHARE:.0%} of such samples are beyond it",
-            *unknown,
-        ]
+            limit = (
+                f"every case is answered, since a limit takes {rows_needed(1 - SHARE)} held-out "
+                f"samples and here are {self.held}"
+            )
+        sites = ", ".join(self.sites)
+        basis = f"novelty rests on {self.known.rows} training samples of {sites}; {limit}"
+        return [basis, self.others] if self.others else [basis]
+
+    def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
+        """Return how new cases are.
+
+        Args:
+            inputs: (k, f), rows as the network gets them, or the network's features of images.
+            missing: (k, f), which values are imputed; None for none.
+        """
+        values = inputs.numpy().astype(np.float64)
+        lacking = np.zeros(values.shape, bool) if missing is None else missing.numpy()
+        return CaseNovelty(self, self.known.novelty(values, lacking))
 
     def document(self) -> dict[str, Any]:
         """Return it for JSON; nothing of it is one sample's."""
@@ -102,7 +112,7 @@ class CaseNovelty:
         """Return the columns of a table whose values are beyond all training values, per case."""
         limit = max(self.reference.limit or 1.0, 0.0)
         names = [name.partition("=")[0] for name in features]
-        beyond = self.found.values > limit if features else np.zeros((len(self.scores()), 0), bool)
+        beyond = self.found.values[:, : len(names)] > limit
         return [
             tuple(dict.fromkeys(name for name, odd in zip(names, row, strict=True) if odd))
             for row in beyond
@@ -110,22 +120,20 @@ class CaseNovelty:
 
     def reasons(self, features: Sequence[str]) -> list[str]:
         """Return why each case is unusual, or an empty text."""
-        limit = self.reference.limit or np.inf
+        limit, unusual = self.reference.limit or np.inf, self.unusual()
         texts = []
         for place, columns in enumerate(self.columns(features)):
             parts = [f"beyond the training values: {', '.join(columns)}"] * bool(columns)
             parts += ["unlike any training sample"] * bool(self.found.distance[place] > limit)
             parts += ["lacks unusual values"] * bool(self.found.missing[place] > limit)
-            texts.append("; ".join(parts) if self.unusual()[place] else "")
+            texts.append("; ".join(parts) if unusual[place] else "")
         return texts
 
 
 def reference_of(model: SiteModel, site: str | None) -> Reference | str:
     """Return where a model was trained, or why that is not known.
 
-    Args:
-        model: a finished run's.
-        site: whose model it is; None for the shared one, which all sites here are asked about.
+    ``site`` is whose model it is; None is the shared one, which all sites here are asked about.
     """
     try:
         if not model.silo.features:
@@ -152,35 +160,6 @@ def reference_of(model: SiteModel, site: str | None) -> Reference | str:
         rows=training.read,
         others=_others(model, [silo.name for silo in silos]),
     )
-
-
-def novelty_of(reference: Reference, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
-    """Return how new cases are.
-
-    Args:
-        reference: where the model was trained.
-        inputs: (k, f), rows as the network gets them, or the network's features of images.
-        missing: (k, f), which values are imputed; None for none.
-    """
-    values = inputs.numpy().astype(np.float64)
-    lacking = np.zeros(values.shape, bool) if missing is None else missing.numpy()
-    return CaseNovelty(reference, reference.known.novelty(values, lacking))
-
-
-class Features:
-    """A probe that collects the network's penultimate features of each batch."""
-
-    def __init__(self, model: SiteModel) -> None:
-        self._network = model.network
-        self._parts: list[Tensor] = []
-
-    def see(self, tokens: Tensor) -> None:
-        """Collect a batch."""
-        self._parts.append(penultimate(self._network, tokens).float().cpu())
-
-    def values(self) -> Tensor:
-        """Return the features of all batches, (k, c)."""
-        return torch.cat(self._parts)
 
 
 @dataclass(frozen=True)

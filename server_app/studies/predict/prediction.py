@@ -5,7 +5,7 @@ samples: the rows of a run's test split have the metrics of its ``metrics.csv`` 
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,44 +13,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.training.evaluation import figures_of, predict_batches
+from fedsilo.client_app.explain.embeddings import penultimate
+from fedsilo.client_app.training.evaluation import figures_of
 from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.messages import INCOMING
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 from fedsilo.models.contract.versions import installed_software
 from fedsilo.server_app.studies.predict.answers import COLUMNS, Predictions
 from fedsilo.server_app.studies.predict.calibration import Calibration, open_calibration
-from fedsilo.server_app.studies.predict.inputs import Inputs, Watch, open_inputs
+from fedsilo.server_app.studies.predict.inputs import Inputs, RowInputs, Watch, open_inputs
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model
 from fedsilo.server_app.studies.predict.novelty import (
     CaseNovelty,
-    Features,
     Reference,
-    novelty_of,
     reference_of,
 )
 from fedsilo.server_app.studies.predict.request import PredictRequest, document_path
 
-
-class _Probes:
-    """Several probes as one."""
-
-    def __init__(self, probes: Sequence[Any]) -> None:
-        self._probes = probes
-
-    def see(self, tokens: Tensor) -> None:
-        """Show a batch to each."""
-        for probe in self._probes:
-            probe.see(tokens)
-
-    def values(self) -> dict[str, float]:
-        """Return nothing: they say nothing about the split as a whole."""
-        return {}
+_FEATURES = "features"  # of images, by which novelty compares them
 
 
-class _SampleStatistics:
-    """A probe that collects what a method says about each sample apart from its probabilities."""
+class _Collected:
+    """A probe that collects what is said of each sample apart from its probabilities."""
 
     def __init__(self, of_samples: Callable[[Tensor], dict[str, Tensor]]) -> None:
         self._of_samples = of_samples
@@ -60,8 +44,12 @@ class _SampleStatistics:
         """Collect a batch."""
         self._parts.append(self._of_samples(tokens))
 
+    def values(self) -> dict[str, float]:
+        """Return nothing: it says nothing about the split as a whole."""
+        return {}
+
     def columns(self) -> dict[str, Tensor]:
-        """Return the values of all batches, (k,) by name."""
+        """Return the values of all batches, (k, ...) by name."""
         names = self._parts[0] if self._parts else {}
         return {name: torch.cat([part[name] for part in self._parts]) for name in names}
 
@@ -93,9 +81,10 @@ def _files(
     """Return what is written, all made before the first is."""
     files: dict[Path, bytes | str] = {}
     if request.html is not None:
-        from fedsilo.server_app.studies.predict.cases import page_files  # matplotlib, captum
+        from fedsilo.server_app.studies.predict.cases import cases_page  # matplotlib, captum
+        from fedsilo.server_app.studies.report.pdf import page_files
 
-        files |= page_files(model, found, request.html, request.pdf)
+        files |= page_files(cases_page(model, found), request.pages())
     if request.out is not None:
         document = json.dumps(found.document, indent=2, allow_nan=False) + "\n"
         files |= {document_path(request.out): document, request.out: found.text()}
@@ -120,25 +109,33 @@ def predicted(
     """
     if calibration and coverage is not None:
         calibration.threshold(coverage)  # refused before the work
-    lab, split = model.lab, str(inputs.source.get("split", "test"))
-    key = (model.round, model.site, INCOMING, split)
-    statistics = _SampleStatistics(model.measured.of_samples or (lambda tokens: {}))
+    split = str(inputs.source.get("split", "test"))
     pictures = not model.silo.features and not isinstance(reference, str)
-    features = Features(model) if pictures else None
-    probes = _Probes([statistics, *([features] if features else [])])
-    batches = inputs.watched(watch)
-    own = predict_batches(model.network, batches, lab.sampling, lab.compute, key, probes)
+
+    def of_samples(tokens: Tensor) -> dict[str, Tensor]:
+        said = model.measured.of_samples(tokens) if model.measured.of_samples else {}
+        features = {_FEATURES: penultimate(model.network, tokens).float().cpu()} if pictures else {}
+        return said | features
+
+    collected = _Collected(of_samples)
+    own = model.probabilities(inputs.watched(watch), split, collected)
     sets = calibration.sets(own, coverage) if calibration and coverage is not None else None
-    novelty: CaseNovelty | str = reference if isinstance(reference, str) else ""
-    if not isinstance(reference, str):
-        given = (features.values(), None) if features else inputs.rows()
-        novelty = novelty_of(reference, *given)
+    statistics = collected.columns()
+    novelty: CaseNovelty | str
+    if isinstance(reference, str):
+        novelty = reference
+    elif pictures:
+        novelty = reference.novelty(statistics.pop(_FEATURES))
+    else:
+        assert isinstance(inputs, RowInputs), "a table's inputs are rows"
+        assert inputs.read is not None, "a table's rows are known as they were read"
+        novelty = reference.novelty(inputs.inputs, inputs.read.isnan())
     found = Predictions(
         inputs,
         model.classes,
         own,
         calibration.tempered(own) if calibration else own,
-        statistics.columns(),
+        statistics,
         sets,
         model.silo.features,
         novelty,

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 
 from fedsilo.client_app.explain.columns import METHOD, column_contributions, columns_of
-from fedsilo.client_app.explain.image_explanation import ImageExplanation, draw_image, draw_map
+from fedsilo.client_app.explain.image_explanation import ImageExplanation
 from fedsilo.client_app.explain.sample import explain_case
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.figures.panels import without_frame
 from fedsilo.server_app.studies.figures.panels import new_figure
 from fedsilo.server_app.studies.predict.answers import Predictions
 from fedsilo.server_app.studies.predict.inputs import FileInputs, Inputs, RowInputs
@@ -27,17 +26,13 @@ _PICTURES = 50  # images that a page shows
 
 @dataclass(frozen=True)
 class Reasons:
-    """By a case's place among the readable ones, what spoke for its answer.
+    """By a case's place among the readable ones, what spoke for its answer."""
 
-    Attributes:
-        adds: column -> what it adds to the probability of the answer.
-        pictures: the image and the image with its map, as PNG, and in words.
-        limits: what they are and what they leave out, a sentence each.
-    """
-
+    # Column -> what it adds to the probability of the answer
     adds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    # The image and the image with its map, as PNG, and in words
     pictures: Mapping[int, tuple[bytes, str]] = field(default_factory=dict)
-    limits: Sequence[str] = ()
+    limits: Sequence[str] = ()  # what they are and what they leave out, a sentence each
 
     def picture(self, index: int) -> dict[str, str]:
         """Return a case's picture as the template takes it."""
@@ -102,12 +97,7 @@ def _image(inputs: Inputs, place: int, index: int) -> torch.Tensor:
 
 def _png(explained: ImageExplanation) -> bytes:
     figure = new_figure(5.0, 2.6)
-    left, right = figure.subplots(1, 2)
-    draw_image(left, explained.image)
-    draw_map(right, explained.image, explained.saliency)
-    for axes in (left, right):
-        without_frame(axes)
-    right.set_title(explained.saliency.heading, fontsize="small")
+    explained.draw(*figure.subplots(1, 2))
     buffer = io.BytesIO()
     options: dict[str, Any] = {"format": "png", "dpi": 110, "metadata": {"Software": None}}
     figure.savefig(buffer, **options)

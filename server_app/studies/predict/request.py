@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.finetune.request import refuse_target
-from fedsilo.server_app.studies.report.pdf import refuse_twice
+from fedsilo.server_app.studies.report.pdf import page_paths, refuse_twice
 
 _SOURCES = ("images", "manifest", "table", "split")
 
@@ -54,9 +54,7 @@ class PredictRequest:
 
     def pages(self) -> list[Path]:
         """Return the pages to write."""
-        if self.html is None:
-            return []
-        return [self.html, self.html.with_suffix(".pdf")] if self.pdf else [self.html]
+        return [] if self.html is None else page_paths(self.html, self.pdf)
 
 
 def document_path(out: Path) -> Path:

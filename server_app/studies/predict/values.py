@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from fedsilo.client_app.summary.suppression import suppressed
+from fedsilo.client_app.summary.suppression import secret_of, suppressed
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.measures.novelty import Floats
@@ -31,19 +30,12 @@ class Value:
 
 @dataclass(frozen=True)
 class ValueTexts:
-    """Makes the values of cases.
-
-    Attributes:
-        schema: of the table.
-        training: (n, f) training rows as they were read, NaN where a value is missing; n may be 0.
-        figures: by which features are standardised; their means replace missing values.
-        floor: fewest patients that a statement about training rows rests on.
-    """
+    """Makes the values of cases."""
 
     schema: TableSchema
-    training: Floats
-    figures: FeatureStatistics
-    floor: int
+    training: Floats  # (n, f) rows as they were read, NaN where a value is missing; n may be 0
+    figures: FeatureStatistics  # by which rows are standardised; its means replace missing values
+    floor: int  # fewest patients that a statement about training rows rests on
 
     def of(self, row: Floats, unusual: Sequence[str], adds: Mapping[str, float]) -> Iterator[Value]:
         """Yield the values of a row (f,), the inputs that matter most to the answer first."""
@@ -93,7 +85,7 @@ class ValueTexts:
     @cached_property
     def _secret(self) -> int:
         """What decides which further count is hidden: the same for the same training rows."""
-        return int.from_bytes(hashlib.sha256(self.training.tobytes()).digest()[:7], "big")
+        return secret_of(self.training.tobytes())
 
     def _common(self, column: str, names: Sequence[str], counts: Sequence[int]) -> str:
         """Return the values that ``floor`` patients or more have, and their shares.

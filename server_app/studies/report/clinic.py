@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsilo.models.measures.intervals import Interval, of_auc, wilson
-from fedsilo.models.measures.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
+from fedsilo.models.measures.intervals import Estimate, of_auc, of_share, wilson
+from fedsilo.models.measures.outcome_counts import (
+    CLASS,
+    CONFIDENCE,
+    UNCERTAINTY,
+    Bin,
+    bins,
+    merged,
+)
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.numbers import NONE, share, with_interval
 from fedsilo.server_app.studies.report.page import Picture, Section
-from fedsilo.server_app.studies.report.pictures import Estimate, Point, certainty, estimates
+from fedsilo.server_app.studies.report.pictures import certainty, estimates
 from fedsilo.server_app.studies.report.runs import ReportedRun, taking_part
+from fedsilo.server_app.studies.report.shown import ShownRun, last_figures
 
 TITLE = "Not for clinical use"
 WARNING = (
@@ -41,7 +49,7 @@ def clinic_data(run: ReportedRun, extra: Sequence[Section] = ()) -> dict[str, An
         **taking_part(run),
         "head": head_of(run),
         "extra": extra,
-        "withheld": ", ".join(run.run.withheld),
+        "withheld": ", ".join(run.withheld),
         **_overall(run, figures),
         **_by_class(run, outcomes),
         **_certainty(run, figures),
@@ -50,7 +58,7 @@ def clinic_data(run: ReportedRun, extra: Sequence[Section] = ()) -> dict[str, An
 
 def _test_counts(run: ReportedRun, site: str) -> tuple[list[int | None], int]:
     """Return a site's test samples by class, hidden ones as None, and how many they are."""
-    known = run.run.silos.get(site, {"label_counts": {}, "sizes": {}})
+    known = run.silos.get(site, {"label_counts": {}, "sizes": {}})
     return known["label_counts"].get("test", []), known["sizes"].get("test") or 0
 
 
@@ -58,25 +66,21 @@ def _overall(run: ReportedRun, figures: Figures) -> dict[str, Any]:
     rows, drawn = [], dict[str, Estimate]()
     for site, by_name in figures.items():
         samples, accuracy = _test_counts(run, site)[1], by_name.get("accuracy")
-        interval = _accuracy_interval(accuracy, samples)
+        if accuracy is not None:
+            drawn[site] = Estimate(accuracy)
+        if accuracy is not None and samples:
+            right = min(samples, max(0, round(accuracy * samples)))
+            drawn[site] = Estimate(accuracy, wilson(right, samples))
         others = (share(by_name.get(name)) for name in ("balanced-accuracy", "auc"))
         size = f"{samples:,}" if samples else NONE
-        rows.append([site, size, with_interval(accuracy, interval), *others])
-        if accuracy is not None:
-            drawn[site] = Estimate(accuracy, interval)
-    if not rows:
-        return {"overall": rows}
+        rows.append([site, size, with_interval(drawn.get(site)), *others])
+    if not drawn:
+        return {"overall": rows, "accuracy": []}
     alt = "; ".join(f"{row[0]}: {row[2]}, {row[1]} samples" for row in rows if row[0] in drawn)
     label = f"share of test {run.noun(2)} that is right"
     svg = estimates(f"{run.name}-accuracy", {"accuracy": drawn}, label)
     picture = Picture(svg, f"Accuracy by site. {alt}.", "Accuracy by site, 95 % intervals.")
-    return {"overall": rows, "accuracy": [picture] if drawn else []}
-
-
-def _accuracy_interval(accuracy: float | None, samples: int) -> Interval | None:
-    if accuracy is None or not samples:
-        return None
-    return wilson(min(samples, max(0, round(accuracy * samples))), samples)
+    return {"overall": rows, "accuracy": [picture]}
 
 
 def _by_class(run: ReportedRun, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> dict[str, Any]:
@@ -88,44 +92,33 @@ def _by_class(run: ReportedRun, outcomes: Mapping[str, Sequence[ClassOutcome]]) 
 
 
 def _class_table(run: ReportedRun, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
-    rows = [
-        [
-            outcome.name,
-            f"{outcome.samples:,}",
-            *(
-                NONE if figure is None else with_interval(*figure)
-                for figure in (outcome.sensitivity(), outcome.specificity(), outcome.area())
-            ),
-        ]
-        for outcome in by_class
-    ]
+    rows = [[outcome.name, *outcome.cells()] for outcome in by_class]
     samples = _test_counts(run, site)[1]
-    hidden = any(NONE in row for row in rows)
     return {
         "caption": f"{site}, {samples:,} test {run.noun(samples)}",
         "rows": rows,
-        "hidden": hidden,
+        "hidden": any(NONE in row for row in rows),
     }
 
 
 def _class_pictures(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> Iterator[Picture]:
     """Yield a picture per class, of the first classes; for two classes one shows all."""
     names = list(dict.fromkeys(o.name for by_class in outcomes.values() for o in by_class))
-    figures: dict[str, Callable[[ClassOutcome], tuple[float, Interval] | None]] = {
+    figures: dict[str, Callable[[ClassOutcome], Estimate | None]] = {
         "sensitivity": ClassOutcome.sensitivity,
         "specificity": ClassOutcome.specificity,
     }
     for name in names[1:] if len(names) == 2 else names[:_DRAWN_CLASSES]:
         here = {s: o for s, by_class in outcomes.items() for o in by_class if o.name == name}
         series = {
-            title: {s: Estimate(*found) for s, o in here.items() if (found := figure(o))}
+            title: {s: found for s, o in here.items() if (found := figure(o))}
             for title, figure in figures.items()
         }
         if any(series.values()):
             said = [
-                f"{site}: {title} {with_interval(e.value, e.interval)}"
+                f"{site}: {title} {with_interval(found)}"
                 for title, by_site in series.items()
-                for site, e in by_site.items()
+                for site, found in by_site.items()
             ]
             svg = estimates(f"{run}-class-{name}", series, "share, with 95 % interval")
             alt = f"Class {name} by site. {'; '.join(said)}."
@@ -138,8 +131,7 @@ def _certainty(run: ReportedRun, figures: Figures) -> dict[str, Any]:
         UNCERTAINTY: ("uncertainty", "uncertainty"),
         "certainty": ("vacuity", "vacuity (1: no evidence)"),
     }
-    floor = run.run.floor
-    found = {family: merged(bins(figures.values(), family), floor) for family in families}
+    found = {family: merged(bins(figures.values(), family), run.floor) for family in families}
     return {
         "confidence": _bin_rows(found[CONFIDENCE]),
         "uncertainty": _bin_rows(found[UNCERTAINTY]),
@@ -157,24 +149,16 @@ def _certainty(run: ReportedRun, figures: Figures) -> dict[str, Any]:
 
 
 def _diagram(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) -> Picture:
-    points = [Point(b.mean, b.right / b.count, wilson(b.right, b.count), b.count) for b in found]
-    said = "; ".join(f"at {p.x:.2f} right {p.y:.2f} of {p.samples}" for p in points)
+    said = "; ".join(f"at {b.mean:.2f} right {b.right / b.count:.2f} of {b.count}" for b in found)
     return Picture(
-        certainty(name, points, label, diagonal=diagonal),
+        certainty(name, found, label, diagonal=diagonal),
         f"Share of right answers by {label}, all sites together: {said}.",
         f"Right answers by {label}; numbers: samples; bars: 95 % intervals.",
     )
 
 
 def _bin_rows(found: Sequence[Bin]) -> list[list[str]]:
-    return [
-        [
-            f"{b.mean:.3f}",
-            f"{b.count:,}",
-            with_interval(b.right / b.count, wilson(b.right, b.count)),
-        ]
-        for b in found
-    ]
+    return [[f"{b.mean:.3f}", f"{b.count:,}", with_interval(b.share())] for b in found]
 
 
 @dataclass(frozen=True)
@@ -191,44 +175,35 @@ class ClassOutcome:
     false: int | None
     auc: float | None
 
-    def sensitivity(self) -> tuple[float, Interval] | None:
-        """Return the share of the class that is found, and Wilson's interval."""
+    def sensitivity(self) -> Estimate | None:
+        """Return the share of the class that is found."""
         if self.right is None or not self.samples:
             return None
-        return self.right / self.samples, wilson(self.right, self.samples)
+        return of_share(self.right, self.samples)
 
-    def specificity(self) -> tuple[float, Interval] | None:
+    def specificity(self) -> Estimate | None:
         """Return the share of the others that is not taken for the class."""
         if self.false is None or not self.others:
             return None
-        spared = self.others - self.false
-        return spared / self.others, wilson(spared, self.others)
+        return of_share(self.others - self.false, self.others)
 
-    def area(self) -> tuple[float, Interval | None] | None:
-        """Return the AUC of the class against all others, and its interval."""
+    def area(self) -> Estimate | None:
+        """Return the AUC of the class against all others."""
         if self.auc is None:
             return None
-        return self.auc, of_auc(self.auc, self.samples, self.others)
+        return Estimate(self.auc, of_auc(self.auc, self.samples, self.others))
+
+    def cells(self) -> list[str]:
+        """Return its samples, sensitivity, specificity and AUC as people read them."""
+        figures = (self.sensitivity(), self.specificity(), self.area())
+        return [f"{self.samples:,}", *map(with_interval, figures)]
 
 
-@dataclass(frozen=True)
-class Bin:
-    """Test samples of about the same certainty: how many, how many right, their mean."""
-
-    count: int
-    right: int
-    mean: float
-
-
-def final_figures(run: ReportedRun) -> dict[str, dict[str, float]]:
+def final_figures(run: ShownRun) -> dict[str, dict[str, float]]:
     """Return site -> metric -> test figure of the last round, those by class and bin too."""
-    last, figures = str(run.summary["rounds"]), dict[str, dict[str, float]]()
-    for row in run.run.metrics:
-        if row["round"] == last and row["split"] == "test":
-            figures.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
     return {
         site: {name: value for name, value in by_name.items() if not name.startswith("trained-")}
-        for site, by_name in figures.items()
+        for site, by_name in last_figures(run, "test").items()
     }
 
 
@@ -237,11 +212,8 @@ def class_outcomes(
 ) -> list[ClassOutcome]:
     """Return a site's classes of which it has test samples whose number may be shown.
 
-    Args:
-        figures: the site's of ``final_figures``.
-        names: of the classes.
-        counts: test samples of each class, None where hidden.
-        total: test samples of all classes.
+    ``figures`` are the site's of ``final_figures``. ``counts`` are its test samples by class, None
+    where hidden, and ``total`` those of all classes.
     """
     outcomes = []
     for label, (name, samples) in enumerate(zip(names, counts, strict=True)):
@@ -255,37 +227,3 @@ def class_outcomes(
             wrong = None if false is None else min(int(false), others)
             outcomes.append(ClassOutcome(name, samples, others, found, wrong, auc))
     return outcomes
-
-
-def bins(figures: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
-    """Return the bins of a family over all sites together, of the lowest tenth first."""
-    total: dict[int, tuple[int, int, float]] = {}
-    for by_name in figures:
-        for name, count in by_name.items():
-            kind, _, rest = name.partition(".")
-            place, _, part = rest.partition(".")
-            if kind == family and part == "count" and count:
-                right, mean = (by_name[f"{kind}.{place}.{p}"] for p in ("right", "mean"))
-                n, k, weighted = total.get(int(place), (0, 0, 0.0))
-                total[int(place)] = (n + int(count), k + int(right), weighted + count * mean)
-    return [Bin(n, min(k, n), w / n) for _, (n, k, w) in sorted(total.items())]
-
-
-def merged(found: Sequence[Bin], floor: int) -> list[Bin]:
-    """Return bins of at least ``floor`` samples: smaller ones are merged with the next."""
-    kept: list[Bin] = []
-    waiting = Bin(0, 0, 0.0)
-    for one in found:
-        waiting = _together(waiting, one)
-        if waiting.count >= floor:
-            kept.append(waiting)
-            waiting = Bin(0, 0, 0.0)
-    if waiting.count and kept:
-        kept.append(_together(kept.pop(), waiting))
-    return kept
-
-
-def _together(one: Bin, other: Bin) -> Bin:
-    count = one.count + other.count
-    mean = (one.count * one.mean + other.count * other.mean) / count
-    return Bin(count, one.right + other.right, mean)

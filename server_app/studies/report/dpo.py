@@ -32,7 +32,7 @@ def dpo_data(run: ReportedRun, log: AuditLog | None) -> dict[str, Any]:
         **taking_part(run),
         "head": head_of(run) | _head(run, privacy),
         "trust": privacy["trust"],
-        "flow": picture(run.trust, len(run.run.silos), _epsilon(privacy)),
+        "flow": picture(run.trust, len(run.silos), _epsilon(privacy)),
         "leaves": sentences(run.trust, privacy["leaves each site"]),
         "perturbation": [*shortened(privacy.get("perturbation", ""))],
         **_bytes(run),
@@ -45,7 +45,7 @@ def dpo_data(run: ReportedRun, log: AuditLog | None) -> dict[str, Any]:
 
 def _head(run: ReportedRun, privacy: Mapping[str, Any]) -> dict[str, str]:
     """Return result and main limit as a data protection officer reads them."""
-    sites, messages = len(run.run.silos), len(run.run.traffic)
+    sites, messages = len(run.silos), len(run.traffic)
     sent, spent = bytes_text(run.summary["bytes"]["up"]), _epsilon(privacy)
     bound = f"; epsilon per patient is at most {spent}" if spent else ""
     return {
@@ -69,11 +69,11 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
 
 def _bytes(run: ReportedRun) -> dict[str, Any]:
     up, down, messages = Counter[tuple[str, str]](), Counter[str](), Counter[str]()
-    for row in run.run.traffic:
+    for row in run.traffic:
         up[row["site"], row["phase"]] += int(row["bytes_up"])
         down[row["site"]] += int(row["bytes_down"])
         messages[row["site"]] += 1
-    phases = list(dict.fromkeys(row["phase"] for row in run.run.traffic))
+    phases = list(dict.fromkeys(row["phase"] for row in run.traffic))
     rows = [
         [
             site,
@@ -90,13 +90,13 @@ def _bytes(run: ReportedRun) -> dict[str, Any]:
 
 
 def _measurements(run: ReportedRun) -> dict[str, Any]:
-    measured = Counter((row["site"], row["metric"].partition(".")[0]) for row in run.run.sent)
+    measured = Counter((row["site"], row["metric"].partition(".")[0]) for row in run.sent)
     sites = sorted({site for site, _ in measured})
     names = sorted({name for _, name in measured})
     # A split without samples of a class has no AUC of it: the number would say that there are none
     hiding = {
         site
-        for site, known in run.run.silos.items()
+        for site, known in run.silos.items()
         if any(None in counts for counts in known["label_counts"].values())
     }
 
@@ -113,7 +113,7 @@ def _measurements(run: ReportedRun) -> dict[str, Any]:
 
 def _arrays(run: ReportedRun) -> list[list[str]] | None:
     """Return a row per kind of array of the final model, or None if the server holds no model."""
-    path = run.run.path / "model.safetensors"
+    path = run.path / "model.safetensors"
     if not path.is_file():
         return None
     arrays, _ = load_state(path)
@@ -163,7 +163,7 @@ def value_text(value: Value) -> str:
 
 
 def _log(run: ReportedRun, log: AuditLog) -> dict[str, Any]:
-    lines = log.of_run(str(run.run.settings.common.run_name))
+    lines = log.of_run(str(run.settings.common.run_name))
     outcomes = Counter(str(line["outcome"]) for line in lines)
     entries, messages = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for line in lines:

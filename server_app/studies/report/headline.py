@@ -2,13 +2,12 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.settings import NOBODY, SERVER, SUMS
 from fedsilo.models.contract.versions import FEDSILO
-from fedsilo.models.measures.intervals import Interval, wilson
+from fedsilo.models.measures.intervals import wilson
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.progress import read_progress
 from fedsilo.server_app.records.run_directory import CONFIG
@@ -29,25 +28,6 @@ _UNTOLD: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Pooled:
-    """Test samples of several sites together: of how many, and how many are right."""
-
-    sites: int
-    samples: int
-    right: int
-
-    @property
-    def share(self) -> float:
-        """The share that is right."""
-        return self.right / self.samples
-
-    @property
-    def interval(self) -> Interval:
-        """Wilson's interval of the share."""
-        return wilson(self.right, self.samples)
-
-
 def head_of(run: ReportedRun) -> dict[str, Any]:
     """Return what the template ``head.html`` says of a run."""
     return {"name": run.name, "facts": facts(run), "result": result(run), "limit": limit(run)}
@@ -56,24 +36,20 @@ def head_of(run: ReportedRun) -> dict[str, Any]:
 def facts(run: ReportedRun) -> list[tuple[str, str]]:
     """Return what ran: names and values."""
     summary = run.summary
-    progress = read_progress(run.run.path)
+    done, asked = summary["rounds"], run.decisive["rounds"]
+    rounds = f"{done} rounds" if done == asked else f"{done} rounds of at most {asked}"
+    progress = read_progress(run.path)
     written = f"{progress.updated:%Y-%m-%d %H:%M} UTC" if progress else "not recorded"
     return [
         ("predicts", f"which of: {', '.join(run.all_classes())}"),
-        ("for whom", f"{run.noun(2)} like those of {', '.join(run.run.silos)}"),
+        ("for whom", f"{run.noun(2)} like those of {', '.join(run.silos)}"),
         ("data", _data(str(summary["dataset"]))),
-        ("hospitals", f"{len(run.run.silos)}{', simulated in one place' if run.simulated else ''}"),
-        ("method", f"{summary['title']} ({summary['method']}), {rounds(run)}"),
+        ("hospitals", f"{len(run.silos)}{', simulated in one place' if run.simulated else ''}"),
+        ("method", f"{summary['title']} ({summary['method']}), {rounds}"),
         ("trained", f"{written}, seed {summary['seed']}"),
         ("version", _version(run)),
         ("data fingerprints", ", ".join(fingerprints(run)) or f"none at 'trust: {run.trust}'"),
     ]
-
-
-def rounds(run: ReportedRun) -> str:
-    """Return how many rounds there were, and why not all."""
-    done, asked = run.summary["rounds"], run.settings["rounds"]
-    return f"{done} rounds" if done == asked else f"{done} rounds of at most {asked}"
 
 
 def _data(name: str) -> str:
@@ -86,14 +62,14 @@ def _data(name: str) -> str:
 
 
 def _version(run: ReportedRun) -> str:
-    environment = read_run_config(run.run.path / CONFIG).environment
+    environment = read_run_config(run.path / CONFIG).environment
     revision = str(environment.get("fedsilo-revision", "unknown"))[:12]
     return f"fedsilo {FEDSILO}, git revision of the run {revision}"
 
 
 def fingerprints(run: ReportedRun) -> Iterator[str]:
     """Yield for each site the first digits of a SHA-256 over those of its splits."""
-    for site, known in run.run.silos.items():
+    for site, known in run.silos.items():
         if found := known["fingerprints"]:
             joined = "".join(f"{split}{found[split]}" for split in sorted(found))
             yield f"{site} {hashlib.sha256(joined.encode()).hexdigest()[:12]}"
@@ -101,12 +77,16 @@ def fingerprints(run: ReportedRun) -> Iterator[str]:
 
 def result(run: ReportedRun) -> str:
     """Return the result in one sentence, with its interval where there is one."""
-    if found := pooled(run):
+    if tested := _tested(run):
+        samples = sum(n for n, _ in tested.values())
+        found = sum(round(accuracy * n) for n, accuracy in tested.values())
+        right = min(max(found, 0), samples)
+        around = wilson(right, samples)
         return (
-            f"The model is right for {found.right:,} of {found.samples:,} test "
-            f"{run.noun(found.samples)} of {counted(found.sites, 'hospital')}: "
-            f"{percent(found.share)} (95 % interval {percent(found.interval.low)} to "
-            f"{percent(found.interval.high)}){_beside_guessing(run)}.{_noise(run)}"
+            f"The model is right for {right:,} of {samples:,} test {run.noun(samples)} of "
+            f"{counted(len(tested), 'hospital')}: {percent(right / samples)} (95 % interval "
+            f"{percent(around.low)} to {percent(around.high)}){_beside_guessing(run)}."
+            f"{_noise(run)}"
         )
     if (accuracy := run.summary["mean"].get("accuracy")) is not None:
         return (
@@ -124,23 +104,18 @@ def _noise(run: ReportedRun) -> str:
     return " It includes the hospitals' noise; the interval does not."
 
 
-def pooled(run: ReportedRun) -> Pooled | None:
-    """Return the right answers at the sites whose accuracy is shown, or None without one."""
-    sizes = {site: known["sizes"].get("test") for site, known in run.run.silos.items()}
-    rows = [
-        (sizes[site], round(row["accuracy"] * sizes[site]))
-        for site, row in run.summary["sites"].items()
-        if "accuracy" in row and sizes[site]
-    ]
-    if not rows:
-        return None
-    samples, right = (sum(column) for column in zip(*rows, strict=True))
-    return Pooled(len(rows), samples, min(max(right, 0), samples))
+def _tested(run: ReportedRun) -> dict[str, tuple[int, float]]:
+    """Return the number of test samples and the accuracy of each site that shows both."""
+    return {
+        site: (samples, figures["accuracy"])
+        for site, known in run.silos.items()
+        if (samples := known["sizes"].get("test")) and "accuracy" in (figures := run.figures(site))
+    }
 
 
 def _beside_guessing(run: ReportedRun) -> str:
     """Return what the same class for all would reach, if every site's classes are shown."""
-    counts = [known["label_counts"].get("test", []) for known in run.run.silos.values()]
+    counts = [known["label_counts"].get("test", []) for known in run.silos.values()]
     if run.trust == NOBODY or not all(counts) or any(None in row for row in counts):
         return ""
     totals = [sum(column) for column in zip(*counts, strict=True)]
@@ -155,13 +130,12 @@ def limit(run: ReportedRun) -> str:
         return "The data are made up: the result says nothing about patients."
     if run.trust != SERVER:
         return _UNTOLD[run.trust]
-    sizes = {s: known["sizes"].get("test") for s, known in run.run.silos.items()}
-    known = {site: n for site, n in sizes.items() if n and "accuracy" in run.figures(site)}
+    tested = _tested(run)
     start = "It was measured only at the hospitals that trained it"
-    if not known:
+    if not tested:
         return f"{start}, on too few {run.noun(2)} to show a figure of one hospital."
-    site = min(known, key=lambda name: known[name])
-    n, accuracy = known[site], run.figures(site)["accuracy"]
+    site = min(tested, key=lambda name: tested[name][0])
+    n, accuracy = tested[site]
     around = wilson(round(accuracy * n), n)
     return (
         f"{start}, and {site} has {n} test {run.noun(n)}, for whom the true share may be anywhere "

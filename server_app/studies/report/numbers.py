@@ -1,6 +1,6 @@
 """Numbers as people read them."""
 
-from fedsilo.models.measures.intervals import Interval
+from fedsilo.models.measures.intervals import Estimate
 
 NONE = "n/a"
 
@@ -15,11 +15,11 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def with_interval(value: float | None, interval: Interval | None) -> str:
+def with_interval(found: Estimate | None) -> str:
     """Return a figure with its interval: ``0.812 (0.730 to 0.873)``."""
-    if value is None or interval is None:
-        return share(value)
-    return f"{value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+    if found is None or found.interval is None:
+        return share(found.value if found else None)
+    return f"{found.value:.3f} ({found.interval.low:.3f} to {found.interval.high:.3f})"
 
 
 def counted(number: int, noun: str) -> str:

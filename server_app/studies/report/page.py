@@ -92,12 +92,7 @@ def rendered(
 ) -> str:
     """Return a page whose body is a template; more than two sections get a table of contents.
 
-    Args:
-        template: calls ``section`` with a title that is unique in the page.
-        title: of the page and of its window.
-        data: the names that the template uses.
-        subtitle: a line below the title.
-        foot: a line at the end.
+    The template gets ``data``, and calls ``section`` with titles that are unique in the page.
     """
     from markupsafe import Markup
 
@@ -109,9 +104,9 @@ def rendered(
         text = '<section id="{}">\n<h2>{}</h2>\n{}</section>\n'
         return Markup(text).format(anchor, heading, caller())
 
-    body = Markup(_environment().get_template(template).render(**data, section=section))
+    body = Markup(environment().get_template(template).render(**data, section=section))
     shell = {"title": title, "contents": contents, "subtitle": subtitle, "foot": foot}
-    return _environment().get_template("base.html").render(**shell, body=body) + "\n"
+    return environment().get_template("base.html").render(**shell, body=body) + "\n"
 
 
 def is_number(cell: str) -> bool:
@@ -120,7 +115,8 @@ def is_number(cell: str) -> bool:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Return what renders the templates of pages."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

@@ -16,17 +16,13 @@ def write_page(
 ) -> list[Path]:
     """Write a page, and with ``pdf`` the same as PDF next to it; return the files.
 
-    Args:
-        out: the HTML file.
-        page: makes the page, once the files are known to be free.
-        overwrite: whether files may be replaced.
-        pdf: whether a PDF is wanted, too.
+    ``page`` makes the page, once the files are known to be free.
 
     Raises:
         SettingError: a file is a folder or exists, page and PDF are one file, or the extra 'pdf' is
             missing; then nothing is written.
     """
-    paths = [out, out.with_suffix(".pdf")] if pdf else [out]
+    paths = page_paths(out, pdf)
     refuse_twice(paths, "--out")
     for path in paths:
         if path.is_dir():
@@ -35,11 +31,20 @@ def write_page(
             raise SettingError(f"{path} exists: choose another --out, or say --overwrite")
     if pdf:
         _weasyprint()
-    html = page()
-    contents: list[str | bytes] = [html, pdf_of(html)] if pdf else [html]
-    for path, content in zip(paths, contents, strict=True):
+    for path, content in page_files(page(), paths).items():
         write_atomically(path, content)
     return paths
+
+
+def page_paths(html: Path, pdf: bool) -> list[Path]:
+    """Return the files of a page: HTML, and if wanted the same as PDF."""
+    return [html, html.with_suffix(".pdf")] if pdf else [html]
+
+
+def page_files(html: str, paths: Sequence[Path]) -> dict[Path, str | bytes]:
+    """Return what is written to ``page_paths``; errors as ``pdf_of``."""
+    files: dict[Path, str | bytes] = {paths[0]: html}
+    return files | {path: pdf_of(html) for path in paths[1:]}
 
 
 def refuse_twice(paths: Sequence[Path], option: str) -> None:
@@ -51,9 +56,6 @@ def refuse_twice(paths: Sequence[Path], option: str) -> None:
 
 def pdf_of(html: str) -> bytes:
     """Return a page as PDF; the same page gives the same bytes with the same fonts and weasyprint.
-
-    Args:
-        html: a page that loads nothing, as ``page.rendered`` returns it.
 
     Raises:
         SettingError: the extra 'pdf' or a system library of it is not installed.

@@ -6,44 +6,24 @@ import hashlib
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedsilo.models.figures.palette import BLUE, CATEGORIES, GREY, LineStyle
-from fedsilo.models.measures.intervals import Interval
+from fedsilo.models.measures.intervals import Estimate, Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from fedsilo.models.measures.outcome_counts import Bin
+
 _WIDTH = 4.4  # inches, of 72 points: somewhat less than a phone, so that letters can be read
 _LEGEND_COLUMNS = 2
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A figure with its interval, if it has one."""
-
-    value: float
-    interval: Interval | None = None
-
-
-@dataclass(frozen=True)
-class Point:
-    """A point of a diagram of certainty: where, how high, its interval, and how many samples."""
-
-    x: float
-    y: float
-    interval: Interval
-    samples: int
-
-
-Line = Mapping[int, float]
-
-
 def curves(
     name: str,
-    lines: Mapping[str, Line],
+    lines: Mapping[str, Mapping[int, float]],
     styles: Mapping[str, LineStyle],
     label: str,
     over: str = "round",
@@ -53,23 +33,13 @@ def curves(
 
     figure, axes = _panel(2.9 + 0.2 * (len(lines) // _LEGEND_COLUMNS))
     for title, line in lines.items():
-        style = styles[title].options()
         every = max(1, len(line) // 8)  # markers on each of a hundred rounds hide the line
-        axes.plot(
-            list(line),
-            list(line.values()),
-            label=title,
-            markersize=5,
-            markevery=every,
-            linewidth=1.5,
-            **style,
-        )
+        look: dict[str, Any] = {"markersize": 5, "markevery": every, "linewidth": 1.5}
+        look |= styles[title].options()
+        axes.plot(list(line), list(line.values()), label=title, **look)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel(over)
     axes.set_ylabel(label)
-    if len(lines) > 1:
-        figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
-    return svg_of(figure, name)
+    return _finished(figure, axes, name, over, legend=len(lines) > 1)
 
 
 def estimates(
@@ -80,11 +50,7 @@ def estimates(
 ) -> str:
     """Return figures with their intervals, a row a name; of two series one is filled, one is not.
 
-    Args:
-        name: of the picture.
-        series: title -> row -> figure.
-        label: of the axis.
-        points: row -> single figures that are drawn as small points, such as those of seeds.
+    ``series`` is title -> row -> figure. ``points`` of a row, such as those of seeds, are small.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -110,10 +76,7 @@ def estimates(
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel(label)
-    if len(series) > 1:
-        figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
-    return svg_of(figure, name)
+    return _finished(figure, axes, name, label, legend=len(series) > 1)
 
 
 def scatter(
@@ -132,41 +95,33 @@ def scatter(
         style = styles[title]
         x, y = zip(*found, strict=True)
         axes.plot(x, y, style.marker, color=style.color, markersize=7, label=title, alpha=0.8)
-    axes.set_xlabel(over)
     axes.set_ylabel(label)
-    figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
-    return svg_of(figure, name)
+    return _finished(figure, axes, name, over, legend=True)
 
 
-def certainty(name: str, points: Sequence[Point], label: str, *, diagonal: bool) -> str:
+def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) -> str:
     """Return the share of right answers over certainty, with intervals and numbers of samples."""
+    shares = [one.share() for one in found]
     figure, axes = _panel(3.1)
     if diagonal:
         axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
     axes.errorbar(
-        [point.x for point in points],
-        [point.y for point in points],
-        yerr=_reach([Estimate(point.y, point.interval) for point in points]),
+        [one.mean for one in found],
+        [share.value for share in shares],
+        yerr=_reach(shares),
         fmt="o-",
         color=BLUE,
         markersize=5,
         capsize=3,
         linewidth=1,
     )
-    for point in points:
-        axes.annotate(
-            f"{point.samples}",
-            (point.x, 0.0),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="center",
-            fontsize="small",
-        )
+    for one in found:
+        look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": "small"}
+        axes.annotate(f"{one.count}", (one.mean, 0.0), (0, 3), **look)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.03)
-    axes.set_xlabel(label)
     axes.set_ylabel("share of right answers")
-    return svg_of(figure, name)
+    return _finished(figure, axes, name, label)
 
 
 def _panel(height: float) -> tuple[Figure, Axes]:
@@ -176,9 +131,16 @@ def _panel(height: float) -> tuple[Figure, Axes]:
     axes = figure.subplots()
     axes.grid(alpha=0.35)
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def _finished(figure: Figure, axes: Axes, name: str, over: str, *, legend: bool = False) -> str:
+    """Return a panel as SVG, ``over`` below its axis and a legend below all."""
+    axes.set_xlabel(over)
+    if legend:
+        figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
+    return svg_of(figure, name)
 
 
 def _reach(figures: Sequence[Estimate]) -> list[list[float]]:

@@ -28,18 +28,12 @@ _NAMED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What a report is to be.
-
-    Attributes:
-        reader: for whom.
-        audit_log: a hospital's own audit log, for ``dpo``, or None for none.
-        site_file: a hospital's own site file, for ``dpo``, or None for none.
-        examine: makes further sections of a run, for ``clinic``, where the data are.
-    """
+    """What a report is to be."""
 
     reader: Reader = "research"
-    audit_log: Path | None = None
-    site_file: Path | None = None
+    audit_log: Path | None = None  # a hospital's own, for ``dpo``
+    site_file: Path | None = None  # a hospital's own, for ``dpo``
+    # Makes further sections of a run, for ``clinic``, where the data are
     examine: Callable[[ShownRun], Sequence[Section]] | None = None
 
     def check(self) -> None:
@@ -60,9 +54,7 @@ class ReportOptions:
 def report(folders: Sequence[Path], options: ReportOptions) -> str:
     """Return the report of finished runs as HTML; the same runs give the same bytes.
 
-    Args:
-        folders: run directories, or folders of such.
-        options: for whom it is.
+    The folders are run directories, or have such.
 
     Raises:
         SettingError: options contradict each other.
@@ -111,7 +103,7 @@ def _data(runs: Sequence[ReportedRun], options: ReportOptions) -> dict[str, Any]
     texts: dict[str, Any]
     if options.reader == "clinic":
         examine = options.examine or (lambda run: ())
-        found = [clinic_data(run, examine(run.run)) for run in runs]
+        found = [clinic_data(run, examine(run)) for run in runs]
         texts = {"title": TITLE, "warning": WARNING, "intervals": INTERVALS}
     else:
         log = read_audit_log(options.audit_log) if options.audit_log else None

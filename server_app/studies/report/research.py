@@ -9,8 +9,8 @@ from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.methods import settings_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import defaults
-from fedsilo.models.figures.palette import LineStyle, line_styles
-from fedsilo.models.measures.intervals import of_mean
+from fedsilo.models.figures.palette import line_styles
+from fedsilo.models.measures.intervals import Estimate, of_mean
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.studies.compare.budgets import Budgets, budget_of
 from fedsilo.server_app.studies.compare.results import experiment_results, of_split, values_by_seed
@@ -28,7 +28,7 @@ from fedsilo.server_app.studies.report.dpo import value_text
 from fedsilo.server_app.studies.report.headline import facts, head_of
 from fedsilo.server_app.studies.report.numbers import NONE, counted, with_interval
 from fedsilo.server_app.studies.report.page import Picture
-from fedsilo.server_app.studies.report.pictures import Estimate, curves, estimates, scatter
+from fedsilo.server_app.studies.report.pictures import curves, estimates, scatter
 from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of, taking_part
 
 _PAIRS = 15  # of experiments whose differences are drawn
@@ -42,7 +42,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
     split = "test" if any(run.summary["mean"] for run in runs) else "val"
     first, experiments = runs[0], experiments_of(runs)
     seeds = {tuple(sorted(by_seed)) for by_seed in experiments.values()}
-    cuts = [{site: facts["fingerprints"] for site, facts in run.run.silos.items()} for run in runs]
+    cuts = [{site: facts["fingerprints"] for site, facts in run.silos.items()} for run in runs]
     data_sets = sorted({str(run.summary["dataset"]) for run in runs})
     alone = len(experiments) < 2
     operations = {run.name: run.summary["unrepeatable-operations"] for run in runs}
@@ -54,7 +54,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "first": taking_part(first),
         "rows": [_row(run) for run in runs],
         "settings": _settings(runs),
-        "other_sites": [run.name for run in runs if run.run.silos != first.run.silos],
+        "other_sites": [run.name for run in runs if run.silos != first.silos],
         "curves": [*_curves(runs, split)],
         "marks": [f"round {at}: {mark}" for at, mark in marks] if len(runs) == 1 else [],
         "final": [*_final(runs, split)],
@@ -67,7 +67,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "unequal": _unequal(experiments),
         "cost": [_cost(run) for run in runs],
         "cost_picture": [*_cost_against(runs, split)] if len(data_sets) == 1 else [],
-        "withheld": sorted({site for run in runs for site in run.run.withheld}),
+        "withheld": sorted({site for run in runs for site in run.withheld}),
         "failed": [taking_part(run) for run in runs if run.summary["failures"]],
         "early": [(r.name, r.summary["stopped"]) for r in runs if r.summary["stopped"]],
         "unrepeatable": [(name, ", ".join(used)) for name, used in operations.items() if used],
@@ -76,17 +76,17 @@ def research_data(runs: Runs) -> dict[str, Any]:
 
 def _row(run: ReportedRun) -> list[str]:
     summary = run.summary
-    rounds = f"{summary['rounds']} of {run.settings['rounds']}"
+    rounds = f"{summary['rounds']} of {run.decisive['rounds']}"
     facts = (summary["title"], summary["dataset"], str(run.seed), rounds)
-    return [run.name, *facts, str(len(run.run.silos))]
+    return [run.name, *facts, str(len(run.silos))]
 
 
 def _settings(runs: Runs) -> dict[str, Any]:
-    keys = list(dict.fromkeys(key for run in runs for key in run.settings))
-    differing = [key for key in keys if len({run.settings.get(key) for run in runs}) > 1]
+    keys = list(dict.fromkeys(key for run in runs for key in run.decisive))
+    differing = [key for key in keys if len({run.decisive.get(key) for run in runs}) > 1]
     by_experiment = experiments_of(runs)
     usual = defaults(CommonSettings) | defaults(settings_class(str(runs[0].summary["method"])))
-    alike = {key: runs[0].settings[key] for key in keys if key not in differing}
+    alike = {key: runs[0].decisive[key] for key in keys if key not in differing}
     return {
         "experiments": list(by_experiment),
         "differing": [
@@ -100,12 +100,12 @@ def _settings(runs: Runs) -> dict[str, Any]:
 
 
 def _values(runs: Runs, key: str) -> str:
-    values = (run.settings.get(key) for run in runs)
+    values = (run.decisive.get(key) for run in runs)
     return ", ".join(dict.fromkeys("-" if v is None else value_text(v) for v in values))
 
 
 def _software(run: ReportedRun) -> str:
-    environment = read_run_config(run.run.path / "config.toml").environment
+    environment = read_run_config(run.path / "config.toml").environment
     packages = environment.get("packages", {})
     named = [("fedsilo", environment.get("fedsilo-revision", "")[:12]), *packages.items()]
     return ", ".join(f"{name} {version}" for name, version in named if version)
@@ -116,35 +116,26 @@ def _curves(runs: Runs, split: str) -> Iterator[Picture]:
     drawn = {metric: found for metric, found in lines.items() if found}
     styles = line_styles(list(dict.fromkeys(name for found in drawn.values() for name in found)))
     for metric, found in drawn.items():
-        yield _curve(metric, found, styles, split)
-
-
-def _curve(
-    metric: str,
-    lines: Mapping[str, Mapping[int, float]],
-    styles: Mapping[str, LineStyle],
-    split: str,
-) -> Picture:
-    label = f"{split} {CURVES[metric]}"
-    ends = [f"{name} {line[max(line)]:.3f}" for name, line in lines.items()]
-    more = f" and {len(ends) - _NAMED} more lines" if len(ends) > _NAMED else ""
-    last = max(max(line) for line in lines.values())
-    alt = f"{label} over {last} rounds. At the end: {', '.join(ends[:_NAMED])}{more}."
-    svg = curves(f"curve-{metric}", lines, styles, label)
-    return Picture(svg, alt, f"{label[0].upper()}{label[1:]}, by round.")
+        label = f"{split} {CURVES[metric]}"
+        ends = [f"{name} {line[max(line)]:.3f}" for name, line in found.items()]
+        more = f" and {len(ends) - _NAMED} more lines" if len(ends) > _NAMED else ""
+        last = max(max(line) for line in found.values())
+        alt = f"{label} over {last} rounds. At the end: {', '.join(ends[:_NAMED])}{more}."
+        svg = curves(f"curve-{metric}", found, styles, label)
+        yield Picture(svg, alt, f"{label[0].upper()}{label[1:]}, by round.")
 
 
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
     """Return the lines of a metric: of one run by distribution, of several by experiment."""
     if len(runs) == 1:
-        distribution_of = {s: str(f["distribution"]) for s, f in runs[0].run.silos.items()}
-        return series(runs[0].run.metrics, metric, distribution_of, split)
+        distribution_of = {s: str(f["distribution"]) for s, f in runs[0].silos.items()}
+        return series(runs[0].metrics, metric, distribution_of, split)
     lines: dict[str, dict[int, float]] = {}
     for experiment, by_seed in experiments_of(runs).items():
         at: dict[int, list[float]] = {}
         for run in by_seed.values():
-            alike = dict.fromkeys(run.run.silos, "all")
-            line = series(run.run.metrics, metric, alike, split).get("all", {})
+            alike = dict.fromkeys(run.silos, "all")
+            line = series(run.metrics, metric, alike, split).get("all", {})
             for round_, value in line.items():
                 at.setdefault(round_, []).append(value)
         if at:
@@ -152,32 +143,35 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
     return lines
 
 
+def _summaries(runs: Runs, split: str) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return experiment -> seed -> summary with the figures of a split."""
+    return {
+        name: {seed: of_split(run.summary, split) for seed, run in by_seed.items()}
+        for name, by_seed in experiments_of(runs).items()
+    }
+
+
 def _final(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
-    for experiment, by_seed in experiments_of(runs).items():
-        summaries = {seed: of_split(run.summary, split) for seed, run in by_seed.items()}
-        metrics = data_set(str(next(iter(by_seed.values())).summary["dataset"])).headline
+    for experiment, summaries in _summaries(runs, split).items():
+        metrics = data_set(str(next(iter(summaries.values()))["dataset"])).headline
         figures = over_seeds(experiment_results(experiment, summaries, metrics))
         if not figures.empty:
-            seeds = f"mean ± sd over {len(by_seed)} seeds" if len(by_seed) > 1 else "one seed"
-            yield {"caption": f"{experiment}, {seeds}"} | _figure_table(figures)
-
-
-def _figure_table(figures: Any) -> dict[str, Any]:
-    titles = {metric: metric for metric in figures["metric"].unique()}
-    known = figures.loc[figures["published"].notna(), "metric"]
-    published = dict.fromkeys(known, "published")
-    columns, *lines = group_lines(figures, titles, published, spread_cell, NONE)
-    return {"columns": ["site or group", *columns], "rows": [line[1:] for line in lines]}
+            seeds = f"mean ± sd over {len(summaries)} seeds" if len(summaries) > 1 else "one seed"
+            titles = {metric: metric for metric in figures["metric"].unique()}
+            known = figures.loc[figures["published"].notna(), "metric"]
+            published = dict.fromkeys(known, "published")
+            columns, *lines = group_lines(figures, titles, published, spread_cell, NONE)
+            yield {
+                "caption": f"{experiment}, {seeds}",
+                "columns": ["site or group", *columns],
+                "rows": [line[1:] for line in lines],
+            }
 
 
 def _compared(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
     """Yield each headline metric of which more than one experiment has a value."""
-    summaries = {
-        name: {seed: of_split(run.summary, split) for seed, run in by_seed.items()}
-        for name, by_seed in experiments_of(runs).items()
-    }
     for metric in data_set(str(runs[0].summary["dataset"])).headline:
-        samples = values_by_seed(summaries, metric)
+        samples = values_by_seed(_summaries(runs, split), metric)
         known = {name: by_seed for name, by_seed in samples.items() if by_seed}
         if len(known) > 1:
             yield _comparison(metric, known, split)
@@ -187,9 +181,8 @@ def _comparison(
     metric: str, samples: Mapping[str, Mapping[int, float]], split: str
 ) -> dict[str, Any]:
     points = {name: list(by_seed.values()) for name, by_seed in samples.items()}
-    bounds = _bounds(metric)
-    means = {n: Estimate(mean(values), of_mean(values, *bounds)) for n, values in points.items()}
-    cells = {name: with_interval(e.value, e.interval) for name, e in means.items()}
+    means = {name: _mean(metric, values) for name, values in points.items()}
+    cells = {name: with_interval(one) for name, one in means.items()}
     label = f"{split} {metric}, mean over sites"
     said = "; ".join(f"{name}: {cell}" for name, cell in cells.items())
     svg = estimates(f"compared-{metric}", {"mean": means}, label, points)
@@ -208,9 +201,10 @@ def _comparison(
     }
 
 
-def _bounds(metric: str) -> tuple[float, float]:
-    """Return between which numbers a metric must be."""
-    return (0.0, math.inf) if metric in ("loss", "entropy", "perplexity") else (0.0, 1.0)
+def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> Estimate:
+    """Return the mean of a metric over seeds, its interval cut off where no mean can be."""
+    most = math.inf if metric in ("loss", "entropy", "perplexity") else 1.0
+    return Estimate(mean(values), of_mean(values, -most if difference else 0.0, most))
 
 
 def _differences(
@@ -225,12 +219,8 @@ def _differences(
     shown = dict(list(apart.items())[:_PAIRS])
     if not shown:
         return
-    low, high = _bounds(metric)
-    found = {
-        pair: Estimate(mean(values), of_mean(values, low - high, high - low))
-        for pair, values in shown.items()
-    }
-    said = "; ".join(f"{pair}: {with_interval(e.value, e.interval)}" for pair, e in found.items())
+    found = {pair: _mean(metric, values, difference=True) for pair, values in shown.items()}
+    said = "; ".join(f"{pair}: {with_interval(one)}" for pair, one in found.items())
     label = f"difference in {split} {metric}, by seed"
     svg = estimates(f"differences-{metric}", {"mean": found}, label, shown)
     yield Picture(svg, f"{label}. {said}.", f"Paired differences, points: seeds. {said}.")
@@ -240,11 +230,11 @@ def _cost_against(runs: Runs, split: str) -> Iterator[Picture]:
     """Yield accuracy over bytes, or the data set's first metric, a point for each run."""
     metric = data_set(str(runs[0].summary["dataset"])).headline[0]
     points: dict[str, list[tuple[float, float]]] = {}
-    for experiment, by_seed in experiments_of(runs).items():
-        for run in by_seed.values():
-            value = of_split(run.summary, split)["mean"].get(metric)
+    for experiment, by_seed in _summaries(runs, split).items():
+        for summary in by_seed.values():
+            value = summary["mean"].get(metric)
             if value is not None:
-                megabytes = sum(run.summary["bytes"][way] for way in ("up", "down")) / 1e6
+                megabytes = sum(summary["bytes"][way] for way in ("up", "down")) / 1e6
                 points.setdefault(experiment, []).append((megabytes, value))
     if len(points) < 2:
         return
@@ -256,33 +246,28 @@ def _cost_against(runs: Runs, split: str) -> Iterator[Picture]:
 
 def _head(runs: Runs, split: str) -> dict[str, Any]:
     """Return the head of a comparison, where it is not that of the first run."""
-    experiments = experiments_of(runs)
     methods = dict.fromkeys(f"{r.summary['title']} ({r.summary['method']})" for r in runs)
     told = [pair for pair in facts(runs[0]) if pair[0] not in ("method", "trained")]
-    counts = f"{len(experiments)} experiments, {counted(len(runs), 'run')}"
+    counts = f"{len(experiments_of(runs))} experiments, {counted(len(runs), 'run')}"
     return {
         "facts": [*told, ("methods", ", ".join(methods)), ("runs", counts)],
-        "result": _result(experiments, runs, split),
+        "result": _result(runs, split),
         "limit": "An interval over seeds says how much seeds scatter, nothing of other patients.",
     }
 
 
-def _result(experiments: Mapping[str, Mapping[int, ReportedRun]], runs: Runs, split: str) -> str:
+def _result(runs: Runs, split: str) -> str:
     if len({run.summary["dataset"] for run in runs}) > 1:
         return "The runs are on several data sets and are not compared."
     metric = data_set(str(runs[0].summary["dataset"])).headline[0]
-    summaries = {
-        name: {seed: of_split(run.summary, split) for seed, run in by_seed.items()}
-        for name, by_seed in experiments.items()
-    }
-    found = {n: list(v.values()) for n, v in values_by_seed(summaries, metric).items() if v}
+    samples = values_by_seed(_summaries(runs, split), metric)
+    found = {n: _mean(metric, list(v.values())) for n, v in samples.items() if v}
     if not found:
         return f"No run has a {split} {metric} that may be shown."
-    best = max(found, key=lambda name: mean(found[name]))
-    cell = with_interval(mean(found[best]), of_mean(found[best], *_bounds(metric)))
-    seeds = counted(len(found[best]), "seed")
-    rest = {name: mean(values) for name, values in found.items() if name != best}
-    said = f"Highest {split} {metric}: {best}, {cell} over {seeds}"
+    best = max(found, key=lambda name: found[name].value)
+    seeds = counted(len(samples[best]), "seed")
+    rest = {name: one.value for name, one in found.items() if name != best}
+    said = f"Highest {split} {metric}: {best}, {with_interval(found[best])} over {seeds}"
     if not rest:
         return f"{said}."
     return f"{said}; the next is {max(rest, key=lambda n: rest[n])}, {max(rest.values()):.3f}."
@@ -292,14 +277,14 @@ def _unequal(experiments: Mapping[str, Mapping[int, ReportedRun]]) -> list[str]:
     """Return by experiment in what it is not on the terms of the first."""
     budgets = {}
     for name, by_seed in experiments.items():
-        runs = [run.run for run in by_seed.values()]
+        runs = list(by_seed.values())
         budgets[name] = budget_of(runs[0].settings).taken(runs)
     return [f"{name}: {'; '.join(parts)}" for name, parts in Budgets(budgets).unlike().items()]
 
 
 def _cost(run: ReportedRun) -> list[str]:
     seconds, bytes_ = run.summary["seconds"], run.summary["bytes"]
-    work = (sum(int(row[key]) for row in run.run.traffic) for key in ("steps", "samples"))
+    work = (sum(int(row[key]) for row in run.traffic) for key in ("steps", "samples"))
     return [
         run.name,
         *(f"{number:,}" if number else NONE for number in work),

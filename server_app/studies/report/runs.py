@@ -1,8 +1,7 @@
 """The finished runs of a report: by what name each goes, and which are of one experiment."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
-from fedsilo.server_app.studies.compare.over_setting import finished_runs, read_run
+from fedsilo.server_app.studies.compare.over_setting import SweptRun, finished_runs, read_run
 from fedsilo.server_app.studies.report.numbers import counted, floored
 from fedsilo.server_app.studies.report.shown import ShownRun
 
@@ -18,30 +17,19 @@ _SEEDS = keys_with(CommonSettings, "seed")
 
 
 @dataclass(frozen=True)
-class ReportedRun:
+class ReportedRun(ShownRun):
     """A finished run under the names that a page gives it.
 
     No absolute path is among them: the page does not depend on the run's place.
-
-    Attributes:
-        run: its files, without what a page must not show.
-        name: of the run, one in its page.
-        experiment: of the runs that differ in their seed alone.
     """
 
-    run: ShownRun
-    name: str
-    experiment: str
-
-    @property
-    def summary(self) -> Mapping[str, Any]:
-        """What the run found."""
-        return self.run.summary
+    name: str  # of the run, one in its page
+    experiment: str  # of the runs that differ in their seed alone
 
     @cached_property
-    def settings(self) -> Mapping[str, Value]:
-        """What its result depends on."""
-        return self.run.settings.decisive()
+    def decisive(self) -> Mapping[str, Value]:
+        """The settings that its result depends on."""
+        return self.settings.decisive()
 
     @property
     def seed(self) -> int:
@@ -51,7 +39,7 @@ class ReportedRun:
     @property
     def simulated(self) -> bool:
         """Whether its sites were simulated: a hospital says by which software it takes part."""
-        return not any("software" in facts for facts in self.run.silos.values())
+        return not any("software" in facts for facts in self.silos.values())
 
     @property
     def trust(self) -> str:
@@ -70,11 +58,11 @@ class ReportedRun:
 
     def all_classes(self) -> list[str]:
         """Return the names of the classes at the first site."""
-        return self.class_names(next(iter(self.run.silos)))
+        return self.class_names(next(iter(self.silos)))
 
     def class_names(self, site: str) -> list[str]:
         """Return the names of a site's classes, numbers where the data set has none."""
-        facts = self.run.silos[site]
+        facts = self.silos[site]
         counts = facts["label_counts"].get("test", [])
         return list(facts["classes"]) or [f"class {label}" for label in range(len(counts))]
 
@@ -85,17 +73,15 @@ def reported_runs(folders: Sequence[Path]) -> list[ReportedRun]:
     Raises:
         RunDirectoryError: there is none in one of them, or one that has not ended.
     """
-    found = finished_runs(folders)
-    names = _names([run.path.resolve() for run in found])
-    runs = [
-        ReportedRun(ShownRun(run.path), name, read_run(run, "test").line)
-        for run, name in zip(found, names, strict=True)
+    found = [read_run(run, "test") for run in finished_runs(folders)]
+    by_experiment: dict[str, list[SweptRun]] = {}
+    for run in found:
+        by_experiment.setdefault(run.line, []).append(run)
+    together = {name for name, alike in by_experiment.items() if _differ_by_seed(alike)}
+    return [
+        ReportedRun(run.path, name, run.line if run.line in together else name)
+        for run, name in zip(found, _names([run.path.resolve() for run in found]), strict=True)
     ]
-    by_experiment: dict[str, list[ReportedRun]] = {}
-    for run in runs:
-        by_experiment.setdefault(run.experiment, []).append(run)
-    apart = {name for name, alike in by_experiment.items() if not _differ_by_seed(alike)}
-    return [replace(run, experiment=run.name) if run.experiment in apart else run for run in runs]
 
 
 def experiments_of(runs: Sequence[ReportedRun]) -> dict[str, dict[int, ReportedRun]]:
@@ -108,19 +94,17 @@ def experiments_of(runs: Sequence[ReportedRun]) -> dict[str, dict[int, ReportedR
 
 def _names(paths: Sequence[Path]) -> list[str]:
     """Return the folders' names, with as many parents as make them unique."""
-    depth = 1
-    while depth < max(len(path.parts) for path in paths):
+    for depth in range(1, max(len(path.parts) for path in paths)):
         names = ["/".join(path.parts[-depth:]) for path in paths]
-        if max(Counter(names).values()) == 1:
+        if len(set(names)) == len(names):
             return names
-        depth += 1
     return [str(path) for path in paths]
 
 
-def _differ_by_seed(runs: Sequence[ReportedRun]) -> bool:
+def _differ_by_seed(runs: Sequence[SweptRun]) -> bool:
     """Tell whether runs of one name are one experiment: other settings alike, each seed once."""
     without = [{k: v for k, v in run.settings.items() if k not in _SEEDS} for run in runs]
-    seeds = {run.seed for run in runs}
+    seeds = {int(run.summary["seed"]) for run in runs}
     return len(seeds) == len(runs) and all(settings == without[0] for settings in without)
 
 
@@ -130,7 +114,7 @@ _MANY_CLASSES = 8  # a table of more columns cannot be read
 
 def taking_part(run: ReportedRun) -> dict[str, Any]:
     """Return what ``sites.html`` says of a run."""
-    silos, failed, floor = run.run.silos, run.summary["failures"], run.run.floor
+    silos, failed, floor = run.silos, run.summary["failures"], run.floor
     names = run.all_classes()
     splits = [s for s in _SPLIT_NAMES if any(facts["sizes"].get(s) for facts in silos.values())]
     told = run.trust == SERVER  # how many were left out

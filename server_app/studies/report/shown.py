@@ -17,15 +17,15 @@ Beside the floor, a page shows of a run at 'trust: nobody' only what such a hosp
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from fedsilo.client_app.summary.suppression import at_least, suppressed
+from fedsilo.client_app.summary.suppression import at_least, secret_of, suppressed
 from fedsilo.models.contract.settings import NOBODY
+from fedsilo.models.contract.site_facts import SPLITS
 from fedsilo.models.measures.outcome_counts import CLASS
 from fedsilo.server_app.records.summary import by_distribution, means
 from fedsilo.server_app.studies.finished_run import Document, FinishedRun, Rows
@@ -40,6 +40,15 @@ Values = Mapping[str, Mapping[str, float]]
 def rests_on_classes(metric: str) -> bool:
     """Return whether a metric, or a family of them, is of each class by itself."""
     return metric == CLASS or _OTHERS_MODELS.sub("", metric) in _OVER_CLASSES
+
+
+def last_figures(run: FinishedRun, split: str) -> dict[str, dict[str, float]]:
+    """Return site -> metric -> value of a run's last round."""
+    last, values = str(run.summary["rounds"]), dict[str, dict[str, float]]()
+    for row in run.metrics:
+        if row["round"] == last and row["split"] == split:
+            values.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
+    return values
 
 
 class ShownRun(FinishedRun):
@@ -73,7 +82,13 @@ class ShownRun(FinishedRun):
     @cached_property
     def metrics(self) -> Rows:
         """The rows of ``metrics.csv`` that may be shown."""
-        return [row for row in self.whole.metrics if self._shows_row(row)]
+        return [
+            row
+            for row in self.whole.metrics
+            if self._shows(
+                int(row["round"]), row["site"], row["split"], row["metric"], float(row["value"])
+            )
+        ]
 
     @property
     def sent(self) -> Rows:
@@ -89,27 +104,19 @@ class ShownRun(FinishedRun):
     def summary(self) -> Document:
         """``summary.json``; means are over the sites whose figure may be shown."""
         whole = self.whole.summary
-        test = self._of_summary({s: dict(row) for s, row in whole["sites"].items()}, "test")
-        validation = self._of_summary(self._last("val"), "val")
+        last = self._ends["val"]
+        test, validation = self._of_summary(whole["sites"], "test"), self._of_summary(last, "val")
         return {
             **whole,
             "sites": test,
             **self._means(whole, whole["sites"], test),
-            "validation": self._means(whole["validation"], self._last("val"), validation),
+            "validation": self._means(whole["validation"], last, validation),
         }
 
     @cached_property
     def withheld(self) -> list[str]:
         """Sites of whose test samples some figure is not shown because of the floor."""
         return [site for site in self.silos if self._hidden(site, "test") != frozenset()]
-
-    def _last(self, split: str) -> dict[str, dict[str, float]]:
-        """Return site -> metric -> value of the last round, hidden ones too."""
-        last, values = str(self.whole.summary["rounds"]), dict[str, dict[str, float]]()
-        for row in self.whole.metrics:
-            if row["round"] == last and row["split"] == split:
-                values.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
-        return values
 
     def _of_summary(self, values: Values, split: str) -> dict[str, dict[str, float]]:
         last = int(self.whole.summary["rounds"])
@@ -127,20 +134,16 @@ class ShownRun(FinishedRun):
 
     @cached_property
     def _by_split(self) -> dict[tuple[str, str], Counts | None]:
-        return {
-            (site, split): self._suppressed(site, split, counts)
-            for site, facts in self.whole.silos.items()
-            for split, counts in facts["label_counts"].items()
-        }
-
-    def _suppressed(self, site: str, split: str, counts: Sequence[int]) -> Counts | None:
-        """Return a split's counts by class, hidden ones as None; None if there are too few."""
-        if sum(counts) < self.floor:
-            return None
-        # The same data hide the same classes in every run, by what no page shows
-        facts = json.dumps(self.whole.silos[site]["fingerprints"], sort_keys=True)
-        secret = int.from_bytes(hashlib.sha256(facts.encode()).digest()[:7], "big")
-        return suppressed(counts, self.floor, secret, site, split)
+        """Site and split -> counts by class, hidden ones as None; None if there are too few."""
+        found: dict[tuple[str, str], Counts | None] = {}
+        for site, facts in self.whole.silos.items():
+            # The same data hide the same classes in every run, by what no page shows
+            secret = secret_of(json.dumps(facts["fingerprints"], sort_keys=True).encode())
+            for split, counts in facts["label_counts"].items():
+                enough = sum(counts) >= self.floor
+                shown = suppressed(counts, self.floor, secret, site, split) if enough else None
+                found[site, split] = shown
+        return found
 
     def _counts(self, site: str, split: str) -> Counts | None:
         """Return the shown counts; of too few samples all are hidden."""
@@ -155,10 +158,6 @@ class ShownRun(FinishedRun):
         if counts is None:
             return None
         return frozenset(c for c, count in enumerate(counts) if count is None)
-
-    def _shows_row(self, row: Mapping[str, str]) -> bool:
-        where = int(row["round"]), row["site"], row["split"]
-        return self._shows(*where, row["metric"], float(row["value"]))
 
     def _shows(self, at: int, site: str, split: str, metric: str, value: float) -> bool:
         """Return whether a figure may be shown."""
@@ -180,19 +179,15 @@ class ShownRun(FinishedRun):
         return name not in _OVER_CLASSES
 
     def _accuracy_is_shown(self, site: str, split: str, hidden: frozenset[int]) -> bool:
-        last, value = self.whole.summary["rounds"], self._ends.get((site, split, "accuracy"))
+        last, value = self.whole.summary["rounds"], self._ends[split].get(site, {}).get("accuracy")
         return value is not None and not self._gives_away(
             last, site, split, "accuracy", value, hidden
         )
 
     @cached_property
-    def _ends(self) -> dict[tuple[str, str, str], float]:
-        last = str(self.whole.summary["rounds"])
-        return {
-            (row["site"], row["split"], row["metric"]): float(row["value"])
-            for row in self.whole.metrics
-            if row["round"] == last
-        }
+    def _ends(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Split -> site -> metric -> value of the last round, hidden ones too."""
+        return {split: last_figures(self.whole, split) for split in SPLITS}
 
     def _gives_away(
         self, at: int, site: str, split: str, metric: str, value: float, hidden: frozenset[int]
@@ -202,14 +197,10 @@ class ShownRun(FinishedRun):
         right = round(value * sum(counts))
         left = [(right, sum(counts))]
         if metric == "accuracy" and at == self.whole.summary["rounds"]:
-            left += self._without_shown_classes(site, split, right, counts, hidden)
+            shown = [c for c in range(len(counts)) if c not in hidden]
+            ends = self._ends[split].get(site, {})
+            found = [ends.get(f"{CLASS}.{c}.right") for c in shown]
+            if shown and None not in found:
+                of_hidden = right - sum(int(n or 0) for n in found)
+                left.append((of_hidden, sum(counts[c] for c in hidden)))
         return any(min(r, n - r) <= 1 for r, n in left)
-
-    def _without_shown_classes(
-        self, site: str, split: str, right: int, counts: Sequence[int], hidden: frozenset[int]
-    ) -> Iterator[tuple[int, int]]:
-        """Yield how many of the hidden classes' samples are right, and of how many."""
-        shown = [c for c in range(len(counts)) if c not in hidden]
-        found = [self._ends.get((site, split, f"{CLASS}.{c}.right")) for c in shown]
-        if shown and None not in found:
-            yield right - sum(int(n or 0) for n in found), sum(counts[c] for c in hidden)

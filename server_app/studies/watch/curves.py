@@ -8,9 +8,10 @@ from pathlib import Path
 
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.figures.palette import line_styles
+from fedsilo.models.measures.intervals import Estimate
 from fedsilo.server_app.studies.finished_run import FinishedRun, Rows
 from fedsilo.server_app.studies.report.page import Picture
-from fedsilo.server_app.studies.report.pictures import Estimate, curves, estimates
+from fedsilo.server_app.studies.report.pictures import curves, estimates
 
 _SLOWEST = 10  # sites that are drawn
 Lines = Mapping[str, Mapping[int, float]]

@@ -10,7 +10,7 @@ from fedsilo.client_app.training.evaluation import (
     in_batches,
     measure,
     over_batches,
-    predict,
+    predict_batches,
     tokens_of,
 )
 from fedsilo.datasets.silo.silos import Split
@@ -134,10 +134,11 @@ def test_dropout_is_really_on_and_keyed_on_the_message() -> None:
 def test_no_passes_mean_one_pass_without_dropout() -> None:
     network, split = WithDropout(), dropout_split()
     settings = CommonSettings(mc_passes=0, seed=7)
-    found = predict(network, split, settings, CPU, KEY)
+    found = predict_batches(network, in_batches(split.inputs), settings, CPU, KEY)
     expected = torch.softmax(split.inputs.flatten(1) / math.sqrt(1 + network.norm.eps), dim=1)
     torch.testing.assert_close(found, expected.double(), rtol=1e-6, atol=0)
-    one = predict(network, split, CommonSettings(mc_passes=1, seed=7), CPU, KEY)
+    dropped = CommonSettings(mc_passes=1, seed=7)
+    one = predict_batches(network, in_batches(split.inputs), dropped, CPU, KEY)
     assert not torch.allclose(one, found, atol=1e-2), "one pass has dropout on"
 
 
@@ -204,10 +205,10 @@ def test_large_images_are_encoded_a_few_at_a_time_and_draw_what_the_batch_draws(
     side = 300
     images = torch.randn(60, 1, side, side, generator=torch.Generator().manual_seed(1))
     small = images.flatten(1)[:, :3].reshape(60, 1, 1, 3)
-    network, labels = FirstNumbers(), torch.arange(60) % 3
-    found = predict(network, Split(images, labels), SETTINGS, CPU, KEY)
+    network = FirstNumbers()
+    found = predict_batches(network, in_batches(images), SETTINGS, CPU, KEY)
     assert network.batches == [46, 14], "2^22 numbers are 46 of 90,000"
-    expected = predict(WithDropout(), Split(small, labels), SETTINGS, CPU, KEY)
+    expected = predict_batches(WithDropout(), in_batches(small), SETTINGS, CPU, KEY)
     torch.testing.assert_close(found, expected)
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.models.measures.outcome_counts import BINS, outcome_counts
+from fedsilo.models.measures.outcome_counts import BINS, Bin, bins, outcome_counts
 
 # Three of class 0, two of them found, and two of class 1, of which one is taken for 0
 PROBABILITIES = torch.tensor(
@@ -66,3 +66,11 @@ def test_no_outcome_count_of_a_class_is_over_fewer_than_the_minimum(
         assert (f"class.{label}.auc" in found) is (min(has, others) >= minimum)
     counted = [found.get(f"confidence.{place}.count", 0) for place in range(BINS)]
     assert sum(counted) == (samples if samples >= minimum else 0)
+
+
+def test_bins_of_several_sites_are_added_and_empty_ones_left_out() -> None:
+    one = {"confidence.7.count": 4.0, "confidence.7.right": 3.0, "confidence.7.mean": 0.75}
+    one |= {"confidence.8.count": 0.0, "accuracy": 0.8}
+    other = {"confidence.7.count": 6.0, "confidence.7.right": 6.0, "confidence.7.mean": 0.7}
+    assert bins([one, other, {}], "confidence") == [Bin(10, 9, pytest.approx(0.72))]
+    assert bins([one], "certainty") == []

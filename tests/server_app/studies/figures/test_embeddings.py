@@ -15,11 +15,12 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.studies.figures.embedding_panels import draw_panels
 from fedsilo.server_app.studies.figures.embeddings import (
     Cloud,
     Panel,
+    Selection,
     document,
+    draw_panels,
     on_plane,
     separability,
 )
@@ -102,7 +103,7 @@ def hand_made() -> Panel:
 
 
 def test_the_document_holds_a_point_per_sample() -> None:
-    found = json.loads(json.dumps(document(hand_made(), {"split": "test"})))
+    found = json.loads(json.dumps(document(hand_made(), Selection(split="test"))))
     assert found["split"] == "test"
     assert found["dimensions"] == 2
     assert found["points"][3] == {"site": "site-1", "row": 3, "label": 1, "x": 6.0, "y": 7.1235}

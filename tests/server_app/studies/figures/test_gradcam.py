@@ -12,7 +12,7 @@ from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.figures.gradcam import (
     Column,
     GradCamSheet,
-    Scenarios,
+    by_scenario,
     draw_sheet,
     gradcam,
 )
@@ -63,7 +63,7 @@ def test_images_are_chosen_by_who_is_right_about_them() -> None:
     first = torch.tensor([0, 1, 1, 0, 1, 0, 0])
     second = torch.tensor([0, 0, 1, 0, 0, 1, 1])
     third = torch.tensor([0, 0, 1, 0, 0, 1, 0])
-    assert Scenarios(1).chosen(truths, [first, second, third]) == [
+    assert by_scenario(truths, [first, second, third], 1) == [
         (0, "all are right"),
         (2, "all are right"),
         (3, "all are wrong"),
@@ -72,7 +72,7 @@ def test_images_are_chosen_by_who_is_right_about_them() -> None:
         (1, "the second is right, the first is not"),
         (6, "the second is right, the first is not"),
     ]
-    twice = Scenarios(2).chosen(torch.zeros(3), [torch.zeros(3), torch.zeros(3)])
+    twice = by_scenario(torch.zeros(3), [torch.zeros(3), torch.zeros(3)], 2)
     assert twice == [(0, "all are right"), (1, "all are right")]
 
 
@@ -83,7 +83,7 @@ def test_the_command_draws_images_of_the_four_scenarios(
     told = ("--scenarios", "1", "--split", "train", "--picture", str(picture))
     assert _gradcam(finished, ["fedavg", "local"], *told) == 0
     assert capsys.readouterr().out == f"{picture}\n"
-    sheet = gradcam([finished / "fedavg", finished / "local"], "s2a", Scenarios(1), "train")
+    sheet = gradcam([finished / "fedavg", finished / "local"], "s2a", [], 1, "train")
     assert len(sheet.reasons) == len(sheet.truths) == len(sheet.columns[0].explanations) > 1
     for place, (truth, reason) in enumerate(zip(sheet.truths, sheet.reasons, strict=True)):
         right = [column.explanations[place].answer() == truth for column in sheet.columns]

@@ -6,9 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fedsilo.datasets.tables.heart import synthetic_text
 from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.studies.monitor.new_data import open_new_data, request_of
+from fedsilo.server_app.studies.predict.model import open_model
 
 COLUMNS = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num"
 
@@ -70,6 +73,19 @@ def test_monitor_of_too_few_cases_is_refused(
     data = _new(tmp_path, "cleveland", rows=9)
     assert _run(hearts / "fedavg-seed0", "--data", data) == 1
     assert "9 cases that can be used, and a check takes 10" in capsys.readouterr().err
+
+
+def test_labels_of_a_manifest_are_found_also_for_names_like_formulas(
+    finished: Path, tmp_path: Path
+) -> None:
+    names = ["plain.png", "-dash.png"]
+    for name in names:
+        Image.new("L", (28, 28)).save(tmp_path / name)
+    (tmp_path / "new.csv").write_text("path,label\nplain.png,3\n-dash.png,4\n")
+    request = request_of(finished / "fedavg", tmp_path / "new.csv", "s1a", None)
+    new = open_new_data(open_model(request.run_dir, "s1a"), request)
+    assert list(new.inputs.names) == ["plain.png", "./-dash.png"]
+    assert new.labels.tolist() == [3, 4]
 
 
 def test_monitor_without_labels_checks_drift_alone(

@@ -11,7 +11,7 @@ from fedsilo.client_app.explain.columns import column_contributions, explain_col
 from fedsilo.datasets.tables.schema import Column
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.measures.outcome_counts import CONFIDENCE
+from fedsilo.models.measures.outcome_counts import CONFIDENCE, bins, merged
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.predict import cases
 from fedsilo.server_app.studies.predict.calibration import calibrate
@@ -19,8 +19,7 @@ from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from fedsilo.server_app.studies.predict.values import ValueTexts
-from fedsilo.server_app.studies.report.clinic import bins, final_figures, merged
-from fedsilo.server_app.studies.report.runs import ReportedRun
+from fedsilo.server_app.studies.report.clinic import final_figures
 from fedsilo.server_app.studies.report.shown import ShownRun
 from tests.server_app.studies.predict.test_data_sets import run_of
 from tests.support.browser import chromium, opened
@@ -143,7 +142,7 @@ def test_common_values_leave_no_count_below_the_floor(counts: list[int], said: s
 def test_intervals_are_of_the_clinic_reports_bins(tables: Path) -> None:
     model = open_model(tables / "table", "north")
     shown = ShownRun(model.run.path)
-    found = final_figures(ReportedRun(shown, "a", "a"))
+    found = final_figures(shown)
     counts = [one.count for one in cases._reliability(model)]
     assert counts == [one.count for one in merged(bins(found.values(), CONFIDENCE), shown.floor)]
     assert counts != [one.count for one in bins(found.values(), CONFIDENCE)]

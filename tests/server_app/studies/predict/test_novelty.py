@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +13,7 @@ from fedsilo.datasets.tables.schema import Column
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.studies.predict.inputs import open_inputs
 from fedsilo.server_app.studies.predict.model import open_model
-from fedsilo.server_app.studies.predict.novelty import Reference, reference_of
+from fedsilo.server_app.studies.predict.novelty import CaseNovelty, Reference, reference_of
 from fedsilo.server_app.studies.predict.prediction import predict, predicted
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.server_app.studies.predict.test_data_sets import run_of
@@ -102,6 +103,23 @@ def test_an_unusual_case_is_answered_and_still_marked_if_all_are_asked_for(
     assert answered.frame()["predicted"].notna().all()
     assert "beyond the training values: age" in answered.frame()["unusual"][0]
     assert answered.frame()["novelty"][0] > 1
+
+
+def test_which_cases_are_unusual_is_computed_once_for_all_of_them(
+    hearts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each case again, a table of 80,000 rows would take minutes."""
+    found = predict(PredictRequest(hearts, split="test"))
+    assert isinstance(found.novelty, CaseNovelty)
+    calls, unusual = list[CaseNovelty](), CaseNovelty.unusual
+
+    def counted(self: CaseNovelty) -> Any:
+        calls.append(self)
+        return unusual(self)
+
+    monkeypatch.setattr(CaseNovelty, "unusual", counted)
+    assert len(found.novelty.reasons(found.features)) > 1
+    assert len(calls) == 1
 
 
 def test_of_the_samples_that_set_the_limit_at_most_5_percent_are_beyond_it_and_all_are_answered(

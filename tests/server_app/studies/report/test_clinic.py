@@ -2,17 +2,13 @@
 
 import pytest
 
-from fedsilo.server_app.studies.report.clinic import Bin, bins, class_outcomes
+from fedsilo.server_app.studies.report.clinic import class_outcomes
 
 FIGURES = {
     "class.0.right": 8.0,
     "class.0.false": 1.0,
     "class.0.auc": 0.9,
     "class.1.false": 2.0,
-    "confidence.7.count": 4.0,
-    "confidence.7.right": 3.0,
-    "confidence.7.mean": 0.75,
-    "confidence.8.count": 0.0,
     "accuracy": 0.8,
 }
 
@@ -24,7 +20,7 @@ def test_sensitivity_and_specificity_are_shares_of_the_class_and_of_the_others()
     assert sensitivity is not None
     assert specificity is not None
     assert area is not None
-    assert (sensitivity[0], specificity[0], area[0]) == pytest.approx((0.8, 0.75, 0.9))
+    assert (sensitivity.value, specificity.value, area.value) == pytest.approx((0.8, 0.75, 0.9))
     assert ill.sensitivity() is None, "the site did not tell it"
     assert ill.specificity() is not None
     assert ill.area() is None
@@ -33,9 +29,3 @@ def test_sensitivity_and_specificity_are_shares_of_the_class_and_of_the_others()
 def test_a_rounded_count_is_never_more_than_there_are() -> None:
     (one, _) = class_outcomes({"class.0.right": 1240.0}, ["a", "b"], [1236, 5], 1241)
     assert one.right == 1236
-
-
-def test_bins_of_several_sites_are_added_and_empty_ones_left_out() -> None:
-    other = {"confidence.7.count": 6.0, "confidence.7.right": 6.0, "confidence.7.mean": 0.7}
-    assert bins([FIGURES, other, {}], "confidence") == [Bin(10, 9, pytest.approx(0.72))]
-    assert bins([FIGURES], "certainty") == []
