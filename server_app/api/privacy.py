@@ -73,9 +73,5 @@ def _plan_of(
         noise = noise_for(budget, delta, made)
         yield (
             f"  epsilon {budget:g} at delta {delta:g}: --set sample-clip-norm=1 --set "
-            f"noise-multiplier={_rounded_up(noise):g}"
+            f"noise-multiplier={math.ceil(noise * 100) / 100:g}"
         )
-
-
-def _rounded_up(noise: float) -> float:
-    return math.ceil(noise * 100) / 100

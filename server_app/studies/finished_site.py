@@ -76,11 +76,7 @@ def finished_settings(run_dir: Path, data_dir: Path | None) -> RunSettings:
 
 
 def _refuse_other_backbone(run: FinishedRun, site: str, common: CommonSettings) -> None:
-    """Refuse to explain by another backbone than the run's.
-
-    Raises:
-        SettingError: the weights are others by now.
-    """
+    """Raise a SettingError where the weights of the backbone are no longer the run's."""
     if common.network != "vit" or site not in run.silos:
         return
     if backbone_digest(common) != run.silos[site].get("backbone", ""):
@@ -91,11 +87,7 @@ def _refuse_other_backbone(run: FinishedRun, site: str, common: CommonSettings) 
 
 
 def _refuse_other_schema(run: FinishedRun, silo: Silo) -> None:
-    """Refuse data whose features or classes are not those that the model was trained on.
-
-    Raises:
-        DataError: so they are.
-    """
+    """Raise a DataError for other features or classes than the model was trained on."""
     known = run.silos.get(silo.name, {})
     if silo.schema != known.get("schema", silo.schema):
         raise DataError(
@@ -109,8 +101,7 @@ def _last_message(
 ) -> tuple[RecordDict, Instruction]:
     """Return what the site was sent at the end of the run, or would be of its best round.
 
-    Raises:
-        SettingError: nothing of its model is here.
+    It raises a SettingError where nothing of the site's model is here.
     """
     common, content = settings.common, RecordDict({CONFIG: ConfigRecord({})})
     path = run.path / (BEST if best else MODEL)

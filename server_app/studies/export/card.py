@@ -70,6 +70,7 @@ def card_text(
     run, floor = reported.run, reported.run.floor
     sites = [site] if site else list(run.silos)
     metrics = _shown(run, sites)
+    guarantee = run.summary["privacy"]["guarantee"]
     return template.render(
         front_matter=_front_matter(run, sites),
         name=run.path.resolve().name,
@@ -101,7 +102,7 @@ def card_text(
             ]
             for name in sites
         ],
-        guarantee=_guarantee(run.summary["privacy"]["guarantee"]),
+        guarantee=guarantee if isinstance(guarantee, str) else guarantee["of"],
         few=[
             name
             for name, known in run.silos.items()
@@ -224,12 +225,6 @@ def _cell(run: FinishedRun, site: str, metric: str) -> str:
     elif metric == "auc" and len(counts) == 2 and None not in counts:
         interval = of_auc(value, counts[1], counts[0])
     return with_interval(value, interval)
-
-
-def _guarantee(guarantee: Any) -> str:
-    if isinstance(guarantee, str):
-        return guarantee
-    return str(guarantee["of"])
 
 
 def _changed_settings(run: FinishedRun) -> list[tuple[str, str]]:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.datasets.io.atomic_files import build_folder
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.studies.finetune.data import chosen_sites
 from fedsilo.server_app.studies.finetune.request import SEGMENTATION, FinetuneRequest
 from fedsilo.server_app.studies.finetune.results import FinetuneResult, StartResult, write_results
 from fedsilo.server_app.studies.finetune.settings import network_of, settings_of
-from fedsilo.server_app.studies.finetune.tasks import Downstream, Segmentation
+from fedsilo.server_app.studies.finetune.tasks import Downstream, Segmentation, chosen_sites
 from fedsilo.server_app.studies.finetune.training import Study, start, train
 from fedsilo.server_app.studies.finetune.weights import SCRATCH, RunModel, Source, open_start
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.run.arguments import refuse_below
 
 CLASSIFICATION, SEGMENTATION = "classification", "segmentation"
 
@@ -34,8 +35,7 @@ class FinetuneRequest:
     def check(self) -> None:
         """Raise a SettingError for what is out of range or could not be written."""
         for name in ("seeds", "epochs", "images"):
-            if (number := getattr(self, name)) < 1:
-                raise SettingError(f"--{name} is {number}; it must be at least 1")
+            refuse_below(1, name, getattr(self, name))
         if self.distil_epochs < 0:
             raise SettingError(
                 f"--distil-epochs is {self.distil_epochs}; it must be 0 or more: give 5, or leave "

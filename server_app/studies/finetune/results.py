@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from fedsilo.client_app.explain.image_explanation import draw_image
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.state_files import save_state
+from fedsilo.models.figures.panels import without_frame
 from fedsilo.models.measures.segmentation_metrics import image_dice, overlaps
-from fedsilo.server_app.studies.compare.tables import Spread, spread_cell
+from fedsilo.server_app.studies.compare.tables import Spread, rich_table, spread_cell
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
-from fedsilo.server_app.studies.finetune.distil import DistilReport
 from fedsilo.server_app.studies.finetune.settings import used
 from fedsilo.server_app.studies.finetune.tasks import Segmentation, predicted_masks
 from fedsilo.server_app.studies.finetune.training import Study, Trained, start
-from fedsilo.server_app.studies.finetune.transfer import TransferReport
+from fedsilo.server_app.studies.finetune.transfer import DistilReport, TransferReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,11 @@ def result_table(finetuned: FinetuneResult) -> Table:
     study = finetuned.study
     over = f"mean ± sd over {study.seeds} seeds" if study.seeds > 1 else "one seed"
     title = f"{study.downstream.network} on {study.settings.dataset}, test metrics, {over}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("weights")
-    for metric in study.downstream.shown:
-        table.add_column(metric, justify="right")
+    lines = [["weights", *study.downstream.shown]]
     for result in finetuned.starts:
         rows = [result.row(metric) for metric in study.downstream.shown]
-        table.add_row(result.label, *(spread_cell(row) if row else "" for row in rows))
-    return table
+        lines.append([result.label, *(spread_cell(row) if row else "" for row in rows)])
+    return rich_table(title, lines)
 
 
 def write_results(folder: Path, study: Study, starts: Sequence[StartResult], images: int) -> None:
@@ -233,7 +230,5 @@ def _panel(axes: Axes, image: Tensor, layer: Tensor | None, caption: str) -> Non
     if layer is not None:
         # draw_image shrinks a large image, so the layer takes its extent
         axes.imshow(layer.numpy(), interpolation="nearest", extent=axes.images[0].get_extent())
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.set_frame_on(False)
+    without_frame(axes)
     axes.set_xlabel(caption, fontsize="small")

@@ -12,11 +12,14 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.segmentation.pyramids import Segmenter
-from fedsilo.server_app.studies.finetune.data import Pooled
-from fedsilo.server_app.studies.finetune.distil import DistilReport, distil
 from fedsilo.server_app.studies.finetune.settings import takes
-from fedsilo.server_app.studies.finetune.tasks import Downstream, cosine_epochs
-from fedsilo.server_app.studies.finetune.transfer import TransferReport, transfer
+from fedsilo.server_app.studies.finetune.tasks import Downstream, Pooled, cosine_epochs
+from fedsilo.server_app.studies.finetune.transfer import (
+    DistilReport,
+    TransferReport,
+    distil,
+    transfer,
+)
 from fedsilo.server_app.studies.finetune.weights import RunModel, Source
 
 Arrays = dict[str, Tensor]

@@ -10,8 +10,7 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
-from fedsilo.server_app.studies.finetune.data import Pooled
-from fedsilo.server_app.studies.finetune.tasks import Segmentation, predicted_masks
+from fedsilo.server_app.studies.finetune.tasks import Pooled, Segmentation, predicted_masks
 from fedsilo.server_app.studies.finetune.training import Study, train
 
 CPU = Compute(torch.device("cpu"), bf16=False)
