@@ -45,7 +45,9 @@ def written(silos: object, label: str, missing: str, cache: Path) -> tuple[str, 
         work = scratch / "files"
         work.mkdir(mode=0o700)
         dataset = write_silos(work, silos, label, missing)
-        target = folder / _digest(work)[:_DIGITS]
+        files = [path for path in sorted(work.rglob("*")) if path.is_file()]
+        parts = [[str(path.relative_to(work)), file_sha256(path)] for path in files]
+        target = folder / json_digest(parts)[:_DIGITS]
         try:
             work.rename(target)
         except OSError:  # the same data were written before
@@ -166,8 +168,3 @@ def _of_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
     if names:
         frame = frame.assign(**{label: [names[value] for value in frame[label]]})
     return "tables", frame
-
-
-def _digest(folder: Path) -> str:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return json_digest([[str(path.relative_to(folder)), file_sha256(path)] for path in files])

@@ -189,14 +189,11 @@ def deploy_up(deployment: Deployment) -> None:
         line(f"hospitals reach the server by {deployment.address}: fedsilo deploy add NAME")
 
 
-def _kits(made: Iterable[MadeKit]) -> None:
+def deploy_add(made: Iterable[MadeKit]) -> None:
     """Print what the operator hands over, and the code to compare by telephone."""
     for one in made:
         line(f"{one.site}: {one.path} (code {one.code})")
     line("a kit holds a private key: hand it over encrypted, compare the code by telephone")
-
-
-deploy_add = _kits
 
 
 def deploy_renew(made: MadeKit | str) -> None:
@@ -204,7 +201,7 @@ def deploy_renew(made: MadeKit | str) -> None:
     if isinstance(made, str):
         line(made)
     else:
-        _kits([made])
+        deploy_add([made])
 
 
 def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:

@@ -170,10 +170,8 @@ def gradcam(
     wanted: Sequence[int] | grad_cam.Scenarios = (
         grad_cam.Scenarios(scenarios) if scenarios else parse_rows(rows)
     )
-    runs = folders_of(run_dirs)
-    sheet = grad_cam.gradcam(
-        runs, site, wanted, split, label, path_of(data_dir), path_of(state_dir)
-    )
+    runs, folders = folders_of(run_dirs), (path_of(data_dir), path_of(state_dir))
+    sheet = grad_cam.gradcam(runs, site, wanted, split, label, *folders)
     path = path_of(picture) or runs[0] / f"gradcam-{site}.png"
     write_picture(path, grad_cam.draw_sheet(sheet))
     return path
@@ -203,14 +201,14 @@ def report(
 
         return examine(run, by, decisions, path_of(data_dir))
 
-    asked = ReportOptions(
+    options = ReportOptions(
         reader=reader,
         audit_log=path_of(audit_log),
         site_file=path_of(site_file),
         examine=examined if by or decisions else None,
     )
     runs = folders_of(run_dirs)
-    return write_report(runs, Path(out), asked, overwrite=overwrite, pdf=pdf)
+    return write_report(runs, Path(out), options, overwrite=overwrite, pdf=pdf)
 
 
 def parse_rows(text: str) -> list[int]:

@@ -57,12 +57,10 @@ class Run:
         """A row per site: ``site, distribution, train, val, test`` (samples) and ``dropped``."""
         import pandas as pd
 
-        silos = self.finished.silos.items()
         return pd.DataFrame(
-            {"site": site, "distribution": facts["distribution"]}
-            | facts["sizes"]
+            {"site": site, "distribution": facts["distribution"], **facts["sizes"]}
             | {"dropped": facts["dropped"]}
-            for site, facts in silos
+            for site, facts in self.finished.silos.items()
         )
 
     def model(

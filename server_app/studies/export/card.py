@@ -39,12 +39,10 @@ _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibrat
 
 
 def card(run_dir: Path, site: str | None = None, out: Path | None = None) -> str:
-    """Write the card of a finished run's model; nothing but the run directory is needed.
+    """Return the card of a finished run's model; nothing but the run directory is needed.
 
-    Args:
-        run_dir: the run directory.
-        site: whose own model it describes, or None for that of all sites, or every site's.
-        out: the file to write, which must not exist, or None to write none.
+    ``site`` is whose own model it describes, or None for that of all sites, or every site's. It is
+    written to ``out``, which must not exist, unless that is None.
 
     Raises:
         FedsiloError: the run has not ended, there is no such site, or the file exists already.

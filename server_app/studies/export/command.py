@@ -66,15 +66,9 @@ def export(
     data_dir: Path | None = None,
     state_dir: Path | None = None,
 ) -> Export:
-    """Export a finished run's model.
+    """Export the model that ``open_model`` opens as ``form``, one of ``FORMATS``.
 
-    Args:
-        run_dir: the run directory.
-        form: one of ``FORMATS``.
-        site: whose model, or None for that of all sites.
-        out: the folder to write, which must not exist, or None for one in the run directory.
-        data_dir: the data directory, or None for the run's own.
-        state_dir: the site's private state, or None for the run directory's.
+    ``out`` is the folder to write, which must not exist, or None for one in the run directory.
 
     Raises:
         FedsiloError: the model cannot be opened or written in this form, the program answers

@@ -20,9 +20,9 @@ from fedsilo.models.figures.panels import without_frame
 from fedsilo.models.measures.segmentation_metrics import image_dice, overlaps
 from fedsilo.server_app.studies.compare.tables import Spread, rich_table, spread_cell
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
+from fedsilo.server_app.studies.figures.panels import new_figure
 from fedsilo.server_app.studies.finetune.settings import used
-from fedsilo.server_app.studies.finetune.tasks import Segmentation, predicted_masks
-from fedsilo.server_app.studies.finetune.training import Study, Trained, start
+from fedsilo.server_app.studies.finetune.tasks import Segmentation, Study, Trained, predicted_masks
 from fedsilo.server_app.studies.finetune.transfer import DistilReport, TransferReport
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _overlays(study: Study, starts: Sequence[StartResult], images: int) -> Figur
     rows = spread(study.data.origin, images)
     test, predicted = study.data.test, {}
     for result in starts:
-        network, _ = start(study, None, 0)
+        network = study.compute.place(study.downstream.build(study.settings, study.data.task))
         network.load_state_dict(result.trained[0].arrays)
         predicted[result.label] = predicted_masks(network, test.inputs[rows], study.compute)
     origin = study.data.origin
@@ -176,11 +176,8 @@ _OPACITY = 0.75
 
 def spread(origin: Sequence[str], count: int) -> list[int]:
     """Return at most ``count`` rows: the first of each site, then the second, and so on."""
-    by_site: dict[str, list[int]] = {}
-    for row, site in enumerate(origin):
-        by_site.setdefault(site, []).append(row)
-    turns = [(turn, row) for rows in by_site.values() for turn, row in enumerate(rows)]
-    return sorted(row for _, row in sorted(turns)[:count])
+    turns = pd.Series(origin).groupby(list(origin)).cumcount()
+    return sorted(turns.sort_values(kind="stable").index[:count].tolist())
 
 
 def coloured(predicted: Tensor, mask: Tensor) -> Tensor:
@@ -200,12 +197,10 @@ def draw_overlays(
     title: str,
 ) -> Figure:
     """Paint a row per image (n, channels, h, w): the image, its mask (n, h, w), each prediction."""
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     columns = 2 + len(predicted)
-    size = (2.5 * columns, 1.0 + 2.7 * len(images))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = new_figure(2.5 * columns, 1.0 + 2.7 * len(images))
     panels = figure.subplots(len(images), columns, squeeze=False)
     dice = {label: image_dice(overlaps(marked, masks)) for label, marked in predicted.items()}
     for row, (first, second, *others) in enumerate(panels):

@@ -25,6 +25,7 @@ from fedsilo.models.networks.segmentation.build import build_segmentation, segme
 from fedsilo.models.networks.segmentation.pyramids import Segmenter
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 from fedsilo.server_app.studies.finetune.request import CLASSIFICATION, SEGMENTATION
+from fedsilo.server_app.studies.finished_site import chosen_of
 
 _MISSING = {
     "train": "no training images",
@@ -62,15 +63,10 @@ def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
             f"fine-tuning is of images, and data set '{settings.dataset}' is a table: name another "
             "by --dataset"
         )
-    names = silo_names(settings)
-    if unknown := [site for site in wanted if site not in names]:
-        raise SettingError(
-            f"there is no site '{unknown[0]}' in '{settings.dataset}': its sites are "
-            f"{', '.join(names)}"
-        )
-    if not names:
+    sites = chosen_of(silo_names(settings), wanted, f"'{settings.dataset}'")
+    if not sites:
         raise DataError(f"data set '{settings.dataset}' has no sites on this machine")
-    return [site for site in names if site in wanted] if wanted else names
+    return sites
 
 
 def pooled_labels(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
@@ -222,6 +218,32 @@ class Segmentation(Downstream):
         return metrics | {"loss": sum(losses) / len(split)}
 
 
+@dataclass(frozen=True)
+class Study:
+    """Everything that is the same for all starts."""
+
+    downstream: Downstream
+    settings: CommonSettings
+    data: Pooled
+    compute: Compute
+    seeds: int
+    epochs: int
+    distil_epochs: int = 0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The outcome of one seed."""
+
+    seed: int
+    epoch: int  # the one with the best validation metric, from 1
+    val: dict[str, float]  # metrics of that epoch
+    test: dict[str, float]
+    curves: tuple[tuple[int, str, str, float], ...]  # (epoch, split, metric, value) of all epochs
+    arrays: dict[str, Tensor]  # the network's after that epoch, on the CPU
+    seconds: float
+
+
 def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Tensor]:
     """Yield the logits of a few images at a time, in eval mode."""
     network.eval()
@@ -257,7 +279,7 @@ def cosine_epochs(
     )
     for epoch in range(epochs):
         yield train_locally(
-            cast(SiteNetwork, network),  # beside the objective only its parameters are used
+            cast(SiteNetwork, network),  # only its parameters are used, and the objective
             split,
             settings,
             compute,

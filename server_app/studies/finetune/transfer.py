@@ -20,8 +20,8 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.prompted_vit import PromptedViT
 from fedsilo.models.networks.segmentation.pyramids import Segmenter, resized
+from fedsilo.server_app.studies.finetune.request import Classes, RunModel, Source
 from fedsilo.server_app.studies.finetune.tasks import cosine_epochs
-from fedsilo.server_app.studies.finetune.weights import Classes, RunModel, Source
 
 _HEAD, _BACKBONE = "head.", "encoder.vit."
 
@@ -35,7 +35,7 @@ class TransferReport:
     share: float  # the share of the encoder's numbers in them
     left: tuple[str, ...]  # arrays of the encoder that keep the seed's values
     head: bool = False  # whether the head is the run's
-    backbone: str = ""  # the frozen backbone loaded beside the run's arrays, or empty
+    backbone: str = ""  # the frozen backbone loaded with the run's arrays, or empty
 
     def summary(self) -> str:
         """Return it in one line."""

@@ -14,8 +14,9 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.prompted_vit import PromptedViT
 from fedsilo.models.networks.segmentation.build import build_segmentation
-from fedsilo.server_app.studies.finetune.tasks import Pooled, Segmentation
-from fedsilo.server_app.studies.finetune.training import Study, start
+from fedsilo.server_app.studies.finetune.command import start
+from fedsilo.server_app.studies.finetune.request import RunModel
+from fedsilo.server_app.studies.finetune.tasks import Pooled, Segmentation, Study
 from fedsilo.server_app.studies.finetune.transfer import (
     TransferReport,
     distil,
@@ -23,7 +24,6 @@ from fedsilo.server_app.studies.finetune.transfer import (
     transfer,
     vit_of,
 )
-from fedsilo.server_app.studies.finetune.weights import RunModel
 from tests.support.tiny import VIT_FIELDS
 
 
@@ -32,9 +32,7 @@ def run_model(common: CommonSettings, task: Task, **more: Any) -> RunModel:
     network = build_classifier(common, task)
     state = {n: t for n, t in network.state_dict().items() if t.is_floating_point()}
     arrays = {name: torch.full_like(tensor, 7.0) for name, tensor in state.items()}
-    return dataclasses.replace(
-        RunModel("run", "fedavg", common, arrays, ((), task.classes), True), **more
-    )
+    return dataclasses.replace(RunModel("run", common, arrays, ((), task.classes), True), **more)
 
 
 CPU = Compute(torch.device("cpu"), bf16=False)
@@ -99,7 +97,7 @@ OWN = CommonSettings(width=4, device="cpu", batch_size=4, optimiser="adamw", see
 
 def run_of_a_vit() -> RunModel:
     vit = build_classifier(VIT, Task((1, 16, 16), 3))
-    return RunModel("run", "fedefm", VIT, vit.state_dict(), ((), 3), has_backbone=True)
+    return RunModel("run", VIT, vit.state_dict(), ((), 3), has_backbone=True)
 
 
 def test_the_loss_is_the_share_of_the_tokens_variance_that_is_not_explained() -> None:
