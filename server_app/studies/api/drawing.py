@@ -167,6 +167,7 @@ def gradcam(
 
     if bool(rows) == (scenarios is not None):
         raise SettingError("name images by either --rows or --scenarios")
+    refuse_below(1, "scenarios", scenarios)
     wanted: Sequence[int] | grad_cam.Scenarios = (
         grad_cam.Scenarios(scenarios) if scenarios else parse_rows(rows)
     )
