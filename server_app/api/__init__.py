@@ -21,8 +21,7 @@ from fedsilo.server_app.api.listing import (
     settings,
     survey,
 )
-from fedsilo.server_app.api.new_project import new
-from fedsilo.server_app.api.running import pretrain, resume, simulate, watch
+from fedsilo.server_app.api.running import new, pretrain, resume, simulate, watch
 from fedsilo.server_app.studies.api.applying import (
     calibrate,
     card,

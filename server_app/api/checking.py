@@ -43,11 +43,11 @@ def site(
     by_hand = parse_node_config(node_config)
     if deployment:
         _refuse_both({"--superlink": superlink, "--node-config": node_config})
-        whole = read_deployment(Path(deployment))
+        members = read_deployment(Path(deployment))
         for name in site:
-            if name not in whole.sites:
-                raise unknown_name("site of the deployment", name, whole.sites)
-        made = [SiteSetup.of(whole, name, settings) for name in site or whole.sites]
+            if name not in members.sites:
+                raise unknown_name("site of the deployment", name, members.sites)
+        made = [SiteSetup.of(members, name, settings) for name in site or members.sites]
     elif kit:
         _refuse_both({"--superlink": superlink}, "kit")
         own_kit = read_kit(Path(kit))

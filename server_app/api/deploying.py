@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from fedsilo.server_app.run.arguments import AnyPath, Sources, Tell, path_of, run_sources, silent
+from fedsilo.server_app.run.arguments import (
+    AnyPath,
+    Sources,
+    Tell,
+    path_of,
+    refuse_below,
+    run_sources,
+    silent,
+)
 
 if TYPE_CHECKING:
     from fedsilo.server_app.deploy.commands import MemberStatus
@@ -87,6 +95,7 @@ def logs(
     """Print the end of a member's log."""
     from fedsilo.server_app.deploy.commands import logs
 
+    refuse_below(1, "lines", lines)
     return logs(Path(deployment), member, lines)
 
 

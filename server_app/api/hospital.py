@@ -37,9 +37,5 @@ def start(
     code = read_kit(home).code
     tell(f"{setup.name}: kit {code} is opened in {home}; connecting to {setup.superlink}")
     words = command(setup, health)
-    variables = {
-        "FLWR_HOME": str(home / "flwr"),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-    }
-    os.execve(words[0], words, os.environ | variables)
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    os.execve(words[0], words, os.environ | {"FLWR_HOME": str(home / "flwr"), **quiet})

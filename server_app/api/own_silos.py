@@ -45,7 +45,9 @@ def written(silos: object, label: str, missing: str, cache: Path) -> tuple[str, 
         work = scratch / "files"
         work.mkdir(mode=0o700)
         dataset = write_silos(work, silos, label, missing)
-        target = folder / _digest(work)[:_DIGITS]
+        files = [path for path in sorted(work.rglob("*")) if path.is_file()]
+        parts = [[str(path.relative_to(work)), file_sha256(path)] for path in files]
+        target = folder / json_digest(parts)[:_DIGITS]
         try:
             work.rename(target)
         except OSError:  # the same data were written before
@@ -68,26 +70,27 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
     if len(kinds) > 1:
         (one, first), (two, second) = list(kinds.items())[:2]
         raise SettingError(f"silo '{first}' is {one} and '{second}' is {two}: give all in one form")
-    (kind,) = kinds
-    _WRITERS[kind](folder, {site: data for site, (_, data) in read.items()}, label, missing)
-    return _READ_BY[kind]
+    if kinds.keys() != {"pictures"} and set(read) <= set(SPLITS):  # those of pictures are parts
+        raise SettingError(
+            f"silos are named {', '.join(read)}, which are parts and no hospitals: join them, and "
+            "each silo is split into parts"
+        )
+    plain = {site: data for site, (_, data) in read.items()}
+    if "tables" in kinds:
+        from fedsilo.datasets.tables.frames import write_frames
+
+        write_frames(folder, plain, label, missing)
+        return "table"
+    if "arrays" in kinds:
+        from fedsilo.datasets.images.arrays import write_arrays
+
+        write_arrays(folder, plain)
+        return "arrays"
+    _write_pictures(folder, plain)
+    return "images"
 
 
-def _write_tables(folder: Path, silos: Mapping[str, Any], label: str, missing: str) -> None:
-    from fedsilo.datasets.tables.frames import write_frames
-
-    _refuse_parts(silos)
-    write_frames(folder, silos, label, missing)
-
-
-def _write_arrays(folder: Path, silos: Mapping[str, Any], label: str, missing: str) -> None:
-    from fedsilo.datasets.images.arrays import write_arrays
-
-    _refuse_parts(silos)
-    write_arrays(folder, silos)
-
-
-def _write_pictures(folder: Path, silos: Mapping[str, Any], label: str, missing: str) -> None:
+def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
     from fedsilo.datasets.images.folders import write_folder_manifests
 
     for site, pictures in silos.items():
@@ -101,21 +104,8 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any], label: str, missing:
     write_folder_manifests(folder)
 
 
-_WRITERS = {"tables": _write_tables, "arrays": _write_arrays, "pictures": _write_pictures}
-_READ_BY = {"tables": "table", "arrays": "arrays", "pictures": "images"}
-
-
-def _refuse_parts(silos: Mapping[str, Any]) -> None:
-    """Refuse training and test data as two hospitals; those of pictures are read as parts."""
-    if set(silos) <= set(SPLITS):
-        raise SettingError(
-            f"silos are named {', '.join(silos)}, which are parts and no hospitals: join them, and "
-            "each silo is split into parts"
-        )
-
-
 def _plain(site: str, data: Any, label: str) -> tuple[str, Any]:
-    """Return the kind of a silo's data, and the data as the kind's writer takes them."""
+    """Return the kind of a silo's data, and the data as what writes that kind takes them."""
     import pandas as pd
 
     if isinstance(data, pd.DataFrame):
@@ -178,8 +168,3 @@ def _of_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
     if names:
         frame = frame.assign(**{label: [names[value] for value in frame[label]]})
     return "tables", frame
-
-
-def _digest(folder: Path) -> str:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return json_digest([[str(path.relative_to(folder)), file_sha256(path)] for path in files])

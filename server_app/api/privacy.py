@@ -43,8 +43,11 @@ def plan(
     from fedsilo.server_app.run.planning import planned
 
     common = planned(experiment, run_sources(sources))[0].common
-    if not samples or min(samples) < 1 or min(epsilon, default=0.0) <= 0:
+    possible = min(samples, default=0) > 0 and all(0 < one < math.inf for one in epsilon)
+    if not possible or not epsilon:
         raise SettingError("--samples and --epsilon must be numbers above 0: name at least one")
+    if not 0 < delta < 1:
+        raise SettingError(f"--delta is {delta:g}; it must be above 0 and below 1, such as 1e-05")
     for count in sorted(set(samples), reverse=True):
         yield from _plan_of(common, count, epsilon, delta)
 
@@ -73,9 +76,5 @@ def _plan_of(
         noise = noise_for(budget, delta, made)
         yield (
             f"  epsilon {budget:g} at delta {delta:g}: --set sample-clip-norm=1 --set "
-            f"noise-multiplier={_rounded_up(noise):g}"
+            f"noise-multiplier={math.ceil(noise * 100) / 100:g}"
         )
-
-
-def _rounded_up(noise: float) -> float:
-    return math.ceil(noise * 100) / 100

@@ -1,13 +1,14 @@
-"""One run: start it, continue with it, watch it; and pretraining, which comes before."""
+"""One run: start it, continue with it, watch it; and what comes before: a project, pretraining."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 from typing import TYPE_CHECKING, Unpack
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.run.arguments import (
     AnyPath,
@@ -16,6 +17,7 @@ from fedsilo.server_app.run.arguments import (
     Sources,
     Tell,
     Track,
+    as_word,
     folder_of,
     path_of,
     run_sources,
@@ -26,6 +28,22 @@ from fedsilo.server_app.studies.api.run import Run, load_run
 
 if TYPE_CHECKING:
     from fedsilo.server_app.studies.watch.view import View
+
+
+def new(project: AnyPath) -> Iterator[str]:
+    """Make a folder for experiments of your own; all that its README shows runs.
+
+    Raises:
+        RunDirectoryError: there is such a folder, with files in it.
+    """
+    folder = Path(project)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunDirectoryError(f"{folder} exists and is not empty: choose another name")
+    made = Path(__file__).with_name("project")
+    copytree(made, folder, ignore=ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    for path in sorted(folder.iterdir()):
+        yield str(path)
+    yield f"next:  cd {as_word(folder)} && fedsilo simulate first"
 
 
 def simulate(

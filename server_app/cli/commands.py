@@ -5,9 +5,8 @@ arguments are options too. ``commands.toml`` has names, examples and help.
 """
 
 import inspect
-import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -105,7 +104,8 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     parameters = list(inspect.signature(function).parameters.values())
     found: dict[str, inspect.Parameter] = {}
     for parameter in parameters[function.__module__ == results.__name__ :]:
-        hint = _evaluated(function, parameter.annotation)
+        hints = SimpleNamespace(__annotations__={"it": parameter.annotation})
+        hint = get_type_hints(hints, function.__globals__)["it"]
         if parameter.kind is not parameter.VAR_KEYWORD:
             found[parameter.name] = parameter.replace(annotation=hint)
             continue
@@ -114,11 +114,6 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
                 name, parameter.KEYWORD_ONLY, default=None, annotation=own
             )
     return found
-
-
-def _evaluated(function: Callable[..., Any], annotation: str) -> Any:
-    namespace = vars(sys.modules[function.__module__])
-    return get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), namespace)["it"]
 
 
 def _command_type(hint: Any) -> Any:
@@ -141,20 +136,15 @@ def panels() -> list[str]:
 def add_commands(app: typer.Typer) -> None:
     """Add all commands to an app; those of two words to an app of their first."""
     groups: dict[str, typer.Typer] = {}
-    for command in _commands():
-        group = command.name.partition(" ")[0]
+    tables = [(panel, *named) for panel in panels() for named in _texts()[panel].items()]
+    for panel, name, table in tables:
+        command, group = Command(name, panel, **table), name.partition(" ")[0]
         if group not in _MODULES:
             command.add_to(app)
             continue
         if group not in groups:
             groups[group] = typer.Typer(rich_markup_mode=None)
-            words = {"help": _texts()["groups"][group], "rich_help_panel": command.panel}
+            words = {"help": _texts()["groups"][group], "rich_help_panel": panel}
             epilog = f"Example: fedsilo {command.example}"
             app.add_typer(groups[group], name=group, epilog=epilog, **words)
         command.add_to(groups[group])
-
-
-def _commands() -> Iterator[Command]:
-    for panel in panels():
-        for name, table in _texts()[panel].items():
-            yield Command(name, panel, **table)

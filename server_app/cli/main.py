@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # the reader of our output has left
         return 1
     except OSError as error:
-        told = error.strerror or one_line(error)
-        print(f"fedsilo: error: {error.filename or 'system'}: {told}", file=sys.stderr)
+        reason = error.strerror or one_line(error)
+        print(f"fedsilo: error: {error.filename or 'system'}: {reason}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
         hint = f"; to continue: fedsilo resume {as_word(Path(error.args[0]))}" if error.args else ""

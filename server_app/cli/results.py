@@ -7,7 +7,7 @@ command; one that the API's function has too is given to both.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,14 +189,11 @@ def deploy_up(deployment: Deployment) -> None:
         line(f"hospitals reach the server by {deployment.address}: fedsilo deploy add NAME")
 
 
-def _kits(made: Iterable[MadeKit]) -> None:
+def deploy_add(made: Iterable[MadeKit]) -> None:
     """Print what the operator hands over, and the code to compare by telephone."""
     for one in made:
         line(f"{one.site}: {one.path} (code {one.code})")
     line("a kit holds a private key: hand it over encrypted, compare the code by telephone")
-
-
-deploy_add = _kits
 
 
 def deploy_renew(made: MadeKit | str) -> None:
@@ -204,19 +201,15 @@ def deploy_renew(made: MadeKit | str) -> None:
     if isinstance(made, str):
         line(made)
     else:
-        _kits([made])
+        deploy_add([made])
 
 
 def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
     """Print a table of a deployment's members, and the progress of its newest run."""
-    from rich.table import Table
-
     from fedsilo.server_app.studies.watch.view import look_at_deployment
 
-    table = Table("member", "process", "seen by the server", "log")
-    for state in members:
-        table.add_row(state.member, str(state.pid or "-"), state.seen, str(state.log or "-"))
-    shown(table)
+    rows = [(one.member, str(one.pid or "-"), one.seen, str(one.log or "-")) for one in members]
+    _table(("member", "process", "seen by the server", "log"), rows)
     if run := look_at_deployment(Path(deployment)).run:
         line(run.line())
 
@@ -245,11 +238,16 @@ def datasets(rows: list[dict[str, str]], *, as_json: bool = False) -> None:
     if as_json:
         line(json.dumps(rows, indent=2))
         return
+    keys = ("name", "kind", "licence", "terms", "size", "here")
+    _table(("data set", *keys[1:]), ([row[key] for key in keys] for row in rows))
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.table import Table
 
-    table = Table("data set", "kind", "licence", "terms", "size", "here")
+    table = Table(*columns)
     for row in rows:
-        table.add_row(*(row[key] for key in ("name", "kind", "licence", "terms", "size", "here")))
+        table.add_row(*row)
     shown(table)
 
 

@@ -4,7 +4,7 @@ Nothing is sent, and nothing is written.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,11 +51,13 @@ def finished_site(
     run, settings = FinishedRun(run_dir), finished_settings(run_dir, data_dir)
     common = settings.common
     folder = state_dir or run.path / "sites" / site
-    _refuse_other_backbone(run, site, common)
-    held = load_silo(site, common)
-    _refuse_other_schema(run, held)
-    content, instruction = _last_message(run, settings, folder, held, best)
-    session = finished_session(common, settings.own, held)
+    if common.network == "vit" and site in run.silos:
+        digest = run.silos[site].get("backbone", "")
+        refuse_other_backbone(run.path, common, {digest}, "bring those back")
+    silo = load_silo(site, common)
+    _refuse_other_schema(run, silo)
+    content, instruction = _last_message(run, settings, folder, silo, best)
+    session = finished_session(common, settings.own, silo)
     return Lab(session, content, instruction, SiteState(folder, session.digest))
 
 
@@ -66,7 +68,7 @@ def finished_settings(run_dir: Path, data_dir: Path | None) -> RunSettings:
         RunDirectoryError: the run has not ended.
     """
     run = FinishedRun(run_dir)
-    _ = run.summary  # only a whole run has one
+    _ = run.summary  # only a run that has ended has one
     settings = run.settings
     if not data_dir:
         return settings
@@ -75,27 +77,19 @@ def finished_settings(run_dir: Path, data_dir: Path | None) -> RunSettings:
     return RunSettings(common, settings.own)
 
 
-def _refuse_other_backbone(run: FinishedRun, site: str, common: CommonSettings) -> None:
-    """Refuse to explain by another backbone than the run's.
-
-    Raises:
-        SettingError: the weights are others by now.
-    """
-    if common.network != "vit" or site not in run.silos:
-        return
-    if backbone_digest(common) != run.silos[site].get("backbone", ""):
+def refuse_other_backbone(
+    run_dir: Path, common: CommonSettings, digests: Collection[str], fix: str
+) -> None:
+    """Raise a SettingError where the backbone's weights here have none of the run's digests."""
+    if backbone_digest(common) not in digests:
         raise SettingError(
             f"the weights that 'backbone-weights' names ('{common.backbone_weights}') are not "
-            f"those of the run in {run.path}: bring those back"
+            f"those of the run in {run_dir}: {fix}"
         )
 
 
 def _refuse_other_schema(run: FinishedRun, silo: Silo) -> None:
-    """Refuse data whose features or classes are not those that the model was trained on.
-
-    Raises:
-        DataError: so they are.
-    """
+    """Raise a DataError for other features or classes than the model was trained on."""
     known = run.silos.get(silo.name, {})
     if silo.schema != known.get("schema", silo.schema):
         raise DataError(
@@ -105,13 +99,9 @@ def _refuse_other_schema(run: FinishedRun, silo: Silo) -> None:
 
 
 def _last_message(
-    run: FinishedRun, settings: RunSettings, folder: Path, held: Silo, best: bool
+    run: FinishedRun, settings: RunSettings, folder: Path, silo: Silo, best: bool
 ) -> tuple[RecordDict, Instruction]:
-    """Return what the site was sent at the end of the run, or would be of its best round.
-
-    Raises:
-        SettingError: nothing of its model is here.
-    """
+    """Return what the site was sent at the end of the run, or would be of its best round."""
     common, content = settings.common, RecordDict({CONFIG: ConfigRecord({})})
     path = run.path / (BEST if best else MODEL)
     if best and not path.is_file():
@@ -125,7 +115,7 @@ def _last_message(
                 f"{path} is not there: method '{common.method}' has no shared model, and "
                 f"{folder} holds no site's own"
             )
-        if held.features and common.standardise == "pooled":
+        if silo.features and common.standardise == "pooled":
             pooled = run.read_json(STANDARDISATION)
             content[FIGURES] = to_record(_arrays(pooled, run.path / STANDARDISATION))
         # A run may have been stopped before its last round
@@ -134,17 +124,17 @@ def _last_message(
     forms.check(forms.STATE, facts, f"the metadata of {path}")
     cls = strategy_class(common.method)
     last = cls.state_class.restored(arrays, facts)
-    method = cls(common, settings.own, _participants(run, held))
-    asked = first_question(lambda ask: method.evaluate(last, ask), [held.name], last.stateful_sites)
-    if sent := asked.send[held.name]:
+    method = cls(common, settings.own, _participants(run, silo))
+    query = first_question(lambda ask: method.evaluate(last, ask), [silo.name], last.stateful_sites)
+    if sent := query.send[silo.name]:
         content[ARRAYS] = to_record(sent)
     if "figures" in facts:
         content[FIGURES] = to_record(_arrays(facts["figures"], path))
     instruction = Instruction(
         round=last.round + 1,
         phase=EVALUATE,
-        expects_state=last.kept.get(held.name, 0),
-        notes=asked.notes.get(held.name, Notes()).to_values(),
+        expects_state=last.kept.get(silo.name, 0),
+        notes=query.notes.get(silo.name, Notes()).to_values(),
     )
     return content, instruction
 
@@ -154,19 +144,19 @@ def _arrays(figures: Mapping[str, Sequence[float]], path: Path) -> dict[str, NDA
     return {part: np.array(values) for part, values in figures.items()}
 
 
-def _participants(run: FinishedRun, held: Silo) -> Participants:
-    """Return the sites of the run as the server knew them, ``held`` being one."""
+def _participants(run: FinishedRun, silo: Silo) -> Participants:
+    """Return the sites of the run as the server knew them, ``silo`` being one."""
     facts = {
         site: SiteFacts(
             site=site,
-            distribution=silo["distribution"],
-            input_shape=held.task.input_shape,
-            classes=held.task.classes,
-            label_counts=silo["label_counts"],
-            fingerprints=silo["fingerprints"],
-            features=held.features,
+            distribution=known["distribution"],
+            input_shape=silo.task.input_shape,
+            classes=silo.task.classes,
+            label_counts=known["label_counts"],
+            fingerprints=known["fingerprints"],
+            features=silo.features,
         )
-        for site, silo in run.silos.items()
+        for site, known in run.silos.items()
     }
     return Participants(facts, {})
 
@@ -177,11 +167,15 @@ def sites_of(run_dir: Path, wanted: Sequence[str] = ()) -> list[str]:
     Raises:
         SettingError: one is not in the run.
     """
-    sites = list(FinishedRun(run_dir).silos)
+    return chosen_of(list(FinishedRun(run_dir).silos), wanted, str(run_dir))
+
+
+def chosen_of(sites: list[str], wanted: Sequence[str], where: str) -> list[str]:
+    """Return sites, or those ``wanted``; SettingError if one of these is none of them."""
     for site in wanted:
         if site not in sites:
             raise SettingError(
-                f"there is no site '{site}' in {run_dir}: its sites are {', '.join(sites)}"
+                f"there is no site '{site}' in {where}: its sites are {', '.join(sites)}"
             )
     return [site for site in sites if site in wanted] if wanted else sites
 
@@ -189,11 +183,7 @@ def sites_of(run_dir: Path, wanted: Sequence[str] = ()) -> list[str]:
 def opened(
     run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None
 ) -> tuple[Lab, SiteNetwork]:
-    """Return what a site's method can use at the end of a run, and its network.
-
-    Raises:
-        FedsiloError: the run has not ended, or nothing of its model or the data is here.
-    """
+    """Return what ``finished_site`` does of the last round, and the site's network."""
     lab = finished_site(run_dir, site, data_dir, state_dir)
     return lab, lab.open()
 

@@ -95,13 +95,12 @@ def tune(
     budget = {"trials": trials, "folds": folds, "seeds": seeds}
     for option, number in budget.items():
         refuse_below(1, option, number)
-    many = read_jobs(str(jobs), list(slurm))
     return tune(
         experiment,
         run_sources(sources),
         sampler=sampler,
         metric=metric,
-        jobs=many,
+        jobs=read_jobs(str(jobs), list(slurm)),
         tell=tell,
         **budget,
     )
@@ -124,14 +123,13 @@ def crossvalidate(
 
     refuse_below(2, "folds", folds)
     refuse_below(1, "repeats", repeats)
-    many = read_jobs(str(jobs), list(slurm))
     return crossvalidate(
         experiments,
         run_sources(sources),
         folds=folds,
         repeats=repeats,
         unequal=unequal,
-        jobs=many,
+        jobs=read_jobs(str(jobs), list(slurm)),
         tell=tell,
     )
 

@@ -171,6 +171,7 @@ def gradcam(
 
     if bool(rows) == (scenarios is not None):
         raise SettingError("name images by either --rows or --scenarios")
+    refuse_below(1, "scenarios", scenarios)
     wanted = [] if scenarios else parse_rows(rows)
     runs, folders = folders_of(run_dirs), (path_of(data_dir), path_of(state_dir))
     sheet = grad_cam.gradcam(runs, site, wanted, scenarios or 0, split, label, *folders)
@@ -203,14 +204,14 @@ def report(
 
         return examine(run, by, decisions, path_of(data_dir))
 
-    asked = ReportOptions(
+    options = ReportOptions(
         reader=reader,
         audit_log=path_of(audit_log),
         site_file=path_of(site_file),
         examine=examined if by or decisions else None,
     )
     runs = folders_of(run_dirs)
-    return write_report(runs, Path(out), asked, overwrite=overwrite, pdf=pdf)
+    return write_report(runs, Path(out), options, overwrite=overwrite, pdf=pdf)
 
 
 def parse_rows(text: str) -> list[int]:

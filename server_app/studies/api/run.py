@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.run.arguments import path_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,12 +57,10 @@ class Run:
         """A row per site: ``site, distribution, train, val, test`` (samples) and ``dropped``."""
         import pandas as pd
 
-        silos = self.finished.silos.items()
         return pd.DataFrame(
-            {"site": site, "distribution": facts["distribution"]}
-            | facts["sizes"]
+            {"site": site, "distribution": facts["distribution"], **facts["sizes"]}
             | {"dropped": facts["dropped"]}
-            for site, facts in silos
+            for site, facts in self.finished.silos.items()
         )
 
     def model(
@@ -89,8 +88,7 @@ class Run:
         """
         from fedsilo.server_app.studies.predict.model import open_model
 
-        data, state = (None if one is None else Path(one) for one in (data_dir, state_dir))
-        return open_model(self.path, site, data, state, best)
+        return open_model(self.path, site, path_of(data_dir), path_of(state_dir), best)
 
     def predictions(
         self,
@@ -108,9 +106,9 @@ class Run:
         from fedsilo.server_app.studies.predict.prediction import predict
         from fedsilo.server_app.studies.predict.request import PredictRequest
 
-        data = None if data_dir is None else Path(data_dir)
+        data = path_of(data_dir)
         return predict(
-            PredictRequest(run_dir=self.path, site=site, split=split, data_dir=data, best=best)
+            PredictRequest(self.path, site, split=split, data_dir=data, best=best)
         ).frame()
 
 

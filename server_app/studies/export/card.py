@@ -39,12 +39,10 @@ _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibrat
 
 
 def card(run_dir: Path, site: str | None = None, out: Path | None = None) -> str:
-    """Write the card of a finished run's model; nothing but the run directory is needed.
+    """Return the card of a finished run's model; nothing but the run directory is needed.
 
-    Args:
-        run_dir: the run directory.
-        site: whose own model it describes, or None for that of all sites, or every site's.
-        out: the file to write, which must not exist, or None to write none.
+    ``site`` is whose own model it describes, or None for that of all sites, or every site's. It is
+    written to ``out``, which must not exist, unless that is None.
 
     Raises:
         FedsiloError: the run has not ended, there is no such site, or the file exists already.
@@ -70,6 +68,7 @@ def card_text(
     run, floor = reported, reported.floor
     sites = [site] if site else list(run.silos)
     metrics = _shown(run, sites)
+    guarantee = run.summary["privacy"]["guarantee"]
     return template.render(
         front_matter=_front_matter(run, sites),
         name=run.path.resolve().name,
@@ -101,7 +100,7 @@ def card_text(
             ]
             for name in sites
         ],
-        guarantee=_guarantee(run.summary["privacy"]["guarantee"]),
+        guarantee=guarantee if isinstance(guarantee, str) else guarantee["of"],
         few=[
             name
             for name, known in run.silos.items()
@@ -222,12 +221,6 @@ def _cell(run: FinishedRun, site: str, metric: str) -> str:
     elif metric == "auc" and len(counts) == 2 and None not in counts:
         interval = of_auc(value, counts[1], counts[0])
     return with_interval(Estimate(value, interval))
-
-
-def _guarantee(guarantee: Any) -> str:
-    if isinstance(guarantee, str):
-        return guarantee
-    return str(guarantee["of"])
 
 
 def _changed_settings(run: FinishedRun) -> list[tuple[str, str]]:

@@ -4,39 +4,39 @@ The folder is written at once, and only if the program answers as fedsilo does.
 """
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 
 from fedsilo.datasets.io.atomic_files import build_folder
-from fedsilo.models.contract.errors import ExportError, SettingError, needs_extra
-from fedsilo.models.contract.versions import FEDSILO, installed_software
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.versions import installed_software
 from fedsilo.server_app.studies.export.card import card_text
-from fedsilo.server_app.studies.export.formats import exported, quiet, write_onnx, write_pt2
-from fedsilo.server_app.studies.export.program import (
+from fedsilo.server_app.studies.export.formats import (
     INPUTS,
     PROBABILITIES,
     TOLERANCE,
     Program,
     open_program,
+    write_bundle,
+    write_onnx,
+    write_pt2,
 )
 from fedsilo.server_app.studies.finetune.request import refuse_target
 from fedsilo.server_app.studies.predict.model import open_model
 
 CARD = "model-card.md"
-FORMATS = ("pt2", "onnx", "monai")
 VECTORS_FILE = "test-vectors.safetensors"
-_WRITERS: Mapping[str, tuple[str, Callable[[Program, Path], float]]] = {
-    "pt2": ("model.pt2", write_pt2),
-    "onnx": ("model.onnx", write_onnx),
+# By format: the program's place in the folder, what writes it there, and the card's place
+_WRITERS: Mapping[str, tuple[str, Callable[[Program, Path], float], str]] = {
+    "pt2": ("model.pt2", write_pt2, CARD),
+    "onnx": ("model.onnx", write_onnx, CARD),
+    "monai": (".", write_bundle, "docs/README.md"),
 }
+FORMATS = tuple(_WRITERS)
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,9 @@ def export(
     data_dir: Path | None = None,
     state_dir: Path | None = None,
 ) -> Export:
-    """Export a finished run's model.
+    """Export the model that ``open_model`` opens as ``form``, one of ``FORMATS``.
 
-    Args:
-        run_dir: the run directory.
-        form: one of ``FORMATS``.
-        site: whose model, or None for that of all sites.
-        out: the folder to write, which must not exist, or None for one in the run directory.
-        data_dir: the data directory, or None for the run's own.
-        state_dir: the site's private state, or None for the run directory's.
+    ``out`` is the folder to write, which must not exist, or None for one in the run directory.
 
     Raises:
         FedsiloError: the model cannot be opened or written in this form, the program answers
@@ -88,16 +82,12 @@ def export(
     program, differences = open_program(model), list[float]()
 
     def fill(work: Path) -> None:
-        if form == "monai":
-            differences.append(write_bundle(program, work))
-            card_at = work / "docs" / "README.md"
-        else:
-            name, write = _WRITERS[form]
-            differences.append(write(program, work / name))
-            card_at = work / CARD
+        place, write, card_at = _WRITERS[form]
+        differences.append(write(program, work / place))
         _write_about(program, work, differences[0])
         facts = {"weights (SHA-256)": model.weights_digest()} | installed_software()
-        card_at.write_text(card_text(model.run, site if model.own else None, form, facts))
+        text = card_text(model.run, site if model.own else None, form, facts)
+        (work / card_at).write_text(text)
 
     build_folder(folder, fill)
     return Export(folder, differences[0], program.interface())
@@ -125,89 +115,3 @@ def _write_about(program: Program, folder: Path, difference: float) -> None:
 
 def _shape(side: Mapping[str, Any]) -> str:
     return "(" + ", ".join(map(str, side["shape"])) + ")"
-
-
-_SCHEMA = (
-    "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
-    "meta_schema_20240725.json"
-)
-_FILES = Path(__file__).parent / "templates" / "monai"
-
-
-def write_bundle(program: Program, folder: Path) -> float:
-    """Write the bundle's folder, and return the largest difference of its answers from ours.
-
-    Raises:
-        SettingError: the extra 'monai' is not installed.
-        ExportError: the model is of a table, or the difference is too large.
-    """
-    if program.vectors.ndim != 4:
-        raise ExportError(
-            "format 'monai' is for images, and the run's data set is a table: choose pt2 or onnx"
-        )
-    with needs_extra("format 'monai'", "monai"):
-        monai = version("monai")
-    configs, models, scripts = (folder / name for name in ("configs", "models", "scripts"))
-    for made in (configs, models, scripts, folder / "docs"):
-        made.mkdir()
-    difference = write_pt2(program, models / "model.pt2")
-    with quiet():
-        torch.save(dict(exported(program).state_dict), models / "model.pt")
-    (scripts / "__init__.py").touch()
-    shutil.copyfile(_FILES / "network.py.txt", scripts / "network.py")  # it does not need fedsilo
-    shutil.copyfile(_FILES / "inference.json", configs / "inference.json")
-    (configs / "metadata.json").write_text(json.dumps(_metadata(program, monai), indent=2) + "\n")
-    return difference
-
-
-def _metadata(program: Program, monai: str) -> dict[str, Any]:
-    run, classes = program.model.run, program.model.classes
-    title, dataset = run.summary["title"], run.summary["dataset"]
-    today = datetime.now(UTC).date().isoformat()
-    return {
-        "schema": _SCHEMA,
-        "version": "0.1.0",
-        "changelog": {"0.1.0": f"exported by fedsilo {FEDSILO} on {today}"},
-        "monai_version": monai,
-        "pytorch_version": torch.__version__,
-        "numpy_version": version("numpy"),
-        "required_packages_version": {},
-        "name": run.path.resolve().name,
-        "task": f"classification of {dataset}",
-        "description": f"{title} at {len(run.silos)} sites on {dataset}; see docs/README.md",
-        "authors": "to be written by a person",
-        "copyright": "to be written by a person",
-        "intended_use": "to be written by a person; not for clinical use",
-        "network_data_format": {
-            "inputs": {"image": _image(program)},
-            "outputs": {
-                "pred": {
-                    "type": "probabilities",
-                    "format": "classes",
-                    "num_channels": len(classes),
-                    "spatial_shape": [],
-                    "dtype": "float32",
-                    "value_range": [0, 1],
-                    "is_patch_data": False,
-                    "channel_def": {str(place): name for place, name in enumerate(classes)},
-                }
-            },
-        },
-    }
-
-
-def _image(program: Program) -> dict[str, Any]:
-    channels, height, width = program.vectors.shape[1:]
-    kind = program.vectors.dtype
-    names = ("R", "G", "B") if channels == 3 else ("image",)
-    return {
-        "type": "image",
-        "format": "RGB" if channels == 3 else "magnitude",
-        "modality": "n/a",
-        "num_channels": channels,
-        "spatial_shape": [height, width],
-        "dtype": str(kind).removeprefix("torch."),
-        "value_range": [-32768, 32767] if kind == torch.int16 else [0, 255],
-        "is_patch_data": False,
-        "channel_def": {str(place): name for place, name in enumerate(names)},
-    }

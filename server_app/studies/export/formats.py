@@ -1,19 +1,135 @@
-"""The formats of an exported program; each is read back and compared with our own answers."""
+"""The program that is exported, its test vectors, and the formats that it is written in.
 
+A written program is read back and compared with our own answers. Test vectors are made up: no
+patient's row or image leaves with a model.
+"""
+
+import copy
+import json
 import logging
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.models.contract.errors import ExportError, needs_extra
-from fedsilo.server_app.studies.export.program import INPUTS, PROBABILITIES, VECTORS, Program
+from fedsilo.models.contract.seeding import generator
+from fedsilo.models.contract.versions import FEDSILO
+from fedsilo.models.maths.standardisation import standardised
+from fedsilo.models.networks.probability_model import ProbabilityModel
+from fedsilo.server_app.studies.predict.model import SiteModel
 
+VECTORS = 8
 _SIZES = (VECTORS, 1, 3)  # sizes of batches that a program is tried with
+TOLERANCE = 1e-4  # of a probability
+INPUTS, PROBABILITIES = "inputs", "probabilities"
+_CPU = Compute(torch.device("cpu"), bf16=False)
+_SCHEMA = (
+    "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
+    "meta_schema_20240725.json"
+)
+_FILES = Path(__file__).parent / "templates" / "monai"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model ready to be exported, on the CPU."""
+
+    model: SiteModel
+    module: ProbabilityModel  # from inputs to probabilities
+    vectors: Tensor  # (8, *input_shape), made-up inputs
+    answers: Tensor  # (8, classes), fedsilo's own predictions for them, without dropout
+
+    def difference(self, answers: Tensor, of: int = VECTORS) -> float:
+        """Return the largest difference of answers (of, classes) to the first vectors from ours.
+
+        Raises:
+            ExportError: it exceeds the tolerance.
+        """
+        most = (answers.double() - self.answers[:of].double()).abs().max().item()
+        if not most <= TOLERANCE:
+            raise ExportError(
+                f"the exported program's probabilities differ by {most:.2g} from fedsilo's, and "
+                f"{TOLERANCE:g} is the most: nothing was written; report it with the versions of "
+                "'fedsilo settings'"
+            )
+        return most
+
+    def interface(self) -> dict[str, Any]:
+        """Return what goes in and what comes out, for JSON."""
+        silo, pixels = self.model.silo, self.model.pixel_figures()
+        return {
+            "inputs": {
+                "name": INPUTS,
+                "type": str(self.vectors.dtype).removeprefix("torch."),
+                "shape": ["batch", *self.vectors.shape[1:]],
+                "meaning": _meaning(self.vectors, pixels is not None),
+                **({"features": list(silo.features)} if silo.features else {}),
+            },
+            "outputs": {
+                "name": PROBABILITIES,
+                "type": "float32",
+                "shape": ["batch", len(self.model.classes)],
+                "classes": list(self.model.classes),
+                "meaning": "class probabilities of one pass without dropout",
+            },
+        }
+
+
+def open_program(model: SiteModel) -> Program:
+    """Return a model's program; the model itself is not changed."""
+    network = copy.deepcopy(model.network).cpu()
+    module = ProbabilityModel(network, model.silo.figures, model.pixel_figures())
+    module.requires_grad_(False)
+    vectors = made_up_inputs(model)
+    # The silo's own preparation, not the module's: the two are to be compared
+    logits = over_batches(network, _prepared(model, vectors), _CPU, network)
+    return Program(model, module, vectors, torch.softmax(logits, dim=1))
+
+
+def made_up_inputs(model: SiteModel) -> Tensor:
+    """Return eight synthetic inputs: noise, or numbers around a table's means with one missing."""
+    rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
+    shape = (VECTORS, *model.silo.task.input_shape)
+    if figures := model.silo.figures:
+        spread = torch.randn(shape, generator=rng, dtype=torch.float64)
+        rows = (torch.from_numpy(figures.mean) + spread * torch.from_numpy(figures.std)).float()
+        rows[0, 0] = torch.nan
+        return rows
+    if inputs.dtype in (torch.uint8, torch.int16):
+        kinds = torch.iinfo(inputs.dtype)
+        return torch.randint(kinds.min, kinds.max + 1, shape, generator=rng).to(inputs.dtype)
+    return 255 * torch.rand(shape, generator=rng)
+
+
+def _prepared(model: SiteModel, vectors: Tensor) -> Tensor:
+    """Return raw inputs prepared as a silo of the run does it."""
+    if figures := model.silo.figures:
+        return standardised(vectors, figures)
+    if pixels := model.pixel_figures():
+        return (vectors / 255 - pixels[0]) / pixels[1]
+    return vectors
+
+
+def _meaning(vectors: Tensor, pixels: bool) -> str:
+    if vectors.ndim == 2:
+        return "a table's features in this order as they are read; a missing value is NaN"
+    if vectors.dtype == torch.uint8:
+        return "pixels 0 to 255, decoded and of this size"
+    if vectors.dtype == torch.int16:
+        return "pixels of 16 bits less 32768, decoded and of this size"
+    return "pixels 0 to 255, of this size" + ("" if pixels else ", as they are read")
 
 
 def exported(program: Program) -> ExportedProgram:
@@ -24,7 +140,7 @@ def exported(program: Program) -> ExportedProgram:
     """
     batch = {INPUTS: {0: Dim("batch", min=1)}}
     try:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), _quiet():
             return torch.export.export(program.module, (program.vectors,), dynamic_shapes=batch)
     except Exception as error:  # the tracer raises nearly anything
         raise ExportError(_cannot("pt2", error)) from error
@@ -36,7 +152,7 @@ def write_pt2(program: Program, path: Path) -> float:
     Raises:
         ExportError: it cannot be exported, or the difference is too large.
     """
-    with quiet():
+    with _quiet():
         torch.export.save(exported(program), path)
         read: Any = torch.export.load(path).module()
     with torch.no_grad():
@@ -53,10 +169,11 @@ def write_onnx(program: Program, path: Path) -> float:
     with needs_extra("format 'onnx'", "onnx"):
         import onnxruntime
         import onnxscript  # noqa: F401  # torch's ONNX exporter needs it
+    traced = exported(program)
     try:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), _quiet():
             torch.onnx.export(
-                exported(program),
+                traced,
                 (program.vectors,),
                 path,
                 input_names=[INPUTS],
@@ -69,8 +186,6 @@ def write_onnx(program: Program, path: Path) -> float:
         answers = [
             session.run([PROBABILITIES], {INPUTS: program.vectors[:n].numpy()})[0] for n in _SIZES
         ]
-    except ExportError:
-        raise
     except Exception as error:  # the converter and the runtime raise nearly anything
         raise ExportError(_cannot("onnx", error)) from error
     pairs = zip(answers, _SIZES, strict=True)
@@ -83,16 +198,92 @@ def _cannot(name: str, error: Exception) -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Keep the exporters' own messages, which are for their authors, off the terminal."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
+
+
+def write_bundle(program: Program, folder: Path) -> float:
+    """Write the bundle's folder, and return the largest difference of its answers from ours.
+
+    Raises:
+        SettingError: the extra 'monai' is not installed.
+        ExportError: the model is of a table, or the difference is too large.
+    """
+    if program.vectors.ndim != 4:
+        raise ExportError(
+            "format 'monai' is for images, and the run's data set is a table: choose pt2 or onnx"
+        )
+    with needs_extra("format 'monai'", "monai"):
+        monai = version("monai")
+    configs, models, scripts = (folder / name for name in ("configs", "models", "scripts"))
+    for made in (configs, models, scripts, folder / "docs"):
+        made.mkdir()
+    difference = write_pt2(program, models / "model.pt2")
+    with _quiet():
+        torch.save(dict(exported(program).state_dict), models / "model.pt")
+    (scripts / "__init__.py").touch()
+    shutil.copyfile(_FILES / "network.py.txt", scripts / "network.py")  # it does not need fedsilo
+    shutil.copyfile(_FILES / "inference.json", configs / "inference.json")
+    (configs / "metadata.json").write_text(json.dumps(_metadata(program, monai), indent=2) + "\n")
+    return difference
+
+
+def _metadata(program: Program, monai: str) -> dict[str, Any]:
+    run, classes = program.model.run, program.model.classes
+    title, dataset = run.summary["title"], run.summary["dataset"]
+    today = datetime.now(UTC).date().isoformat()
+    return {
+        "schema": _SCHEMA,
+        "version": "0.1.0",
+        "changelog": {"0.1.0": f"exported by fedsilo {FEDSILO} on {today}"},
+        "monai_version": monai,
+        "pytorch_version": torch.__version__,
+        "numpy_version": version("numpy"),
+        "required_packages_version": {},
+        "name": run.path.resolve().name,
+        "task": f"classification of {dataset}",
+        "description": f"{title} at {len(run.silos)} sites on {dataset}; see docs/README.md",
+        "authors": "to be written by a person",
+        "copyright": "to be written by a person",
+        "intended_use": "to be written by a person; not for clinical use",
+        "network_data_format": {
+            "inputs": {"image": _image(program)},
+            "outputs": {
+                "pred": {
+                    "type": "probabilities",
+                    "format": "classes",
+                    "num_channels": len(classes),
+                    "spatial_shape": [],
+                    "dtype": "float32",
+                    "value_range": [0, 1],
+                    "is_patch_data": False,
+                    "channel_def": {str(place): name for place, name in enumerate(classes)},
+                }
+            },
+        },
+    }
+
+
+def _image(program: Program) -> dict[str, Any]:
+    channels, height, width = program.vectors.shape[1:]
+    kind = program.vectors.dtype
+    names = ("R", "G", "B") if channels == 3 else ("image",)
+    return {
+        "type": "image",
+        "format": "RGB" if channels == 3 else "magnitude",
+        "modality": "n/a",
+        "num_channels": channels,
+        "spatial_shape": [height, width],
+        "dtype": str(kind).removeprefix("torch."),
+        "value_range": [-32768, 32767] if kind == torch.int16 else [0, 255],
+        "is_patch_data": False,
+        "channel_def": {str(place): name for place, name in enumerate(names)},
+    }

@@ -5,18 +5,43 @@ images choose the epoch; test images are read once, for the metrics of that epoc
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.datasets.io.atomic_files import build_folder
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.studies.finetune.data import chosen_sites
-from fedsilo.server_app.studies.finetune.request import SEGMENTATION, FinetuneRequest
+from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.segmentation.pyramids import Segmenter
+from fedsilo.server_app.studies.finetune.request import (
+    SCRATCH,
+    SEGMENTATION,
+    FinetuneRequest,
+    RunModel,
+    Source,
+    open_start,
+)
 from fedsilo.server_app.studies.finetune.results import FinetuneResult, StartResult, write_results
-from fedsilo.server_app.studies.finetune.settings import network_of, settings_of
-from fedsilo.server_app.studies.finetune.tasks import Downstream, Segmentation
-from fedsilo.server_app.studies.finetune.training import Study, start, train
-from fedsilo.server_app.studies.finetune.weights import SCRATCH, RunModel, Source, open_start
+from fedsilo.server_app.studies.finetune.settings import network_of, settings_of, takes
+from fedsilo.server_app.studies.finetune.tasks import (
+    Downstream,
+    Segmentation,
+    Study,
+    Trained,
+    chosen_sites,
+    cosine_epochs,
+)
+from fedsilo.server_app.studies.finetune.transfer import (
+    DistilReport,
+    TransferReport,
+    distil,
+    transfer,
+)
 
 Say = Callable[[str], None]
 
@@ -72,5 +97,67 @@ def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
             f"{label}, seed {seed}: epoch {result.epoch} of {study.epochs} is best, "
             f"validation {headline} {value:.3f}; {result.seconds:.0f} s"
         )
-    method = source.method if isinstance(source, RunModel) else ""
+    method = source.common.method if isinstance(source, RunModel) else ""
     return StartResult(label, method, transfer, tuple(trained))
+
+
+def start(
+    study: Study, source: Source | None, seed: int
+) -> tuple[nn.Module, TransferReport | DistilReport | None]:
+    """Return a network initialised by ``source`` (None: the seed alone), and what it took from it.
+
+    The seed's own values are the same for every start: starts differ only in what they took.
+
+    Raises:
+        SettingError: nothing of the weights fits.
+    """
+    settings = _seeded(study.settings, seed)
+    network = study.downstream.build(settings, study.data.task)
+    if source is None:
+        return study.compute.place(network), None
+    if isinstance(source, RunModel) and not takes(study.downstream.network, source):
+        learner, compute = cast(Segmenter, study.compute.place(network)), study.compute
+        report = distil(learner, source, study.data.train, settings, compute, study.distil_epochs)
+        return learner, report
+    classes = (study.data.classes, study.data.task.classes)
+    taken = transfer(study.downstream.trunk(network), source, settings, classes)
+    network.requires_grad_(True)
+    return study.compute.place(network), taken
+
+
+def _seeded(settings: CommonSettings, seed: int) -> CommonSettings:
+    """Return settings with the seed of weights and batches; the data keep their own."""
+    return replace(settings, seed=derive_seed(seed, "finetune") % 2**31)
+
+
+def train(study: Study, network: nn.Module, seed: int) -> Trained:
+    """Train a network in place for all epochs and measure the best one on the test images.
+
+    Raises:
+        SiteError: training diverged.
+    """
+    began, task, compute = time.monotonic(), study.downstream, study.compute
+    settings, data = _seeded(study.settings, seed), study.data
+    curves: list[tuple[int, str, str, float]] = []
+    best: tuple[tuple[float, float], int, dict[str, float], dict[str, Tensor]] | None = None
+    course = (network, task.objective(network), data.train, settings, compute)
+    losses = cosine_epochs(*course, epochs=study.epochs, purpose="finetune")
+    for epoch, loss in enumerate(losses, start=1):
+        val = task.measured(network, data.val, settings, compute)
+        if not math.isfinite(val["loss"]):
+            raise SiteError(
+                "training diverged, validation loss is not finite: lower 'learning-rate'"
+            )
+        curves.append((epoch, "train", "loss", loss))
+        curves += [(epoch, "val", name, value) for name, value in val.items()]
+        score = (val.get(task.headline, -math.inf), -val["loss"])
+        if best is None or score > best[0]:
+            state = network.state_dict()
+            arrays = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+            best = (score, epoch, val, arrays)
+    assert best is not None, "there is at least one epoch"
+    _, epoch, val, arrays = best
+    network.load_state_dict(arrays)
+    test = task.measured(network, data.test, settings, compute)
+    seconds = time.monotonic() - began
+    return Trained(seed, epoch, val, test, tuple(curves), arrays, seconds)

@@ -134,7 +134,7 @@ class _Trainer:
         self.compute = choose_compute(common.device, common.precision, os.cpu_count() or 1)
         self.order = torch.Generator().manual_seed(derive_seed(recipe.seed, "pretraining"))
         rows = torch.randperm(len(public), generator=self.order)
-        self.held = rows[::_HELD_OUT]
+        self.held_out = rows[::_HELD_OUT]
         self.trained = rows[torch.arange(len(rows)) % _HELD_OUT != 0]
         task = Task(tuple(public.inputs.shape[1:]), classes)
         with seeded(recipe.seed, "pretraining", "weights"):
@@ -147,7 +147,15 @@ class _Trainer:
         self.optimiser = torch.optim.AdamW(
             self.network.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
-        self.schedule = _schedule(self.optimiser, recipe, self.steps)
+        total, rising = self.steps * recipe.epochs, min(recipe.warmup_epochs / recipe.epochs, 0.9)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimiser,
+            recipe.learning_rate,
+            total_steps=total,
+            # torch divides by zero if the rise has only one step
+            pct_start=rising if rising * total > 1 else 1e-6,
+            cycle_momentum=False,
+        )
         self.weights = self.compute.bring(class_weights(public.labels[self.trained], classes))
 
     def run(self, say: Callable[[str], None]) -> dict[str, float]:
@@ -156,7 +164,10 @@ class _Trainer:
         with seeded(recipe.seed, "pretraining", "steps", device=self.compute.device):
             for epoch in range(1, recipe.epochs + 1):
                 loss = self._epoch()
-                if not math.isfinite(loss) or not self._is_finite():
+                self.network.eval()
+                with torch.no_grad():  # the last step may have left answers that are not finite
+                    answers = self._logits(self.public.inputs[self.held_out[:1]])
+                if not math.isfinite(loss) or not answers.isfinite().all():
                     raise SettingError(
                         f"pre-training diverged in epoch {epoch}: lower 'learning-rate' in the "
                         "simulation file's 'pretraining'; no weights were written"
@@ -167,12 +178,6 @@ class _Trainer:
                     seconds = time.monotonic() - began
                     say(f"epoch {epoch}: loss {loss:.3f}; held out: {held_out}; {seconds:.0f} s")
         return metrics
-
-    def _is_finite(self) -> bool:
-        """Tell whether the network's answers are finite after the last step too."""
-        self.network.eval()
-        with torch.no_grad():
-            return bool(self._logits(self.public.inputs[self.held[:1]]).isfinite().all())
 
     def _epoch(self) -> float:
         """Train for an epoch and return its mean loss."""
@@ -206,28 +211,12 @@ class _Trainer:
     def _metrics(self) -> dict[str, float]:
         """Return accuracy and other metrics on the held-out images."""
         self.network.eval()
-        batches = in_batches(self.public.inputs[self.held])
+        batches = in_batches(self.public.inputs[self.held_out])
         with torch.no_grad(), self.compute.autocast():
             probabilities = torch.cat([self._logits(batch).softmax(1).cpu() for batch in batches])
-        labels = self.public.labels[self.held]
+        labels = self.public.labels[self.held_out]
         accuracy = (probabilities.argmax(1) == labels).float().mean().item()
         return {"accuracy": accuracy} | classification_metrics(probabilities, labels)
-
-
-def _schedule(
-    optimiser: torch.optim.Optimizer, recipe: Pretraining, steps: int
-) -> torch.optim.lr_scheduler.OneCycleLR:
-    """Return a learning rate that rises, then falls on a cosine; ``steps`` are of one epoch."""
-    total = steps * recipe.epochs
-    rising = min(recipe.warmup_epochs / recipe.epochs, 0.9)
-    return torch.optim.lr_scheduler.OneCycleLR(
-        optimiser,
-        recipe.learning_rate,
-        total_steps=total,
-        # torch divides by zero if the rise has only one step
-        pct_start=rising if rising * total > 1 else 1e-6,
-        cycle_momentum=False,
-    )
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:

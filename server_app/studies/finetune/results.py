@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from fedsilo.client_app.explain.image_explanation import draw_image
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.state_files import save_state
+from fedsilo.models.figures.panels import without_frame
 from fedsilo.models.measures.segmentation_metrics import image_dice, overlaps
-from fedsilo.server_app.studies.compare.tables import Spread, spread_cell
+from fedsilo.server_app.studies.compare.tables import Spread, rich_table, spread_cell
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
-from fedsilo.server_app.studies.finetune.distil import DistilReport
+from fedsilo.server_app.studies.figures.panels import new_figure
 from fedsilo.server_app.studies.finetune.settings import used
-from fedsilo.server_app.studies.finetune.tasks import Segmentation, predicted_masks
-from fedsilo.server_app.studies.finetune.training import Study, Trained, start
-from fedsilo.server_app.studies.finetune.transfer import TransferReport
+from fedsilo.server_app.studies.finetune.tasks import Segmentation, Study, Trained, predicted_masks
+from fedsilo.server_app.studies.finetune.transfer import DistilReport, TransferReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,11 @@ def result_table(finetuned: FinetuneResult) -> Table:
     study = finetuned.study
     over = f"mean ± sd over {study.seeds} seeds" if study.seeds > 1 else "one seed"
     title = f"{study.downstream.network} on {study.settings.dataset}, test metrics, {over}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("weights")
-    for metric in study.downstream.shown:
-        table.add_column(metric, justify="right")
+    lines = [["weights", *study.downstream.shown]]
     for result in finetuned.starts:
         rows = [result.row(metric) for metric in study.downstream.shown]
-        table.add_row(result.label, *(spread_cell(row) if row else "" for row in rows))
-    return table
+        lines.append([result.label, *(spread_cell(row) if row else "" for row in rows)])
+    return rich_table(title, lines)
 
 
 def write_results(folder: Path, study: Study, starts: Sequence[StartResult], images: int) -> None:
@@ -98,7 +95,7 @@ def _overlays(study: Study, starts: Sequence[StartResult], images: int) -> Figur
     rows = spread(study.data.origin, images)
     test, predicted = study.data.test, {}
     for result in starts:
-        network, _ = start(study, None, 0)
+        network = study.compute.place(study.downstream.build(study.settings, study.data.task))
         network.load_state_dict(result.trained[0].arrays)
         predicted[result.label] = predicted_masks(network, test.inputs[rows], study.compute)
     origin = study.data.origin
@@ -179,11 +176,8 @@ _OPACITY = 0.75
 
 def spread(origin: Sequence[str], count: int) -> list[int]:
     """Return at most ``count`` rows: the first of each site, then the second, and so on."""
-    by_site: dict[str, list[int]] = {}
-    for row, site in enumerate(origin):
-        by_site.setdefault(site, []).append(row)
-    turns = [(turn, row) for rows in by_site.values() for turn, row in enumerate(rows)]
-    return sorted(row for _, row in sorted(turns)[:count])
+    turns = pd.Series(origin).groupby(list(origin)).cumcount()
+    return sorted(turns.sort_values(kind="stable").index[:count].tolist())
 
 
 def coloured(predicted: Tensor, mask: Tensor) -> Tensor:
@@ -203,12 +197,10 @@ def draw_overlays(
     title: str,
 ) -> Figure:
     """Paint a row per image (n, channels, h, w): the image, its mask (n, h, w), each prediction."""
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     columns = 2 + len(predicted)
-    size = (2.5 * columns, 1.0 + 2.7 * len(images))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = new_figure(2.5 * columns, 1.0 + 2.7 * len(images))
     panels = figure.subplots(len(images), columns, squeeze=False)
     dice = {label: image_dice(overlaps(marked, masks)) for label, marked in predicted.items()}
     for row, (first, second, *others) in enumerate(panels):
@@ -233,7 +225,5 @@ def _panel(axes: Axes, image: Tensor, layer: Tensor | None, caption: str) -> Non
     if layer is not None:
         # draw_image shrinks a large image, so the layer takes its extent
         axes.imshow(layer.numpy(), interpolation="nearest", extent=axes.images[0].get_extent())
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.set_frame_on(False)
+    without_frame(axes)
     axes.set_xlabel(caption, fontsize="small")

@@ -25,8 +25,9 @@ from fedsilo.server_app.studies.finetune.request import (
     CLASSIFICATION,
     SEGMENTATION,
     FinetuneRequest,
+    RunModel,
+    Source,
 )
-from fedsilo.server_app.studies.finetune.weights import RunModel, Source
 
 # By network for segmentation: the run's network whose weights it takes, if any
 RUN_NETWORK = {"unet": "conv", "vit": "vit", "swin": "", "transunet": "vit", "swinunet": ""}

@@ -1,7 +1,8 @@
-"""The two tasks of fine-tuning: how each builds, trains and measures a network."""
+"""The two tasks of fine-tuning: their data, pooled over sites, and how they train and measure."""
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import torch
@@ -11,7 +12,10 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import in_batches, measure
 from fedsilo.client_app.training.loop import Objective, train_locally
 from fedsilo.client_app.training.optimisers import open_optimiser
-from fedsilo.datasets.silo.silos import Split
+from fedsilo.datasets.radiographs.masks import load_masked_silo
+from fedsilo.datasets.registry import data_set, load_silo, silo_names
+from fedsilo.datasets.silo.silos import SPLITS, Silo, Split
+from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.measures.segmentation_metrics import segmentation_metrics
 from fedsilo.models.networks.build import build_classifier
@@ -20,14 +24,122 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.segmentation.build import build_segmentation, segmentation_loss
 from fedsilo.models.networks.segmentation.pyramids import Segmenter
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
-from fedsilo.server_app.studies.finetune.data import Pooled, pooled_labels, pooled_masks
 from fedsilo.server_app.studies.finetune.request import CLASSIFICATION, SEGMENTATION
+from fedsilo.server_app.studies.finished_site import chosen_of
+
+_MISSING = {
+    "train": "no training images",
+    "val": "no validation images, by which the epoch is chosen: set 'val-folds'",
+    "test": "no test images: set 'test-folds', or 'use-test' to true",
+}
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Images of all sites, in site order, with labels (n,) or masks (n, h, w)."""
+
+    train: Split
+    val: Split
+    test: Split
+    task: Task  # input shape and number of classes
+    classes: tuple[str, ...]  # their names, or empty if they have none
+    sites: tuple[str, ...]
+    origin: tuple[str, ...]  # the site of each test image
+
+    def sizes(self) -> dict[str, int]:
+        """Return the number of images by split."""
+        return {name: len(getattr(self, name)) for name in SPLITS}
+
+
+def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
+    """Return the sites of the data set, or only those ``wanted``.
+
+    Raises:
+        SettingError: the data are a table, or there is no such site.
+        DataError: no site is on this machine.
+    """
+    if data_set(settings.dataset).is_table:
+        raise SettingError(
+            f"fine-tuning is of images, and data set '{settings.dataset}' is a table: name another "
+            "by --dataset"
+        )
+    sites = chosen_of(silo_names(settings), wanted, f"'{settings.dataset}'")
+    if not sites:
+        raise DataError(f"data set '{settings.dataset}' has no sites on this machine")
+    return sites
+
+
+def pooled_labels(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
+    """Return images with their classes.
+
+    Raises:
+        DataError: a split has no images, or the sites' images or classes differ.
+    """
+    silos = [load_silo(site, settings) for site in sites]
+    if len({(silo.task, silo.classes) for silo in silos}) > 1:
+        raise DataError(f"sites {', '.join(sites)} have images or classes of different kinds")
+    return _pool(settings, silos)
+
+
+def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
+    """Return images with their masks.
+
+    Raises:
+        DataError: a split has no images; no training or validation image has a mask; a mask has
+            not its image's size, or other values than 0 and 1; or the sites' images differ.
+    """
+    silos = [load_masked_silo(site, settings) for site in sites]
+    for silo in silos:
+        for name, split in silo.splits().items():
+            _check_masks(f"{settings.dataset}, site {silo.name}, {name}", split)
+    shapes = {silo.task.input_shape for silo in silos}
+    if len(shapes) > 1:
+        raise DataError(
+            f"sites {', '.join(sites)} have images of different sizes "
+            f"({', '.join(map(str, sorted(shapes)))}): set 'image-size'"
+        )
+    pooled = _pool(settings, silos)
+    for name in ("train", "val"):
+        if not getattr(pooled, name).labels.any():
+            raise DataError(
+                f"no {name} image of {settings.dataset} has a mask that is not empty: there is "
+                "nothing to learn; take more images or other sites"
+            )
+    return pooled
+
+
+def _check_masks(where: str, split: Split) -> None:
+    images, masks = tuple(split.inputs.shape), tuple(split.labels.shape)
+    if masks != (images[0], *images[2:]):
+        raise DataError(
+            f"{where}: {images[0]} images are {images[2]}x{images[3]} pixels, and their masks "
+            f"{masks}: a mask must have its image's size"
+        )
+    if len(split) and (value := int(split.labels.max())) > 1:
+        raise DataError(
+            f"{where}: a mask holds {value}; it must be 0 on the background and 1 on the catheter"
+        )
+
+
+def _pool(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:
+    """Return the data of silos with the same task and classes."""
+    sites, pooled = tuple(silo.name for silo in silos), {}
+    for name in SPLITS:
+        parts = [silo.splits()[name] for silo in silos]
+        inputs = torch.cat([part.inputs for part in parts])
+        pooled[name] = Split(inputs, torch.cat([part.labels for part in parts]))
+        if not len(inputs):
+            raise DataError(f"{', '.join(sites)} of {settings.dataset}: {_MISSING[name]}")
+    origin = tuple(silo.name for silo in silos for _ in range(len(silo.test)))
+    task, classes = silos[0].task, silos[0].classes
+    return Pooled(**pooled, task=task, classes=classes, sites=sites, origin=origin)
 
 
 class Downstream:
     """A task of fine-tuning, here classification, for the network of that name."""
 
     name = CLASSIFICATION
+    data = staticmethod(pooled_labels)
     headline = "accuracy"  # the metric whose validation value chooses the epoch
     shown: ClassVar = ("accuracy", "balanced-accuracy", "auc", "loss")  # the metrics of the table
     definitions: ClassVar = {  # what is measured and minimised
@@ -40,10 +152,6 @@ class Downstream:
 
     def __init__(self, network: str) -> None:
         self.network = network
-
-    def data(self, settings: CommonSettings, sites: Sequence[str]) -> Pooled:
-        """Return the pooled data of ``sites``, or raise a ``DataError``."""
-        return pooled_labels(settings, sites)
 
     def build(self, settings: CommonSettings, task: Task) -> nn.Module:
         """Return the network, initialised by the seed."""
@@ -68,6 +176,7 @@ class Segmentation(Downstream):
     """A network of ``models.networks.segmentation.build``."""
 
     name = SEGMENTATION
+    data = staticmethod(pooled_masks)
     headline = "dice"
     shown: ClassVar = ("dice", "jaccard", "miou", "dice-pooled")
     definitions: ClassVar = {
@@ -79,10 +188,6 @@ class Segmentation(Downstream):
         "dice-pooled": "Dice of the catheter over all pixels of the split taken together",
         "loss": "the training loss in eval mode, mean over batches weighted by images",
     }
-
-    def data(self, settings: CommonSettings, sites: Sequence[str]) -> Pooled:
-        """Return images and masks."""
-        return pooled_masks(settings, sites)
 
     def build(self, settings: CommonSettings, task: Task) -> nn.Module:
         """Return the network."""
@@ -111,6 +216,32 @@ class Segmentation(Downstream):
                 start += len(logits)
         metrics = segmentation_metrics(torch.cat(predicted), split.labels)
         return metrics | {"loss": sum(losses) / len(split)}
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that is the same for all starts."""
+
+    downstream: Downstream
+    settings: CommonSettings
+    data: Pooled
+    compute: Compute
+    seeds: int
+    epochs: int
+    distil_epochs: int = 0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The outcome of one seed."""
+
+    seed: int
+    epoch: int  # the one with the best validation metric, from 1
+    val: dict[str, float]  # metrics of that epoch
+    test: dict[str, float]
+    curves: tuple[tuple[int, str, str, float], ...]  # (epoch, split, metric, value) of all epochs
+    arrays: dict[str, Tensor]  # the network's after that epoch, on the CPU
+    seconds: float
 
 
 def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Tensor]:
@@ -148,7 +279,7 @@ def cosine_epochs(
     )
     for epoch in range(epochs):
         yield train_locally(
-            cast(SiteNetwork, network),  # beside the objective only its parameters are used
+            cast(SiteNetwork, network),  # only its parameters are used, and the objective
             split,
             settings,
             compute,

@@ -1,4 +1,4 @@
-"""How weights are transferred: copied into a new network array by array, and reported."""
+"""How weights go into a new network: copied array by array, or distilled; and what is reported."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.datasets.silo.silos import Split
 from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.datasets.weights.initial_weights import load_initial_weights
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.server_app.studies.finetune.weights import Classes, RunModel, Source
+from fedsilo.models.contract.settings_schema import keys_with
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.prompted_vit import PromptedViT
+from fedsilo.models.networks.segmentation.pyramids import Segmenter, resized
+from fedsilo.server_app.studies.finetune.request import Classes, RunModel, Source
+from fedsilo.server_app.studies.finetune.tasks import cosine_epochs
 
-_HEAD = "head."
+_HEAD, _BACKBONE = "head.", "encoder.vit."
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class TransferReport:
     share: float  # the share of the encoder's numbers in them
     left: tuple[str, ...]  # arrays of the encoder that keep the seed's values
     head: bool = False  # whether the head is the run's
-    backbone: str = ""  # the frozen backbone loaded beside the run's arrays, or empty
+    backbone: str = ""  # the frozen backbone loaded with the run's arrays, or empty
 
     def summary(self) -> str:
         """Return it in one line."""
@@ -66,12 +75,16 @@ def _encoder_arrays(trunk: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _report(encoder: Mapping[str, Tensor], names: Sequence[str], **details: Any) -> TransferReport:
+def _report(
+    encoder: Mapping[str, Tensor], names: Sequence[str], head: bool = False, backbone: str = ""
+) -> TransferReport:
     """Return the report for the arrays ``names`` of the encoder having been set."""
     numbers = sum(encoder[name].numel() for name in names)
     share = numbers / sum(target.numel() for target in encoder.values())
-    left = tuple(sorted(encoder.keys() - set(names)))
-    return TransferReport(arrays=len(names), of=len(encoder), share=share, left=left, **details)
+    left = sorted(encoder.keys() - set(names))
+    if backbone:
+        left = [name for name in left if not name.startswith(_BACKBONE)]
+    return TransferReport(len(names), len(encoder), share, tuple(left), head, backbone)
 
 
 def _transfer_run(
@@ -101,12 +114,9 @@ def _transfer_run(
     with torch.no_grad():
         for name, array in {**fitting, **head}.items():
             state[name].copy_(array)
-    report = _report(encoder, list(fitting), head=bool(head))
-    backbone = {name for name in encoder if name.startswith("encoder.vit.")}
-    if run_model.has_backbone or not backbone:
-        return report
-    left = tuple(name for name in report.left if name not in backbone)
-    return dataclasses.replace(report, left=left, backbone=run_model.common.backbone_weights)
+    loads = not run_model.has_backbone and any(name.startswith(_BACKBONE) for name in encoder)
+    backbone = run_model.common.backbone_weights if loads else ""
+    return _report(encoder, list(fitting), bool(head), backbone)
 
 
 def _fitting(
@@ -131,7 +141,78 @@ def _fitting(
 
 def _head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str, Tensor]:
     """Return the arrays of a run's head if all fit, otherwise none."""
-    wanted = {name: target for name, target in state.items() if name.startswith(_HEAD)}
-    arrays = {name: run_model.arrays[name] for name in wanted if name in run_model.arrays}
-    fits = all(name in arrays and arrays[name].shape == wanted[name].shape for name in wanted)
-    return arrays if fits else {}
+    shapes = {name: target.shape for name, target in state.items() if name.startswith(_HEAD)}
+    own = {name: array for name, array in run_model.arrays.items() if name in shapes}
+    return own if {name: array.shape for name, array in own.items()} == shapes else {}
+
+
+@dataclass(frozen=True)
+class DistilReport:
+    """How a network learned a ViT's tokens."""
+
+    losses: tuple[float, ...]  # by epoch: the share of the tokens' variance left unexplained
+
+    def summary(self) -> str:
+        """Return it in one line."""
+        return (
+            f"its ViT's tokens were distilled into the encoder for {len(self.losses)} epochs: "
+            f"{100 * (1 - self.losses[-1]):.1f} % of their variance explained"
+        )
+
+
+def distil(
+    network: Segmenter,
+    source: RunModel,
+    images: Split,
+    settings: CommonSettings,
+    compute: Compute,
+    epochs: int,
+) -> DistilReport:
+    """Teach the encoder of ``network``, in place, the tokens of a run's ViT; labels are ignored.
+
+    The FedEFM paper initialises UNet and SwinUnet from its foundation ViT and does not say how.
+    Here the encoder's last map, through one linear layer that is dropped afterwards, learns to
+    predict the ViT's token of each patch (Romero et al. 2015, FitNets, equation 3), each token
+    normalised over its channels (Wei et al. 2022, feature distillation).
+
+    Raises:
+        SettingError: the ViT does not take images of this size.
+    """
+    shape = tuple(images.inputs.shape[1:])
+    teacher = compute.place(vit_of(source, settings, shape)).eval()
+    with torch.no_grad():
+        channels = network.coarsest(compute.bring(images.inputs[:2]).float()).shape[1]
+    with seeded(settings.seed, "distil"):
+        project = compute.place(nn.Conv2d(channels, teacher.vit.embed_dim, 1))
+
+    def objective(inputs: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
+            tokens = teacher.encode_with_map(inputs)[1]
+        return token_loss(project(network.coarsest(inputs)), tokens)
+
+    both = nn.ModuleList([network, project])
+    losses = cosine_epochs(
+        both, objective, images, settings, compute, epochs=epochs, purpose="distil"
+    )
+    return DistilReport(tuple(losses))
+
+
+def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean squared distance of maps (batch, c, ., .) from tokens (batch, r, k, c).
+
+    Tokens are normalised over their channels, so that maps of zeros have a loss of 1.
+    """
+    wanted = nn.functional.layer_norm(tokens.float(), tokens.shape[-1:])
+    given = resized(maps.float(), tokens.shape[1:3]).permute(0, 2, 3, 1)
+    return nn.functional.mse_loss(given, wanted)
+
+
+def vit_of(source: RunModel, settings: CommonSettings, input_shape: tuple[int, ...]) -> PromptedViT:
+    """Return a run's ViT, frozen, for images of ``input_shape``; SettingError if it has no fit."""
+    fields = [key.replace("-", "_") for key in keys_with(CommonSettings, "network")]
+    of_run = {field: getattr(source.common, field) for field in fields}
+    own = of_run | {"network": "vit", "train_backbone": True, "backbone_weights": "random"}
+    common = dataclasses.replace(settings, **own)
+    vit = cast(PromptedViT, build_classifier(common, Task(input_shape, source.classes[1])))
+    transfer(vit, source, common, source.classes)
+    return vit.requires_grad_(False)

@@ -30,7 +30,19 @@ def test_plan_of_full_batches_takes_all_samples_and_measured_rounds_cost() -> No
     assert lines[1] == lines[3], "with all samples in each step their number does not matter"
 
 
-@pytest.mark.parametrize(("samples", "budgets"), [([], [1.0]), ([0], [1.0]), ([5], [0.0])])
+@pytest.mark.parametrize(
+    ("samples", "budgets"),
+    [
+        *(([], [1.0]), ([0], [1.0]), ([5], [0.0]), ([5], [])),
+        *(([5], [float("nan")]), ([5], [1.0, float("inf")])),
+    ],
+)
 def test_plan_refuses_numbers_that_cannot_be(samples: list[int], budgets: list[float]) -> None:
     with pytest.raises(SettingError, match="must be numbers above 0"):
         list(plan("fedavg-heart", samples=samples, epsilon=budgets))
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, 2.0, -1e-5, float("nan")])
+def test_plan_refuses_a_delta_that_is_no_probability(delta: float) -> None:
+    with pytest.raises(SettingError, match="it must be above 0 and below 1, such as 1e-05"):
+        list(plan("fedavg-heart", samples=[5], delta=delta))

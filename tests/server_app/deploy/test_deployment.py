@@ -212,6 +212,8 @@ def test_logs_of_an_unknown_member_name_the_known(
     assert "did you mean 'north'" in capsys.readouterr().err
     assert main(["deploy", "logs", "north", "--deployment", str(planned.folder)]) == 1
     assert "north has not run yet" in capsys.readouterr().err
+    assert main(["deploy", "logs", "--lines", "0", "--deployment", str(planned.folder)]) == 1
+    assert "--lines is 0; it must be at least 1" in capsys.readouterr().err
 
 
 def test_what_runs_comes_back_as_data_and_nothing_is_printed(

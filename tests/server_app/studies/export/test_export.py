@@ -17,8 +17,7 @@ from fedsilo.models.contract.errors import ExportError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.export.command import FORMATS, export
-from fedsilo.server_app.studies.export.formats import write_pt2
-from fedsilo.server_app.studies.export.program import VECTORS, open_program
+from fedsilo.server_app.studies.export.formats import VECTORS, open_program, write_pt2
 from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest

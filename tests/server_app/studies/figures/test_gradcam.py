@@ -121,6 +121,7 @@ def test_an_image_of_a_convolutional_network_is_explained(
         (["fedavg"], ["--rows", "0,15"], "site s2a has 15 test rows, counted from 0: there is no"),
         (["fedavg"], ["--rows", "x"], "--rows is 'x'; it must be rows counted from 0"),
         (["fedavg"], ["--scenarios", "1"], "name two runs or more"),
+        (["fedavg"], ["--scenarios", "0"], "--scenarios is 0; it must be at least 1"),
         (["fedavg"], ["--scenarios", "1", "--rows", "0"], "either --rows or --scenarios"),
         (["fedavg"], [], "name images by either --rows or --scenarios"),
         (["fedavg"], ["--rows", "0", "--class", "cat"], "--class is 'cat'; the classes are 0, 1,"),

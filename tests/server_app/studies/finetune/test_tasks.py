@@ -12,8 +12,8 @@ from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
-from fedsilo.server_app.studies.finetune import data as finetune_data
-from fedsilo.server_app.studies.finetune.data import pooled_labels, pooled_masks
+from fedsilo.server_app.studies.finetune import tasks
+from fedsilo.server_app.studies.finetune.tasks import chosen_sites, pooled_labels, pooled_masks
 
 
 def test_validation_folds_of_one_s_own_leave_the_run_s_test_images_as_they_are() -> None:
@@ -44,14 +44,13 @@ def masks_of(size: int, value: int) -> Tensor:
         ([silo("a", masks_of(4, 0))], "no train image of angiogram-phantom has a mask that is not"),
         ([silo("a", masks_of(4, 1)), silo("b", masks_of(8, 1), 8)], "images of different sizes"),
         ([silo("a", masks_of(4, 1)[:0])], "a of angiogram-phantom: no training images"),
-        ([], "has no sites on this machine"),
     ],
 )
 def test_masks_that_cannot_be_learnt_from_are_refused(
     silos: list[Silo], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_name = {one.name: one for one in silos}
-    monkeypatch.setattr(finetune_data, "load_masked_silo", lambda name, settings: by_name[name])
+    monkeypatch.setattr(tasks, "load_masked_silo", lambda name, settings: by_name[name])
     settings = CommonSettings(dataset="angiogram-phantom")
     with pytest.raises(DataError, match=told):
         pooled_masks(settings, list(by_name))
@@ -64,3 +63,9 @@ def test_sites_are_pooled_in_their_order_and_test_images_know_theirs() -> None:
     assert torch.equal(pooled.test.inputs, torch.cat([part.inputs for part in parts]))
     assert torch.equal(pooled.test.labels, torch.cat([part.labels for part in parts]))
     assert pooled.origin == ("s1a",) * 10 + ("s3a",) * 10
+
+
+def test_a_data_set_without_sites_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "silo_names", lambda settings: [])
+    with pytest.raises(DataError, match="has no sites on this machine"):
+        chosen_sites(CommonSettings(dataset="angiogram-phantom"), [])
