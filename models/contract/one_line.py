@@ -55,6 +55,11 @@ def listed(names: Iterable[object], most: int = 30) -> str:
     return ", ".join(one_line(name, _NAME) for name in all_[:most]) + rest
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the kind and the text of an error of somebody else's code."""
+    return f"{type(error).__name__}: {one_line(error, 200)}"
+
+
 def _text(value: object) -> str:
     try:
         return str(value)

@@ -39,7 +39,7 @@ def to_int8(values: Floats, uniform: Floats) -> tuple[np.float32, Steps]:
 
     Args:
         values: (n,), finite.
-        uniform: (n,) random numbers from 0 to 1, exclusive: what lies between two whole numbers
+        uniform: (n,) random numbers from 0 to 1, exclusive: what is between two whole numbers
             goes to the upper one with the probability of its distance to the lower one.
     """
     scale = np.float32(np.abs(values).max(initial=0.0) / np.float32(MOST_STEPS))

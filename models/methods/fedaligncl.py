@@ -29,7 +29,7 @@ from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import choice, setting
 from fedsilo.models.maths.pacing import epoch_of
-from fedsilo.models.privacy.gaussian_noise import normals
+from fedsilo.models.privacy.gaussian_mechanism import normals
 
 EMBEDDINGS = "embeddings"  # the sender's; other sites' are ``embeddings/<site>``
 DISCRIMINATOR = "discriminator/"  # prefix of the sender's arrays
@@ -241,7 +241,7 @@ def perturbed(
 
     Absolute noise is N(0, noise-variance); relative noise has noise-variance times the array's own
     standard deviation. It is not differential privacy: nothing is clipped, so its sensitivity is
-    unbounded. ``rng`` as for ``gaussian_noise.normals``.
+    unbounded. ``rng`` as for ``gaussian_mechanism.normals``.
     """
     if not settings.noise_variance:
         return dict(arrays)
