@@ -82,8 +82,7 @@ class BufferMoments:
 
     def to(self, device: torch.device) -> BufferMoments:
         """Return it in float32 on ``device``."""
-        parts = (self.gram, self.counts, self.means, self.spreads)
-        return BufferMoments(*(part.float().to(device) for part in parts))
+        return BufferMoments(*(part.float().to(device) for part in vars(self).values()))
 
 
 def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:

@@ -75,8 +75,8 @@ class FedEvPromptSettings(OwnSettings):
         if self.shared_prompts == "b" and common.prompt_sets == "g":
             raise SettingError(
                 "setting 'fedevprompt.shared-prompts' is 'b' and 'prompt-sets' is 'g', which has "
-                "no "
-                "b-prompts: set 'prompt-sets' to 'b-t', or 'fedevprompt.shared-prompts' to 'all'"
+                "no b-prompts: set 'prompt-sets' to 'b-t', or 'fedevprompt.shared-prompts' to "
+                "'all'"
             )
 
 

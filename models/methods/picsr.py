@@ -94,9 +94,9 @@ class PICSRSettings(OwnSettings):
         if self.prototype_noise and sums_leave:
             raise SettingError(
                 f"setting 'picsr.prototype-noise' is {self.prototype_noise:g} and "
-                "'standardise' is "
-                "'pooled': the sums that a site sends to be pooled give its exact mean away, so "
-                "noise on the prototype hides nothing; set 'standardise' to 'declared'"
+                "'standardise' is 'pooled': the sums that a site sends to be pooled give its exact "
+                "mean away, so noise on the prototype hides nothing; set 'standardise' to "
+                "'declared'"
             )
         if sums_leave and self.prototype_min_count > common.sums_min_count:
             raise SettingError(

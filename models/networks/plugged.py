@@ -187,18 +187,14 @@ class PluggedClassifier(TokenClassifier):
                 from timm.models import adapt_input_conv
 
                 given[name] = adapt_input_conv(wanted[name].shape[1], given[name])
-        own = {
+        given |= {
             name: array
             for name, array in wanted.items()
             if name.rpartition(".")[0] in heads
             and getattr(given.get(name), "shape", None) != array.shape
         }
-        given |= own
-        faults = [
-            name
-            for name in sorted(wanted.keys() | given.keys())
-            if name not in wanted or name not in given or given[name].shape != wanted[name].shape
-        ]
+        ours, theirs = ({n: a.shape for n, a in part.items()} for part in (wanted, given))
+        faults = sorted(name for name, _ in ours.items() ^ theirs.items())
         if faults or not all(array.isfinite().all() for array in given.values()):
             what = f"'{faults[0]}' is missing, too much or of another shape" if faults else (
                 "it has values that are not finite"
