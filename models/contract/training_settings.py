@@ -13,7 +13,8 @@ from fedsilo.models.contract.settings_schema import choice, setting
 _count = partial(setting, minimum=0)
 _positive = partial(setting, minimum=1)
 _combining = partial(setting, roles="combining")
-_TEXT = "structured"  # the role of a text that may be a mapping or a list where it is written
+_step = partial(setting, roles="step")
+_STRUCTURED = ("training", "structured")
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class TrainingSettings:
         "",
         "simulation: each site's optimiser steps a second on a virtual clock: "
         "lognormal:SIGMA, a mapping or list, or a YAML or JSON file of one (empty: 1 each)",
-        roles=("combining", _TEXT),
+        roles=("combining", "structured"),
     )
     aggregation: str = choice(
         *("auto", "mean", "norm-clip", "median", "trimmed", "multikrum"),
@@ -87,25 +88,24 @@ class TrainingSettings:
         0, "optimiser steps of an epoch that spans rounds (0: none)", maximum=100_000
     )
     pace: int = _positive(40, "with epoch-steps: steps per round, a divisor of it")
-    batch_size: int = setting(32, "samples per optimiser step", roles="step", minimum=2)
-    micro_batch: int = _count(
-        0, "samples computed at once; a step accumulates their gradients (0: all)", roles="step"
+    batch_size: int = _step(32, "samples per optimiser step", minimum=2)
+    micro_batch: int = _step(
+        0, "samples computed at once; a step accumulates their gradients (0: all)", minimum=0
     )
     gradient_checkpointing: bool = setting(
         False, "resnet22: save memory by computing activations twice", roles="network"
     )
-    learning_rate: float = setting(
-        1e-3, "step size of the optimiser", roles="step", above=0.0, maximum=1e30
-    )
-    optimiser: str = setting(
+    learning_rate: float = _step(1e-3, "step size of the optimiser", above=0.0, maximum=1e30)
+    optimiser: str = _step(
         "adam",
         "optimiser of local training, any of torch.optim by name",
-        roles="step",
         pattern=r"[A-Za-z]\w*",
         wording="the name of an optimiser of torch.optim, such as adam, adamw, sgd or rmsprop",
     )
     optimiser_arguments: str = setting(
-        "", "its further arguments: a mapping, such as {momentum: 0.9}", roles=("step", _TEXT)
+        "",
+        "its further arguments: a mapping, such as {momentum: 0.9}",
+        roles=("step", "structured"),
     )
     optimiser_state: str = choice(
         "round", "run", help="how long a site keeps its optimiser's state; with epoch-steps: run"
@@ -117,7 +117,7 @@ class TrainingSettings:
     schedule_arguments: str = setting(
         "",
         "its arguments: a mapping; step: {step_size: 10, gamma: 0.1}, step_size in rounds",
-        roles=("training", _TEXT),
+        roles=_STRUCTURED,
     )
     warm_up: float = _count(
         0.0, "rounds in which the learning rate rises linearly; below 1: share of all"
@@ -125,9 +125,7 @@ class TrainingSettings:
     rate_decay: str = choice(
         "none", "inverse-sqrt", help="learning rate: constant, or divided by the root of all steps"
     )
-    weight_decay: float = _count(
-        0.0, "L2 penalty; with adamw, decoupled weight decay", roles="step"
-    )
+    weight_decay: float = _step(0.0, "L2 penalty; with adamw, decoupled weight decay", minimum=0)
     network: str = choice(
         *("auto", "conv", "vgg16-bn", "resnet22", "vit", "logistic", "mlp"),
         help="auto: conv for images, vgg16-bn for cifar10, cifar100, gtsrb, logistic for tables",
@@ -156,11 +154,11 @@ class TrainingSettings:
         "none",
         "weights of the classes in the cross-entropy: none, balanced (by the site's own training "
         "samples), or a number each, such as 0.2,0.8",
-        roles=("training", _TEXT),
+        roles=_STRUCTURED,
     )
     augmentation: str = setting(
         "",
         "transforms of torchvision v2 for training images: a list, such as "
         "[{RandomHorizontalFlip: {p: 0.5}}]",
-        roles=("training", _TEXT),
+        roles=_STRUCTURED,
     )
