@@ -1,6 +1,6 @@
 """Cross-silo federated learning for hospitals, as one package.
 
-In an installed fedsilo the five folders lie beside this file. In a checkout they are at the top of
+In an installed fedsilo the five folders are next to this file. In a checkout they are at the top of
 the repository, one level up, which this file adds to where the package is looked for.
 """
 
