@@ -88,11 +88,11 @@ class BadGrid(InlineGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Alter the bad site's arrays."""
         for reply in super().pull_messages(message_ids):
-            asked = self.sent.pop(reply.metadata.reply_to_message_id)
+            message = self.sent.pop(reply.metadata.reply_to_message_id)
             bad = reply.metadata.src_node_id == max(self.get_node_ids())
             if bad and reply.has_content() and ARRAYS in reply.content.array_records:
                 reply.content[ARRAYS] = self._altered(
-                    asked.content.array_records[ARRAYS], reply.content.array_records[ARRAYS]
+                    message.content.array_records[ARRAYS], reply.content.array_records[ARRAYS]
                 )
             yield reply
 

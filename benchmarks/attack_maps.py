@@ -1,4 +1,4 @@
-"""How much of an image attention maps give back, beside the gradients of methods that send weights.
+"""How much of an image attention maps, and gradients of methods that send weights, give back.
 
     python benchmarks/attack_maps.py RUN-DIR --csv FILE [--pairs VICTIM:ATTACKER ...]
 
@@ -14,7 +14,7 @@ labels, as the server sees them; a site sees only the mean over sites. Of one im
 image is sought by Adam (Geiping et al. 2020: cosine distance and total variation, whose weight the
 attacker chooses on own images). Who has an archive seeks the nearest gradient, or by least squares
 those of which a batch's is the mean. Of an epoch's update: which images were trained on, as their
-gradients point against it, beside test images. Every figure is a lower bound.
+gradients point against it, compared with test images. Every figure is a lower bound.
 
 Pixels are 0 to 1. The floor is the mean of the attacker's images, whatever was sent.
 """
@@ -76,7 +76,7 @@ def ssim(images: Tensor, found: Tensor) -> Tensor:
     def mean(values: Tensor) -> Tensor:
         return nn.functional.avg_pool2d(values, min(_WINDOW, *values.shape[-2:]), stride=1)
 
-    images, found = images.double(), found.double()  # variances are small beside squares
+    images, found = images.double(), found.double()  # variances are small next to squares
     m1, m2 = mean(images), mean(found)
     v1, v2 = mean(images.square()) - m1.square(), mean(found.square()) - m2.square()
     both = mean(images * found) - m1 * m2
@@ -106,9 +106,10 @@ def ridge(x: Tensor, y: Tensor, weight: float) -> Callable[[Tensor], Tensor]:
 def decoder(maps: Tensor, images: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a function of maps to images of 0 to 1, its weight chosen on every tenth image."""
     x, y = features(maps), images.flatten(1).double()
-    held = torch.arange(len(x)) % 10 == 0
+    tenth = torch.arange(len(x)) % 10 == 0
     errors = [
-        (ridge(x[~held], y[~held], weight)(x[held]) - y[held]).square().mean() for weight in RIDGES
+        (ridge(x[~tenth], y[~tenth], weight)(x[tenth]) - y[tenth]).square().mean()
+        for weight in RIDGES
     ]
     predict = ridge(x, y, RIDGES[int(torch.stack(errors).argmin())])
     size = images.shape[1:]
@@ -190,8 +191,8 @@ def by_gradients(
     chosen, images = rows[:count], pixels(train.inputs)
     below = scores(images[chosen], floor.expand(count, *floor.shape[1:]), images, chosen)
     yield "nothing: mean image, for those inverted", 0, below
-    whole = {"train_backbone": True, "prompt_sets": "none"}
-    for name, changes in (("prompts and head", {}), ("the whole ViT", whole)):
+    all_of_it = {"train_backbone": True, "prompt_sets": "none"}
+    for name, changes in (("prompts and head", {}), ("the whole ViT", all_of_it)):
         common = dataclasses.replace(victim.lab.common, method="fedavg", **changes)
         with seeded(0, "attack-maps"):
             network = cast(PromptedViT, initial_classifier(common, victim.lab.silo)).eval()

@@ -101,11 +101,11 @@ def share_in_step(settings: CommonSettings, side: int, repeats: int) -> tuple[fl
         student.zero_grad()
         multishot_loss(student, {"host": expert}, images, labels, method_settings)[0].backward()
 
-    whole = seconds(step, repeats)
+    step_seconds = seconds(step, repeats)
     part = seconds(
         lambda: batch_closeness(feature_maps[0], feature_maps[1], method_settings), repeats
     )
-    return 1e3 * whole, part / whole
+    return 1e3 * step_seconds, part / step_seconds
 
 
 def steps_table(repeats: int) -> Table:

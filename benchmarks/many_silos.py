@@ -106,9 +106,9 @@ def made_up_app() -> ClientApp:
         return Message(RecordDict({CONFIG: ConfigRecord(facts.to_config())}), reply_to=message)
 
     def answer(message: Message, context: Context) -> Message:
-        told = {NUM_EXAMPLES: 100, SECONDS: 0.0, PEAK_MEMORY: 0, "trained.train.loss": 1.0}
+        metrics = {NUM_EXAMPLES: 100, SECONDS: 0.0, PEAK_MEMORY: 0, "trained.train.loss": 1.0}
         measured = {f"incoming.test.{m}": 0.5 for m in ("accuracy", "entropy", "loss")}
-        content = RecordDict({METRICS: MetricRecord(told | measured)})
+        content = RecordDict({METRICS: MetricRecord(metrics | measured)})
         if message.content.config_records[CONFIG]["returns"]:
             draw = np.random.default_rng(int(context.node_config["partition-id"]))
             content[ARRAYS] = ArrayRecord()

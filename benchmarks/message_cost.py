@@ -1,4 +1,4 @@
-"""What a message costs beside its training: CPU milliseconds per message of the inline engine.
+"""What a message costs in addition to training: CPU milliseconds per message of the inline engine.
 
     python benchmarks/message_cost.py [--rounds 40] [--silos 10]
 

@@ -21,7 +21,7 @@ from fedsilo.server_app.config.settings import RunSettings
 
 
 def by_flower(settings: RunSettings) -> dict[str, float]:
-    """Train by Flower's own FedAvg and simulation, with nothing beside."""
+    """Train by Flower's own FedAvg and simulation, and nothing else."""
     common, client_app, server_app = settings.common, ClientApp(), ServerApp()
     found: dict[str, float] = {}
 

@@ -65,8 +65,8 @@ def simulate(settings_file: Path) -> dict[str, float]:
         result = Path(str(run.get_result()))
         lines = [line.split() for file in moments.iterdir() for line in file.open()]
         (final,) = result.rglob("FL_global_model.pt")
-        held = torch.load(final, weights_only=True)
-        weights = {name: held["model"][name] for name in first_weights(settings)}
+        saved = torch.load(final, weights_only=True)
+        weights = {name: saved["model"][name] for name in first_weights(settings)}
         began = time.time()
         found = accuracy(weights, settings)
         measured = time.time() - began

@@ -126,7 +126,7 @@ def measured(command: list[str], folder: Path) -> dict[str, float]:
     watch = Watch(psutil.Process(process.pid))
     watch.start()
     said, errors = process.communicate()
-    whole = time.perf_counter() - began
+    seconds = time.perf_counter() - began
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{errors[-2000:]}")
     if (summary := folder / "run" / "summary.json").is_file():
@@ -135,23 +135,23 @@ def measured(command: list[str], folder: Path) -> dict[str, float]:
     else:
         figures = json.loads(said.strip().splitlines()[-1])
         rounds, accuracy = figures["rounds"], figures["accuracy"]
-    found = (rounds, whole, watch.cpu, watch.peak / 2**20, accuracy)
+    found = (rounds, seconds, watch.cpu, watch.peak / 2**20, accuracy)
     return {n: round(v, d) for (n, d), v in zip(_MEASURED.items(), found, strict=True)}
 
 
 def rivals(nvflare: str, settings: Path) -> dict[str, list[str]]:
     """Return each rival's command."""
-    told, python = ["--settings", str(settings)], sys.executable
+    options, python = ["--settings", str(settings)], sys.executable
     ours = [python, "-m", "fedsilo.server_app.cli", "simulate", "fedavg", "--config", str(settings)]
     commands = {
-        "bare loop": [python, str(HERE / "peer_job.py"), *told],
+        "bare loop": [python, str(HERE / "peer_job.py"), *options],
         "fedsilo inline": [*ours, "--engine", "inline"],
         OURS: [*ours, "--engine", "processes"],
         "fedsilo ray": [*ours, "--engine", "ray"],
-        "Flower": [python, str(HERE / "peer_flower.py"), *told],
+        "Flower": [python, str(HERE / "peer_flower.py"), *options],
     }
     if nvflare:
-        commands["NVFlare"] = [nvflare, str(HERE / "peer_nvflare.py"), *told]
+        commands["NVFlare"] = [nvflare, str(HERE / "peer_nvflare.py"), *options]
     return commands
 
 

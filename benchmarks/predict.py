@@ -1,4 +1,4 @@
-"""What ``fedsilo predict`` costs beside a bare PyTorch loop over the same image files.
+"""What ``fedsilo predict`` costs, compared with a bare PyTorch loop over the same image files.
 
 Both read each file by Pillow (its central square at 224 pixels), scale it and give it to the same
 small ViT in eval mode, with the same threads. The loop does that one batch after the other, and

@@ -1,4 +1,4 @@
-"""What secure aggregation costs beside the same run without: by simulation and over processes.
+"""What secure aggregation costs, compared with none: by simulation and over processes.
 
     python benchmarks/secure_aggregation.py [--rounds 5] [--sites 6] [--csv FILE]
 
@@ -93,9 +93,9 @@ def main() -> None:
         try:
             deployment = read_deployment(folder / "up")
             for way in _WAYS:
-                asked = changes(way, options.sites, options.rounds)
+                changed = changes(way, options.sites, options.rounds)
                 sources = RunSources(
-                    out=deployment.runs, changes=tuple(f"{k}={v}" for k, v in asked.items())
+                    out=deployment.runs, changes=tuple(f"{k}={v}" for k, v in changed.items())
                 )
                 path = run.run(_EXPERIMENT, deployment.folder, sources, print, name=way)
                 rows.append(costs("processes", way, RunDirectory(path)))

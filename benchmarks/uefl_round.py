@@ -1,4 +1,4 @@
-"""What UEFL's rounds and its refresh cost beside FedAvg's rounds of the same network.
+"""What UEFL's rounds and its refresh cost, compared with FedAvg's rounds of the same network.
 
 Both are run by the inline engine on the same silos, with the same threads; what a site works at a
 message is what its own clock says (traffic.csv). The two methods take turns, so that a machine that

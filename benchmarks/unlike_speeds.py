@@ -58,20 +58,20 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--seconds", type=int, default=600, help="virtual time of each run")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     rows: list[tuple[str, int, int, float, int, float, float]] = []
     checkpoints.KEPT = 10**6  # the model of each round is measured afterwards
     for seed in SEEDS:
         for way in WAYS:
             with tempfile.TemporaryDirectory() as out:
-                for row in measured(way, seed, asked.seconds, Path(out)):
+                for row in measured(way, seed, options.seconds, Path(out)):
                     rows.append((way, seed, *row))
                     print(*rows[-1], flush=True)
     columns = ["way", "seed", "seconds", "hours", "rounds", "accuracy", "slow"]
     table = pd.DataFrame(rows, columns=columns)
-    table.to_csv(asked.csv, index=False, float_format="%.4f", lineterminator="\n")
-    if asked.picture:
-        draw(table, asked.picture)
+    table.to_csv(options.csv, index=False, float_format="%.4f", lineterminator="\n")
+    if options.picture:
+        draw(table, options.picture)
 
 
 def measured(

@@ -47,9 +47,9 @@ def cpu_seconds(values: Mapping[str, Value], sites: int) -> tuple[float, float]:
     spent = [0.0]
     train = together.train_together
 
-    def timed(asked: object) -> None:
+    def timed(instructions: object) -> None:
         began = time.process_time()
-        train(asked)  # type: ignore[arg-type]
+        train(instructions)  # type: ignore[arg-type]
         spent[0] += time.process_time() - began
 
     with (

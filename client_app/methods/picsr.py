@@ -33,7 +33,7 @@ from fedsilo.models.methods.picsr import (
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.mixture import open_experts
-from fedsilo.models.privacy.gaussian_noise import normals
+from fedsilo.models.privacy.gaussian_mechanism import normals
 
 
 class PICSRSite(SiteMethod):

@@ -154,12 +154,9 @@ class Notes:
 
     def to_values(self) -> dict[str, Value]:
         """Return the notes as ``Instruction.notes`` carries them."""
-        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
-            name: value
-            if isinstance(value, bool | int | float | str)
-            else json.dumps(value, sort_keys=True)
-            for name, value in named.items()
+            name: value if isinstance(value, Value) else json.dumps(value, sort_keys=True)
+            for name, value in vars(self).items()
         }
 
     @classmethod

@@ -13,6 +13,7 @@ import ast
 import inspect
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
@@ -214,15 +215,9 @@ def load_plugin_files(named: str) -> None:
     load_plugins(named, {name.replace("-", "_") for name in METHODS})
 
 
-def _base(room: str) -> type:
-    module, _, name = _BASES[room].partition(":")
-    base: type = getattr(import_module(module), name)
-    return base
-
-
 def _server_side(name: str) -> type:
     """Return the server's class of a plug: the one that it names, or the only one of its module."""
-    found, base = plug("method", name, METHODS), _base("strategies")
+    found, base = plug("method", name, METHODS), resolve_name(_BASES["strategies"])
     if inspect.ismodule(found):
         own = [
             part
@@ -257,7 +252,7 @@ def _plugged_part(room: str, name: str, suffix: str) -> Any:
     part: Any = server if room == "strategies" else getattr(module, server.__name__ + suffix, None)
     if part is None:
         return method_part(room, _extended(server), suffix)
-    base, what = _base(room), f"module '{module.__name__}'"
+    base, what = resolve_name(_BASES[room]), f"module '{module.__name__}'"
     if not (inspect.isclass(part) and issubclass(part, base)):
         raise SettingError(
             f"'{server.__name__}{suffix}' of {what} is not a class of {base.__name__}"

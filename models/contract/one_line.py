@@ -1,6 +1,6 @@
 """Foreign text on one line: no control characters, no line ends, and not too long."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 LONGEST = 300  # characters: the line that quotes it stays below 400
 _NAME = 80  # characters of one of several names
@@ -42,10 +42,7 @@ def shown(value: object, longest: int = 100) -> str:
     """Return a value as Python writes it, on one line, cut after ``longest`` characters."""
     if isinstance(value, str):
         value = value[: 2 * longest]  # writing it costs time
-    try:
-        return one_line(repr(value), longest)
-    except (ValueError, RecursionError):  # a number of too many digits, lists within lists
-        return f"a {type(value).__name__} that is too large to show"
+    return one_line(_text(value, repr), longest)
 
 
 def listed(names: Iterable[object], most: int = 30) -> str:
@@ -55,8 +52,13 @@ def listed(names: Iterable[object], most: int = 30) -> str:
     return ", ".join(one_line(name, _NAME) for name in all_[:most]) + rest
 
 
-def _text(value: object) -> str:
+def reason_of(error: BaseException) -> str:
+    """Return the kind and the text of an error of somebody else's code."""
+    return f"{type(error).__name__}: {one_line(error, 200)}"
+
+
+def _text(value: object, written: Callable[[object], str] = str) -> str:
     try:
-        return str(value)
-    except (ValueError, RecursionError):
+        return written(value)
+    except (ValueError, RecursionError):  # a number of too many digits, lists within lists
         return f"a {type(value).__name__} that is too large to show"

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.one_line import reason_of, shown
 from fedsilo.models.contract.settings_schema import Value, unknown_name
 
 # By setting what it names, and the group of its entry points
@@ -78,7 +78,7 @@ def _load_file(path: Path, taken: Collection[str]) -> None:
         exec(compile(content, str(path), "exec"), module.__dict__)  # no cache: the bytes compared
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise SettingError(f"plugin {path} does not import ({_reason(error)})") from None
+        raise SettingError(f"plugin {path} does not import ({reason_of(error)})") from None
 
 
 def _is_other_module(name: str, path: Path) -> bool:
@@ -173,7 +173,7 @@ def _imported(module: str, what: str) -> ModuleType:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # it is anybody's code
         raise SettingError(
-            f"{what}: module '{module}' does not import ({_reason(error)}); install its package, "
+            f"{what}: module '{module}' does not import ({reason_of(error)}); install its package, "
             "or name its file by --plugin"
         ) from None
 
@@ -244,18 +244,10 @@ def _digest(module: str) -> str:
     if spec and spec.submodule_search_locations:
         total = hashlib.sha256()
         for folder in map(Path, spec.submodule_search_locations):
-            for path in _compared(folder):
+            for path in sorted(p for p in folder.rglob("*") if p.suffix in _COMPARED):
                 total.update(f"{path.relative_to(folder).as_posix()}\0".encode())
                 total.update(hashlib.sha256(path.read_bytes()).digest())
         return total.hexdigest()
     if spec and spec.origin and (path := Path(spec.origin)).is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
     raise SettingError(f"plug '{module}' has no file that hospitals could compare")
-
-
-def _compared(folder: Path) -> Iterable[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix in _COMPARED)
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {one_line(error, 200)}"

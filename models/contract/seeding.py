@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 def derive_seed(seed: int, *key: int | str) -> int:
     """Return a 63-bit seed for ``key`` under ``seed``, the same on every machine and version."""
     parts = [str(part).replace("\\", "\\\\").replace("/", "\\/") for part in key]
-    kinds = [type(part).__name__ for part in key]
-    text = "/".join(
-        [str(seed), *(f"{kind}:{part}" for kind, part in zip(kinds, parts, strict=True))]
-    )
+    named = [f"{type(one).__name__}:{part}" for one, part in zip(key, parts, strict=True)]
+    text = "/".join([str(seed), *named])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 

@@ -21,16 +21,17 @@ Each states its roles once, and ``keys_with`` lists the settings of a role:
 from dataclasses import dataclass
 from functools import partial
 
-from fedsilo.models.contract import training_settings as declared
 from fedsilo.models.contract.plugs import plugs
-from fedsilo.models.contract.settings_schema import choice, setting
+from fedsilo.models.contract.settings_schema import choice, rule_of, setting
+from fedsilo.models.contract.training_settings import TrainingSettings
 
-AUTO, AGGREGATIONS = "auto", ("mean", "norm-clip", "median", "trimmed", "multikrum")
+AUTO, AGGREGATIONS = "auto", rule_of(TrainingSettings, "aggregation").choices[1:]
 SERVER, SUMS, NOBODY = "server", "sums", "nobody"  # whom a hospital trusts
 GPU_SHARE = "FEDSILO_GPU_SHARE"  # in the environment: the part of a GPU that a client may take
 
 _count = partial(setting, minimum=0)
 _positive = partial(setting, minimum=1)
+_share = partial(setting, above=0.0, maximum=1.0)
 _private = partial(_count, roles="privacy")
 _summing = partial(_count, roles="combining")
 _circumstance = partial(setting, roles="circumstance")
@@ -42,94 +43,9 @@ _FOLDERS = ("files", "circumstance", "own")
 
 
 @dataclass(frozen=True)
-class CommonSettings:
+class CommonSettings(TrainingSettings):
     """Run settings common to all methods; a method's own are in ``models/methods/<method>.py``."""
 
-    method: str = setting("uefl", "federated method, or a plug: module or module:Class")
-    dataset: str = setting("digits", "data set of silos, or a plug: module:object", roles="data")
-    plugin: str = setting(
-        "",
-        "files FILE.py or modules with plugs, with commas between; at a hospital its own alone",
-        roles=("circumstance", "own"),
-    )
-    plugin_digests: str = setting(
-        "", "SHA-256 of each plug's file or package, or empty for those here"
-    )
-    plugin_settings: str = _circumstance("", "a plugged method's settings, as JSON, for 'flwr run'")
-    seed: int = _count(42, "seed of every random number", roles="seed")
-    rounds: int = _positive(30, "communication rounds", roles="course")
-    silos: int = _positive(
-        9, "silos that images are divided into", roles=("partition", "silo"), maximum=100_000
-    )
-    min_sites: int = _count(
-        0, "sites that must answer each round (0: all that joined)", roles="circumstance"
-    )
-    sites_per_round: int = _count(0, "sites sampled for each round (0: all)", roles="course")
-    round_quorum: float = declared.ROUND_QUORUM
-    late_replies: str = declared.LATE_REPLIES
-    speeds: str = declared.SPEEDS
-    aggregation: str = choice(
-        *(AUTO, *AGGREGATIONS),
-        help="how the sites' weights are combined: auto, norm-clip of real sites where the method "
-        "averages and nothing is summed in secret, else mean; mean, weighted by samples; "
-        "norm-clip, the same with updates clipped to the median norm; or, with equal weights for "
-        "all sites, median, trimmed (mean of each number) and multikrum (the sites nearest to one "
-        "another)",
-        roles="combining",
-    )
-    aggregation_faulty: int = declared.AGGREGATION_FAULTY
-    max_update_norm: float = _count(
-        100.0,
-        "a site's update is refused if its norm is more than this many times the round's median; "
-        "needs three sites, does not apply to secagg (0: no limit)",
-        roles="combining",
-    )
-    local_epochs: int = _positive(2, "passes over a site's training data per round")
-    local_steps: int = _count(0, "optimiser steps per round at every site (0: local-epochs)")
-    epoch_steps: int = _count(
-        0, "optimiser steps of an epoch that spans rounds (0: none)", maximum=100_000
-    )
-    pace: int = _positive(40, "with epoch-steps: steps per round, a divisor of it")
-    batch_size: int = setting(32, "samples per optimiser step", roles="step", minimum=2)
-    micro_batch: int = _count(
-        0, "samples computed at once; a step accumulates their gradients (0: all)", roles="step"
-    )
-    gradient_checkpointing: bool = setting(
-        False, "resnet22: save memory by computing activations twice", roles="network"
-    )
-    learning_rate: float = declared.LEARNING_RATE
-    optimiser: str = declared.OPTIMISER
-    optimiser_arguments: str = declared.OPTIMISER_ARGUMENTS
-    optimiser_state: str = declared.OPTIMISER_STATE
-    schedule: str = declared.SCHEDULE
-    schedule_arguments: str = declared.SCHEDULE_ARGUMENTS
-    warm_up: float = declared.WARM_UP
-    rate_decay: str = declared.RATE_DECAY
-    weight_decay: float = declared.WEIGHT_DECAY
-    network: str = choice(
-        *("auto", "conv", "vgg16-bn", "resnet22", "vit", "logistic", "mlp"),
-        help="auto: conv for images, vgg16-bn for cifar10, cifar100, gtsrb, logistic for tables",
-        roles="network",
-        **plugs("network", "timm:NAME"),
-    )
-    width: int = _positive(
-        16,
-        "channels of the first stage (UEFL's conv 128, resnet22 16), twice those of vgg16-bn "
-        "(published: 128), or hidden units of mlp",
-        roles="network",
-    )
-    leading_norm: bool = setting(
-        True, "conv: batch norm after each stage's first convolution, unlike UEFL", roles="network"
-    )
-    dropout: float = _count(0.1, "dropout rate of the head", roles="network", below=1.0)
-    classifier: str = choice(
-        "seed", "published", help="resnet22: new last layers, or Wu et al.'s own", roles="network"
-    )
-    mc_passes: int = _count(20, "Monte Carlo dropout passes (0: one pass without dropout)")
-    loss: str = declared.LOSS
-    evidence: str = choice("softplus", "relu", help="evidential loss: how logits become evidence")
-    class_weights: str = declared.CLASS_WEIGHTS
-    augmentation: str = declared.AUGMENTATION
     backbone: str = setting(
         "vit_small_patch16_224",
         "vit: timm's name of the transformer",
@@ -173,13 +89,7 @@ class CommonSettings:
     target: str = choice(
         "nevus", "diagnosis", help="classes of dermoscopic images: nevus or not, or diagnoses"
     )
-    sample_share: float = setting(
-        1.0,
-        "share of each site's samples that is used",
-        roles="sampling",
-        above=0.0,
-        maximum=1.0,
-    )
+    sample_share: float = _share(1.0, "share of each site's samples that is used", roles="sampling")
     public_share: float = _count(
         0.0,
         "share of each site's lesions set apart for pre-training, not used by any site",
@@ -221,9 +131,7 @@ class CommonSettings:
         roles=("privacy", "floor"),
     )
     test_folds: int = _count(
-        0,
-        "folds of a site's rows, one of them test data (0: no folds)",
-        roles=("split", "folds"),
+        0, "folds of a site's rows, one of them test data (0: no folds)", roles=("split", "folds")
     )
     test_fold: int = _count(0, "number of the test fold, from 0", roles="split")
     val_folds: int = _count(
@@ -284,26 +192,67 @@ class CommonSettings:
         pattern=r"auto|cpu|cuda(:[0-9]+)?",
         wording="auto, cpu, cuda or cuda:N",
     )
-    precision: str = declared.PRECISION
-    memory_format: str = declared.MEMORY_FORMAT
+    precision: str = choice(
+        *("auto", "fp32", "bf16", "fp16"),
+        help="auto: bf16 on a GPU that has it, else fp32; fp16, on a GPU, scales the loss",
+        roles="machine",
+    )
+    memory_format: str = choice(
+        *("auto", "contiguous", "channels-last"),
+        help="of images and convolutions; auto: channels-last on a GPU, and on a CPU for conv and "
+        "vgg16-bn; the other format is mostly slower, and rounds differently",
+        roles="machine",
+    )
     threads: int = _positive(1, "CPU threads of one client", roles="machine")
-    deterministic: str = declared.DETERMINISTIC
+    deterministic: str = choice(
+        *("warn", "true", "false"),
+        help="GPU operations without a deterministic form: warn names them in summary.json, true "
+        "refuses them, false takes the fastest ones",
+        roles="machine",
+    )
     fused_optimiser: bool = setting(
         False, "compute an optimiser step in one kernel, which rounds differently", roles="machine"
     )
-    vectorised: int = declared.VECTORISED
-    wire_precision: str = declared.WIRE_PRECISION
-    wire_top_k: float = declared.WIRE_TOP_K
-    wire_feedback: bool = declared.WIRE_FEEDBACK
-    wire_down: str = declared.WIRE_DOWN
+    vectorised: int = setting(
+        1,
+        "engine inline: sites whose small networks are trained as one, which rounds differently",
+        roles="machine",
+        minimum=1,
+        maximum=10_000,
+    )
+    wire_precision: str = choice(
+        *("fp32", "bf16", "int8"),
+        help="numbers of a site's update as it travels to the server, for methods that average: "
+        "bf16, or int8 with a scale per array and rounding by chance",
+        roles="wire",
+    )
+    wire_top_k: float = _share(
+        1.0, "share of each array's update that travels, the largest", roles="wire"
+    )
+    wire_feedback: bool = setting(
+        True, "add what an update left out, by the two above, to the site's next one", roles="wire"
+    )
+    wire_down: str = choice(
+        "fp32", "bf16", help="numbers of the weights that sites are sent to train", roles="wire"
+    )
     evaluate_every: int = _count(
         1,
         "rounds between evaluations of the global model, or 0 to evaluate at the end only",
         roles="course",
     )
-    early_stopping_metric: str = declared.EARLY_STOPPING_METRIC
-    patience: int = declared.PATIENCE
-    minimum_delta: float = declared.MINIMUM_DELTA
+    early_stopping_metric: str = choice(
+        *("none", "accuracy", "balanced-accuracy", "auc", "average-precision"),
+        *("calibration-error", "loss", "entropy"),
+        help="validation metric, a mean over sites by samples, by which the best round is kept and "
+        "training stops",
+        roles="course",
+    )
+    patience: int = _positive(
+        10, "early stopping: measured rounds without a better value", roles="course"
+    )
+    minimum_delta: float = _count(
+        0.0, "early stopping: by how much a value must be better", roles="course"
+    )
     data_dir: str = setting(
         "", "folder of the data files, or empty for $FEDSILO_DATA", roles=_FOLDERS
     )

@@ -90,6 +90,9 @@ def key_of(field_name: str) -> str:
     return field_name.replace("_", "-")
 
 
+_types = cache(get_type_hints)  # of a class's fields; reading them takes 2 ms
+
+
 @cache
 def _names_by_key(cls: type) -> Mapping[str, str]:
     """Return the field's name of each key, in declaration order.
@@ -215,12 +218,6 @@ def build_from_file(
         if key in rules and isinstance(value, list | dict | set | tuple | bytes):
             raise SettingError(f"setting '{key}' must be one value, no list and no mapping")
     return build(cls, content)
-
-
-@cache
-def _types(cls: type) -> Mapping[str, type]:
-    """Return the types of a class's fields; reading them takes 2 ms."""
-    return get_type_hints(cls)
 
 
 def _checked(key: str, value: Value, kind: type, rule: SettingRule) -> Value:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fedsilo.models.contract.site_facts import SPLITS
 
@@ -184,10 +184,7 @@ class Survey(Part):
             if type(value) is not str:
                 raise ValueError(f"'{key:.40}' is not text")
             content[key.replace("-", "_")] = json.loads(value, parse_constant=_no_number)
-        return _ADAPTER.validate_json(json.dumps(content))
-
-
-_ADAPTER = TypeAdapter(Survey)
+        return cls.model_validate_json(json.dumps(content))
 
 
 def _no_number(text: str) -> Any:

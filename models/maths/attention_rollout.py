@@ -82,8 +82,7 @@ class BufferMoments:
 
     def to(self, device: torch.device) -> BufferMoments:
         """Return it in float32 on ``device``."""
-        parts = (self.gram, self.counts, self.means, self.spreads)
-        return BufferMoments(*(part.float().to(device) for part in parts))
+        return BufferMoments(*(part.float().to(device) for part in vars(self).values()))
 
 
 def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:
@@ -96,7 +95,7 @@ def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> Bu
     spreads = torch.zeros(classes, dtype=torch.float64)
     for label, class_maps in maps.items():
         if len(class_maps):
-            chosen = class_maps.double()  # a spread is small beside the squares it comes from
+            chosen = class_maps.double()  # a spread is small next to the squares it comes from
             counts[label] = len(chosen)
             means[label] = chosen.mean(dim=0)
             away = chosen - means[label]

@@ -94,9 +94,8 @@ class MovingAverages:
         means = torch.where(
             chosen.any(dim=0)[:, None], self.sums / self.counts[:, None], torch.cat([*self.books])
         )
-        for book, part in zip(
-            self.books, torch.split(means, [len(b) for b in self.books]), strict=True
-        ):
+        parts = torch.split(means, [len(book) for book in self.books])
+        for book, part in zip(self.books, parts, strict=True):
             book.copy_(part)
 
 

@@ -26,14 +26,12 @@ def to_bf16(values: Floats) -> Bits:
     """Return the bits of ``values``, which are finite, as bfloat16."""
     bits = values.view(np.uint32)
     half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    rounded: Bits = ((bits + half) >> np.uint32(16)).astype(np.uint16)
-    return rounded
+    return ((bits + half) >> np.uint32(16)).astype(np.uint16)
 
 
 def from_bf16(bits: Bits) -> Floats:
     """Return the numbers of bfloat16's bits."""
-    values: Floats = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return values
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def to_int8(values: Floats, uniform: Floats) -> tuple[np.float32, Steps]:
@@ -41,7 +39,7 @@ def to_int8(values: Floats, uniform: Floats) -> tuple[np.float32, Steps]:
 
     Args:
         values: (n,), finite.
-        uniform: (n,) random numbers from 0 to 1, exclusive: what lies between two whole numbers
+        uniform: (n,) random numbers from 0 to 1, exclusive: what is between two whole numbers
             goes to the upper one with the probability of its distance to the lower one.
     """
     scale = np.float32(np.abs(values).max(initial=0.0) / np.float32(MOST_STEPS))
@@ -53,8 +51,7 @@ def to_int8(values: Floats, uniform: Floats) -> tuple[np.float32, Steps]:
 
 def from_int8(scale: np.float32, steps: Steps) -> Floats:
     """Return the numbers that ``to_int8`` made steps of."""
-    values: Floats = steps.astype(np.float32) * scale
-    return values
+    return steps.astype(np.float32) * scale
 
 
 def largest(values: Floats, count: int) -> npt.NDArray[np.bool_]:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedsilo.models.contract.messages import Notes
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import choice, setting
 
 MODEL = "model/"  # the consensus model Theta, for evaluation
 NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>
@@ -73,10 +73,10 @@ class TopologySettings(MatchaSettings):
 
     group: ClassVar[str] = "fedefm"
 
-    topology: str = setting(
-        "complete",
-        "who is whose neighbour; star: around one of the silos; graph: the edges of 'silo-set'",
-        choices=("complete", "ring", "star", "matcha", "graph"),
+    topology: str = choice(
+        *("complete", "ring", "star", "matcha", "graph"),
+        help="who is whose neighbour; star: around one of the silos; graph: the edges of "
+        "'silo-set'",
     )
 
 

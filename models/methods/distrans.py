@@ -24,7 +24,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import generator, seeded
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import choice, setting
 from fedsilo.models.networks.kinds import TIMM
 from fedsilo.models.networks.site_network import TokenClassifier
 
@@ -43,11 +43,10 @@ class DisTransSettings(OwnSettings):
     offset_learning_rate: float = setting(
         0.001, "step size of the offset's SGD; 0 leaves it as it started", minimum=0.0
     )
-    offset_aggregation: str = setting(
-        "mean",
-        "mean: all sites continue from the mean offset; embedding: from what a network at the "
+    offset_aggregation: str = choice(
+        *("mean", "embedding", "none"),
+        help="mean: all sites continue from the mean offset; embedding: from what a network at the "
         "server makes of their class shares (none: an offset never leaves its site)",
-        choices=("mean", "embedding", "none"),
     )
     embedding_learning_rate: float = setting(
         0.01, "step size of the embedding's SGD at the server", above=0.0

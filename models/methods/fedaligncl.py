@@ -27,9 +27,9 @@ from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.messages import Notes
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import choice, setting
 from fedsilo.models.maths.pacing import epoch_of
-from fedsilo.models.privacy.gaussian_noise import normals
+from fedsilo.models.privacy.gaussian_mechanism import normals
 
 EMBEDDINGS = "embeddings"  # the sender's; other sites' are ``embeddings/<site>``
 DISCRIMINATOR = "discriminator/"  # prefix of the sender's arrays
@@ -54,20 +54,18 @@ class FedAlignCLSettings(OwnSettings):
     forgotten_weight: float = setting(
         2.0, "how much likelier a forgotten sample is sampled, eq. 4", minimum=1.0
     )
-    curriculum_sampling: str = setting(
-        "permutation",
-        "each sample once, or with replacement as in the authors' code",
-        choices=("permutation", "replacement"),
+    curriculum_sampling: str = choice(
+        *("permutation", "replacement"),
+        help="each sample once, or with replacement as in the authors' code",
     )
     count_forgotten: bool = setting(
         False, "count forgotten samples without curriculum too, for comparison"
     )
     alignment_weight: float = setting(1.0, "factor of the alignment loss", above=0.0)
-    align_target: str = setting(
-        "complement",
-        "whose discriminators an embedding is a target of, eq. 3: the other sites', which they "
-        "then send, or the complement of the site's own",
-        choices=("complement", "others"),
+    align_target: str = choice(
+        *("complement", "others"),
+        help="whose discriminators an embedding is a target of, eq. 3: the other sites', which "
+        "they then send, or the complement of the site's own",
     )
     discriminator_learning_rate: float = setting(
         0.0, "step size of the discriminator, or 0 for learning-rate", minimum=0.0
@@ -75,22 +73,19 @@ class FedAlignCLSettings(OwnSettings):
     shared_embeddings: int = setting(
         64, "noisy embeddings of training images that a site sends each round", minimum=2
     )
-    embedding_draw: str = setting(
-        "run",
-        "of which images: the same in all rounds, or others each round, until all had their turn",
-        choices=("run", "round"),
+    embedding_draw: str = choice(
+        *("run", "round"),
+        help="of which images: the same in all rounds, or others each round, until all had their "
+        "turn",
     )
     noise_variance: float = setting(
         0.001, "variance of the Gaussian noise on what leaves a site", minimum=0.0
     )
-    noise_scale: str = setting(
-        "absolute",
-        "the variance as given, or as a factor of each array's own standard deviation",
-        choices=("absolute", "relative"),
+    noise_scale: str = choice(
+        *("absolute", "relative"),
+        help="the variance as given, or as a factor of each array's own standard deviation",
     )
-    weighting: str = setting(
-        "equal", "sites have equal weights, or by samples", choices=("equal", "samples")
-    )
+    weighting: str = choice("equal", "samples", help="sites have equal weights, or by samples")
 
     def aligns(self, epoch: int) -> bool:
         """Tell whether ``epoch``, from 0, has alignment."""
@@ -246,7 +241,7 @@ def perturbed(
 
     Absolute noise is N(0, noise-variance); relative noise has noise-variance times the array's own
     standard deviation. It is not differential privacy: nothing is clipped, so its sensitivity is
-    unbounded. ``rng`` as for ``gaussian_noise.normals``.
+    unbounded. ``rng`` as for ``gaussian_mechanism.normals``.
     """
     if not settings.noise_variance:
         return dict(arrays)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import choice, setting
 from fedsilo.models.maths.earth_movers import SOLVERS, closeness, pooled_tokens
 from fedsilo.models.maths.mc_dropout import only_dropout_active
 from fedsilo.models.methods.decentralised import TopologySettings
@@ -40,10 +40,9 @@ class FedEFMSettings(TopologySettings):
         0.5, "beta: weight of distillation, 1 - beta of the labels", above=0.0, maximum=1.0
     )
     temperature: float = setting(3.0, "T that softens teachers and student", above=0.0)
-    distillation_direction: str = setting(
-        "forward",
-        "forward: KL from teacher to student, as the paper's cross-entropy; or reverse",
-        choices=("forward", "reverse"),
+    distillation_direction: str = choice(
+        *("forward", "reverse"),
+        help="forward: KL from teacher to student, as the paper's cross-entropy; or reverse",
     )
     overseas_steps: int = setting(
         0, "optimiser steps of a model at each neighbour, or 0 for as many as at home", minimum=0
@@ -56,33 +55,29 @@ class FedEFMSettings(TopologySettings):
     emd_grid: int = setting(
         7, "side that feature maps are pooled to, or 0 to keep them as they are", minimum=0
     )
-    student: str = setting(
-        "own",
-        "what is distilled at home: own, the silo's model, as in the paper; or experts, the mean "
-        "of the experts",
-        choices=("own", "experts"),
+    student: str = choice(
+        *("own", "experts"),
+        help="what is distilled at home: own, the silo's model, as in the paper; or experts, the "
+        "mean of the experts",
     )
-    continue_from: str = setting(
-        "own",
-        "what a silo continues from: own, as in the paper, or the mean of all silos",
-        choices=("own", "mean"),
+    continue_from: str = choice(
+        *("own", "mean"),
+        help="what a silo continues from: own, as in the paper, or the mean of all silos",
     )
-    visitors: str = setting(
-        "fresh",
-        "what trains at a neighbour: fresh, the silo's model of this round, or persistent, the "
-        "model that stayed there (eq. 1 to the letter)",
-        choices=("fresh", "persistent"),
+    visitors: str = choice(
+        *("fresh", "persistent"),
+        help="what trains at a neighbour: fresh, the silo's model of this round, or persistent, "
+        "the model that stayed there (eq. 1 to the letter)",
     )
-    visit: str = setting(
-        "train",
-        "what comes of visits: train, experts that go home to distil from; or average, the host's "
-        "start is half its own model, half the mean of the visitors (the authors' public code)",
-        choices=("train", "average"),
+    visit: str = choice(
+        *("train", "average"),
+        help="what comes of visits: train, experts that go home to distil from; or average, the "
+        "host's start is half its own model, half the mean of the visitors (the authors' public "
+        "code)",
     )
-    teacher_weight: str = setting(
-        "sum",
-        "teachers' terms in the loss: their sum (eq. 11), or their mean over the neighbours",
-        choices=("sum", "mean"),
+    teacher_weight: str = choice(
+        *("sum", "mean"),
+        help="teachers' terms in the loss: their sum (eq. 11), or their mean over the neighbours",
     )
 
 

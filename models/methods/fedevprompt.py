@@ -22,7 +22,7 @@ from torch import Tensor
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings import AUTO, CommonSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import choice, setting
 
 MAPS = "maps/"  # maps/<class> from a site, maps/<site>/<class> to one
 BUFFER = "buffer/"  # buffer/<site>/<class> at the server
@@ -33,31 +33,26 @@ _SUM_TOLERANCE = 1e-3
 class FedEvPromptSettings(OwnSettings):
     """What is shared: maps, and in the paper's ablation (table 2) also prompts."""
 
-    shared_prompts: str = setting(
-        "none",
-        "averaged over sites: nothing, b-prompts, or all prompts and the head",
-        choices=("none", "b", "all"),
+    shared_prompts: str = choice(
+        *("none", "b", "all"),
+        help="averaged over sites: nothing, b-prompts, or all prompts and the head",
     )
     distillation_weight: float = setting(
         1e-6, "weight lambda of distillation, or 0 so that no map leaves a site", minimum=0.0
     )
-    map_scale: str = setting(
-        "sum",
-        "of maps in the distillation: each sums to 1, or has the maximum 1, or 255 (byte)",
-        choices=("sum", "max", "byte"),
+    map_scale: str = choice(
+        *("sum", "max", "byte"),
+        help="of maps in the distillation: each sums to 1, or has the maximum 1, or 255 (byte)",
     )
-    map_prompts: str = setting(
-        "renormalise",
-        "a layer's attention to prompts in a map: renormalise, the rest sums to 1, or drop",
-        choices=("renormalise", "drop"),
+    map_prompts: str = choice(
+        *("renormalise", "drop"),
+        help="a layer's attention to prompts in a map: renormalise, the rest sums to 1, or drop",
     )
     buffer_maps: int = setting(
         5, "maps M of a site and class in the buffer, each of one image", minimum=1, maximum=50
     )
-    buffer_selection: str = setting(
-        "uncertainty",
-        "which training samples' maps: of the lowest vacuity, or any",
-        choices=("uncertainty", "random"),
+    buffer_selection: str = choice(
+        "uncertainty", "random", help="which training samples' maps: of the lowest vacuity, or any"
     )
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
@@ -80,8 +75,8 @@ class FedEvPromptSettings(OwnSettings):
         if self.shared_prompts == "b" and common.prompt_sets == "g":
             raise SettingError(
                 "setting 'fedevprompt.shared-prompts' is 'b' and 'prompt-sets' is 'g', which has "
-                "no "
-                "b-prompts: set 'prompt-sets' to 'b-t', or 'fedevprompt.shared-prompts' to 'all'"
+                "no b-prompts: set 'prompt-sets' to 'b-t', or 'fedevprompt.shared-prompts' to "
+                "'all'"
             )
 
 

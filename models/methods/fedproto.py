@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import choice, setting
 from fedsilo.models.maths.class_means import ClassTargets
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
@@ -31,10 +31,9 @@ class FedProtoSettings(OwnSettings):
     prototype_weight: float = setting(
         1.0, "weight lambda of the distance to the prototypes", above=0.0
     )
-    inference: str = setting(
-        "head",
-        "what classifies in evaluation: the head, or the nearest global prototype",
-        choices=("head", "prototype"),
+    inference: str = choice(
+        *("head", "prototype"),
+        help="what classifies in evaluation: the head, or the nearest global prototype",
     )
     class_min_count: int = setting(
         10, "a class mean over fewer training samples does not leave its site", minimum=1

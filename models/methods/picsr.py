@@ -29,7 +29,7 @@ from fedsilo.models.contract.messages import Notes
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import choice, setting
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.mixture import Mixture, expert_array
 from fedsilo.models.networks.site_network import TokenClassifier
@@ -46,10 +46,8 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 class PICSRSettings(OwnSettings):
     """Settings of PICSR, among them what the paper leaves open."""
 
-    experts: str = setting(
-        "local",
-        "experts start from the seed's weights, or from a FedAvg model",
-        choices=("local", "finetuned"),
+    experts: str = choice(
+        "local", "finetuned", help="experts start from the seed's weights, or from a FedAvg model"
     )
     warmup_rounds: int = setting(
         10, "rounds of FedAvg before finetuned experts diverge; local ones have none", minimum=1
@@ -57,14 +55,10 @@ class PICSRSettings(OwnSettings):
     expert_rounds: int = setting(10, "rounds in which each site trains its expert", minimum=1)
     router_learning_rate: float = setting(1e-2, "step size of the router's training", above=0.0)
     router_weight_decay: float = setting(0.0, "L2 penalty of the router's training", minimum=0.0)
-    embedding: str = setting("linear", "the router's f", choices=("linear", "mlp"))
+    embedding: str = choice("linear", "mlp", help="the router's f")
     router_width: int = setting(16, "length of an embedding", minimum=1)
-    inversion: str = setting(
-        "negative", "distance to similarity: -d or 1/(1+d)", choices=("negative", "reciprocal")
-    )
-    router_average: str = setting(
-        "samples", "a silo's weight in the router's average", choices=("samples", "equal")
-    )
+    inversion: str = choice("negative", "reciprocal", help="distance to similarity: -d or 1/(1+d)")
+    router_average: str = choice("samples", "equal", help="a silo's weight in the router's average")
     train_experts: bool = setting(False, "whether experts are trained with the router too")
     prototype_min_count: int = setting(
         10, "a prototype over fewer training samples does not leave its site", minimum=1
@@ -100,9 +94,9 @@ class PICSRSettings(OwnSettings):
         if self.prototype_noise and sums_leave:
             raise SettingError(
                 f"setting 'picsr.prototype-noise' is {self.prototype_noise:g} and "
-                "'standardise' is "
-                "'pooled': the sums that a site sends to be pooled give its exact mean away, so "
-                "noise on the prototype hides nothing; set 'standardise' to 'declared'"
+                "'standardise' is 'pooled': the sums that a site sends to be pooled give its exact "
+                "mean away, so noise on the prototype hides nothing; set 'standardise' to "
+                "'declared'"
             )
         if sums_leave and self.prototype_min_count > common.sums_min_count:
             raise SettingError(

@@ -26,7 +26,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import INCOMING, Notes, measurement
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings import SERVER, CommonSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.contract.settings_schema import choice, setting
 from fedsilo.models.contract.site_facts import SiteFacts
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
@@ -50,53 +50,45 @@ class UEFLSettings(OwnSettings):
     extension_rounds: int = setting(5, "rounds of each later iteration", minimum=1)
     max_iterations: int = setting(3, "iterations at most; 1 is DisFL, never extended", minimum=1)
     stop_when_certain: bool = setting(True, "end the run once no silo is uncertain")
-    codebooks: str = setting(
-        "shared", "shared, or personal: never averaged nor sent", choices=("shared", "personal")
+    codebooks: str = choice(
+        "shared", "personal", help="shared, or personal: never averaged nor sent"
     )
-    codeword_start: str = setting(
-        "kmeans", "start of new codewords", choices=("kmeans", "gaussian")
-    )
-    refresh: str = setting(
-        "kmeans",
-        "the first book after an iteration: centroids of certain silos' features, or as trained",
-        choices=("kmeans", "none"),
+    codeword_start: str = choice("kmeans", "gaussian", help="start of new codewords")
+    refresh: str = choice(
+        *("kmeans", "none"),
+        help="the first book after an iteration: centroids of certain silos' features, or as "
+        "trained",
     )
     centroid_min_count: int = setting(10, "centroids of fewer features stay at the silo", minimum=1)
-    first_book: str = setting(
-        "gaussian",
-        "start of the first book: gaussian, or kmeans of the silos' features before round 1",
-        choices=("gaussian", "kmeans"),
+    first_book: str = choice(
+        *("gaussian", "kmeans"),
+        help="start of the first book: gaussian, or kmeans of the silos' features before round 1",
     )
-    token_norm: str = setting(
-        "none",
-        "layer: tokens are normalised over channels before the codes",
-        choices=("none", "layer"),
+    token_norm: str = choice(
+        "none", "layer", help="layer: tokens are normalised over channels before the codes"
     )
-    codeword_update: str = setting(
-        "gradient",
-        "what moves codewords: gradient of eq. 6, or average: moving averages of their tokens",
-        choices=("gradient", "average"),
+    codeword_update: str = choice(
+        *("gradient", "average"),
+        help="what moves codewords: gradient of eq. 6, or average: moving averages of their tokens",
     )
     codeword_decay: float = setting(0.99, "decay of the moving averages", minimum=0.0, below=1.0)
-    dead_codes: str = setting(
-        "keep",
-        "codewords that no silo uses after a round: keep, or split: moved next to the most used",
-        choices=("keep", "split"),
+    dead_codes: str = choice(
+        *("keep", "split"),
+        help="codewords that no silo uses after a round: keep, or split: moved next to the most "
+        "used",
     )
     commitment_rounds: int = setting(
         0,
         "rounds over which commitment-weight rises from 0, or 0 for the same weight always",
         minimum=0,
     )
-    books_used: str = setting(
-        "all",
-        "books a silo reads: all that it was given, or the first and the newest",
-        choices=("all", "newest"),
+    books_used: str = choice(
+        *("all", "newest"),
+        help="books a silo reads: all that it was given, or the first and the newest",
     )
-    threshold: str = setting(
-        "least",
-        "entropy that gamma compares with: the least of all silos, or their mean",
-        choices=("least", "mean"),
+    threshold: str = choice(
+        *("least", "mean"),
+        help="entropy that gamma compares with: the least of all silos, or their mean",
     )
 
     @property

@@ -64,20 +64,21 @@ def started_book(
 
 
 def centroid_fault(
-    arrays: Mapping[str, FloatArray], told: float, codes: int, features: float
+    arrays: Mapping[str, FloatArray], stated: float, codes: int, features: float
 ) -> str | None:
     """Return why a site's centroids cannot be used, or None if they can.
 
-    ``centroids`` (k, c / s) with ``counts`` (k,) are as many as the site has ``told``, at most
+    ``centroids`` (k, c / s) with ``counts`` (k,) are as many as the site has ``stated``, at most
     ``codes``, and together stand for no more than its ``features``. Without arrays the site started
-    ``told`` codewords of its own.
+    ``stated`` codewords of its own.
     """
     if not arrays:
-        whole = told in range(codes + 1)
-        return None if whole else f"it started {told:g} codewords, and 'uefl.codes' is {codes}"
+        if stated in range(codes + 1):
+            return None
+        return f"it started {stated:g} codewords, and 'uefl.codes' is {codes}"
     centres, counts = arrays["centroids"], arrays["counts"]
-    whole = bool((counts >= 1).all() and (counts == np.floor(counts)).all())
-    if not len(centres) == len(counts) == told or not whole:
+    natural = bool((counts >= 1).all() and (counts == np.floor(counts)).all())
+    if not len(centres) == len(counts) == stated or not natural:
         return f"{len(centres)} centroids came with counts {counts.tolist()}"
     if len(counts) > codes:
         return f"{len(counts)} centroids came, more than 'uefl.codes' {codes}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import reason_of
 from fedsilo.models.contract.plugs import plug, wrong
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
@@ -59,7 +59,7 @@ def _called(name: str, builder: Any, task: Task) -> nn.Module:
     try:
         module = builder(task.input_shape, task.classes)
     except Exception as error:  # it is anybody's code
-        raise SettingError(f"network '{name}' cannot be built ({_reason(error)})") from None
+        raise SettingError(f"network '{name}' cannot be built ({reason_of(error)})") from None
     if not isinstance(module, nn.Module):
         raise SettingError(
             f"network '{name}' gives a '{type(module).__name__}'; it must be an nn.Module"
@@ -86,7 +86,7 @@ def _timm_module(name: str, task: Task) -> nn.Module:
     except Exception as error:  # timm refuses in many ways
         raise SettingError(
             f"network '{TIMM}{name}' is none that timm can build for images of "
-            f"{size[0]}x{size[1]} ({_reason(error)})"
+            f"{size[0]}x{size[1]} ({reason_of(error)})"
         ) from None
     return made
 
@@ -153,7 +153,8 @@ class PluggedClassifier(TokenClassifier):
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return tokens and the last map (batch, rows, columns, c); of no map, a row of tokens."""
         inputs = inputs * self.scale + self.offset
-        features = self._features()(inputs)
+        encode = self.encoder.forward_features if self._split else self.encoder
+        features = cast(Callable[[Tensor], Tensor], encode)(inputs)
         if not self._last:
             features = features.movedim(1, -1)
         tokens = features.reshape(features.shape[0], self.tokens, self.channels)
@@ -186,29 +187,20 @@ class PluggedClassifier(TokenClassifier):
                 from timm.models import adapt_input_conv
 
                 given[name] = adapt_input_conv(wanted[name].shape[1], given[name])
-        own = {
+        given |= {
             name: array
             for name, array in wanted.items()
             if name.rpartition(".")[0] in heads
             and getattr(given.get(name), "shape", None) != array.shape
         }
-        given |= own
-        faults = [
-            name
-            for name in sorted(wanted.keys() | given.keys())
-            if name not in wanted or name not in given or given[name].shape != wanted[name].shape
-        ]
+        ours, theirs = ({n: a.shape for n, a in part.items()} for part in (wanted, given))
+        faults = sorted(name for name, _ in ours.items() ^ theirs.items())
         if faults or not all(array.isfinite().all() for array in given.values()):
             what = f"'{faults[0]}' is missing, too much or of another shape" if faults else (
                 "it has values that are not finite"
             )  # fmt: skip
             raise SettingError(f"setting 'initial-weights': {where} does not fit: {what}")
         self.encoder.load_state_dict(given)
-
-    def _features(self) -> Callable[[Tensor], Tensor]:
-        if not self._split:
-            return self.encoder
-        return cast(Callable[[Tensor], Tensor], self.encoder.forward_features)
 
 
 def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -231,7 +223,7 @@ def _tried(name: str, module: nn.Module, task: Task, split: bool) -> Tensor:
                 logits = cast(Any, module).forward_head(features)
     except Exception as error:  # it is anybody's code
         raise SettingError(
-            f"network '{name}' does not take inputs of {task.input_shape} ({_reason(error)})"
+            f"network '{name}' does not take inputs of {task.input_shape} ({reason_of(error)})"
         ) from None
     finally:
         module.train()
@@ -254,7 +246,3 @@ def _pixels(name: str, module: nn.Module, task: Task) -> tuple[Tensor, Tensor]:
     from fedsilo.models.networks.prompted_vit import pixel_scale
 
     return pixel_scale(cast(Any, module), task.input_shape[0])
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {one_line(error, 200)}"

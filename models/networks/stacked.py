@@ -27,10 +27,6 @@ class Rows:
     sizes: list[int] = field(default_factory=list)
     sources: list[torch.Generator] = field(default_factory=list)
 
-    def is_padded(self) -> bool:
-        """Tell whether a site has padding."""
-        return min(self.sizes) < max(self.sizes)
-
     def split(self, rows: Tensor) -> Tensor:
         """Return rows (sites * most, ...) by site: (sites, most, ...)."""
         return rows.reshape(len(self.sizes), -1, *rows.shape[1:])
@@ -139,7 +135,8 @@ class _Norm(_Layer):
     def of_sites(self, inputs: Tensor) -> Tensor:
         layer, arrays, rows = self._of_one[0], self.current(), self._rows
         assert isinstance(layer, _BatchNorm)
-        if not rows.is_padded() or not layer.training or layer.momentum is None:
+        is_padded = min(rows.sizes) < max(rows.sizes)
+        if not is_padded or not layer.training or layer.momentum is None:
             return super().of_sites(inputs)
         places = inputs.flatten(3) if inputs.ndim > 3 else inputs.unsqueeze(3)
         sizes = torch.tensor(rows.sizes, device=inputs.device)

@@ -62,13 +62,12 @@ def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, .
 def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) -> float:
     """Return the least noise multiplier with which what a run makes stays within a budget.
 
+    It may be a thousandth more than is needed.
+
     Args:
         budget: epsilon.
         delta: at which it holds.
         made: returns the releases of a run with a noise multiplier; more noise, less epsilon.
-
-    Returns:
-        The noise multiplier, at most a thousandth more than is needed.
 
     Raises:
         SettingError: no noise is enough.

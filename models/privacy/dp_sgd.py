@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedsilo.models.privacy.gaussian_noise import normals, uniforms
+from fedsilo.models.privacy.gaussian_mechanism import normals, uniforms
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _HELD = 2**26  # numbers of gradients that are held at once
@@ -54,13 +54,13 @@ def clipped_gradients(
         clip_norm: C, the largest L2 norm of one sample's gradient over all parameters.
         size: samples whose gradients are in memory at once, or 0 for as many as fit.
     """
-    whole = _WithLoss(network, loss)
-    parameters = {n: p.detach() for n, p in whole.named_parameters() if p.requires_grad}
+    with_loss = _WithLoss(network, loss)
+    parameters = {n: p.detach() for n, p in with_loss.named_parameters() if p.requires_grad}
     numbers = sum(p.numel() for p in parameters.values())
     size = size or max(1, _HELD // max(1, numbers))
 
     def of_sample(values: Mapping[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
-        result: Tensor = functional_call(whole, dict(values), (one[None], label[None]))
+        result: Tensor = functional_call(with_loss, dict(values), (one[None], label[None]))
         return result
 
     # Each sample has parameters of its own, equal in value, whose gradients are then the sample's,
@@ -87,11 +87,11 @@ def _clipped(gradients: Mapping[str, Tensor], clip_norm: float) -> dict[str, Ten
     sample. What overflows counts as 0: by a value that is not finite one sample would be seen.
     """
     with torch.autocast(next(iter(gradients.values())).device.type, enabled=False):
-        whole = {name: _finite(gradient.float()) for name, gradient in gradients.items()}
-        each = [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in whole.values()]
+        finite = {name: _finite(gradient.float()) for name, gradient in gradients.items()}
+        each = [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in finite.values()]
         norms = torch.linalg.vector_norm(torch.stack(each), dim=0)
         scales = (clip_norm / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
-        return {n: torch.einsum("b,b...->...", scales, g) for n, g in whole.items()}
+        return {n: torch.einsum("b,b...->...", scales, g) for n, g in finite.items()}
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -5,13 +5,14 @@ moves by at most C with the patient; noise N(0, (zC)²) on each number of the su
 (Dwork and Roth 2014, theorem A.1). ``fedsilo.models.privacy.accountant`` adds such sums up.
 """
 
+import math
+import os
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.privacy.gaussian_noise import normals
 
 
 def clipped_to(values: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
@@ -45,5 +46,31 @@ def with_noise(values: Tensor, deviation: float, rng: torch.Generator | None) ->
 
     ``rng`` is its source, or None for noise that nobody can repeat.
     """
-    noise: Tensor = deviation * normals(values.shape, rng)
-    return values + noise
+    return values + deviation * normals(values.shape, rng)
+
+
+def normals(
+    shape: torch.Size, rng: torch.Generator | None, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Return standard normals of ``shape``, on the CPU; without ``rng`` nobody can repeat them."""
+    if rng is not None:
+        return torch.randn(shape, generator=rng, dtype=dtype)
+    count = shape.numel()
+    if not count:
+        return torch.zeros(shape, dtype=dtype)
+    # Box and Muller 1958
+    uniform = uniforms(2 * count, None)
+    radius = torch.sqrt(-2 * torch.log1p(-uniform[:count]))
+    return (radius * torch.cos(2 * math.pi * uniform[count:])).reshape(shape).to(dtype)
+
+
+def uniforms(count: int, rng: torch.Generator | None) -> Tensor:
+    """Return numbers (count,) in [0, 1), float64; without ``rng`` nobody can repeat them."""
+    if rng is not None:
+        return torch.rand(count, generator=rng, dtype=torch.float64)
+    if not count:
+        return torch.zeros(0, dtype=torch.float64)
+    # What protects must be cryptographic: torch's generator has 2^32 seeds, and its state follows
+    # from a few of its outputs. Hence random bytes of the system
+    words = torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
+    return (words >> 11 & (2**53 - 1)).double() * 2.0**-53  # in steps of 2⁻⁵³

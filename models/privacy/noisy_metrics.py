@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from fedsilo.models.contract.messages import measurements
-from fedsilo.models.privacy.gaussian_noise import normals
+from fedsilo.models.privacy.gaussian_mechanism import normals
 from fedsilo.models.privacy.summed_metrics import split_of, summed_metrics
 
 LOSS_BOUND = 3.0  # nats; a sample's loss counts as this much at most

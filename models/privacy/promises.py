@@ -3,6 +3,7 @@
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import why_not_private
 from fedsilo.models.contract.settings import AUTO, NOBODY, SUMS, CommonSettings
+from fedsilo.models.contract.settings_schema import as_mapping, defaults
 
 
 def statistics_noise(common: CommonSettings) -> float:
@@ -66,15 +67,11 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
 
 
 def _refuse_without_effect(common: CommonSettings) -> None:
-    usual = CommonSettings()
-    for key, value, default in (
-        ("max-epsilon", common.max_epsilon, usual.max_epsilon),
-        ("delta", common.delta, usual.delta),
-        ("statistics-noise", common.statistics_noise, usual.statistics_noise),
-    ):
-        if value != default:
+    values, usual = as_mapping(common), defaults(CommonSettings)
+    for key in ("max-epsilon", "delta", "statistics-noise"):
+        if values[key] != usual[key]:
             raise SettingError(
-                f"setting '{key}' is {value:g} and without 'sample-clip-norm' and "
+                f"setting '{key}' is {values[key]:g} and without 'sample-clip-norm' and "
                 f"'noise-multiplier' there is no epsilon: set both, or remove '{key}'"
             )
 
