@@ -120,10 +120,10 @@ class BestRound(Hook):
     def _mean(self, values: Mapping[str, Mapping[str, float]]) -> float:
         """Return the metric's mean over the sites that have reported it, by their samples."""
         metric, facts = self.common.early_stopping_metric, self.method.participants.facts
-        told = {site: row[metric] for site, row in values.items() if metric in row}
-        if ALL in told:  # a sum over all samples already
-            return told[ALL]
-        sizes = {site: facts[site].sizes().get("val", 0) for site in told}
+        reported = {site: row[metric] for site, row in values.items() if metric in row}
+        if ALL in reported:  # a sum over all samples already
+            return reported[ALL]
+        sizes = {site: facts[site].sizes().get("val", 0) for site in reported}
         if not (samples := sum(sizes.values())):
             return math.nan
-        return sum(sizes[site] * value for site, value in told.items()) / samples
+        return sum(sizes[site] * value for site, value in reported.items()) / samples

@@ -67,7 +67,11 @@ class CheckpointHook(Hook):
                 logging.getLogger("flwr").warning("%s: trying the one before it", error)
                 continue
             try:
-                self._refuse_other_config(path, facts["settings"])
+                if other := differences(facts["settings"], self.settings):
+                    raise CheckpointError(
+                        f"{path} belongs to another config: {other}; resume with the same settings "
+                        "or choose another 'run-name'"
+                    )
                 for name, hook in self.hooks.items():
                     hook.restore(facts["hooks"][name])
                 late = Late.restored(arrays, facts["late"]) if "late" in facts else None
@@ -86,11 +90,3 @@ class CheckpointHook(Hook):
                 f"({', '.join(path.name for path in files)}): start a new run"
             )
         return None
-
-    def _refuse_other_config(self, path: Path, settings: Mapping[str, Value]) -> None:
-        """Raise a CheckpointError that names the settings in which a checkpoint differs."""
-        if other := differences(settings, self.settings):
-            raise CheckpointError(
-                f"{path} belongs to another config: {other}; resume with the same settings "
-                "or choose another 'run-name'"
-            )

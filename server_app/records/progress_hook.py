@@ -19,18 +19,17 @@ from typing import Any, TypeVar, cast
 
 import psutil
 
-from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.server_app.records import progress as files
 from fedsilo.server_app.records.many_sites import listed
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress import (
+    FILE,
     Progress,
     SiteProgress,
     Status,
     clock,
-    metrics_text,
+    write_progress,
 )
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -202,7 +201,7 @@ class ProgressHook(Hook):
             self.reported = True
             line = "fedsilo: %s cannot be kept up to date (%s: %s); the run continues"
             reason = type(error).__name__, one_line(error, 200)
-            logging.getLogger("flwr").warning(line, files.FILE, *reason)
+            logging.getLogger("flwr").warning(line, FILE, *reason)
 
     @_harmless
     def _end(self, state: Status, why: str = "") -> None:
@@ -221,13 +220,8 @@ class ProgressHook(Hook):
     def _write(self) -> None:
         try:
             progress = self._snapshot()
-            if not self.directory.path.is_dir():
-                return  # somebody has removed it
-            for name, text in (
-                (files.FILE, progress.model_dump_json(indent=2) + "\n"),
-                (files.METRICS_FILE, metrics_text(progress)),
-            ):
-                write_atomically(self.directory.path / name, text, lasting=False)
+            if self.directory.path.is_dir():  # or somebody has removed it
+                write_progress(progress, self.directory.path)
         except Exception as error:  # a full disk, an unreadable /proc: the run continues
             self.report(error)
 

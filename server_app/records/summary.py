@@ -65,10 +65,14 @@ def means(values: Values) -> dict[str, float]:
 def by_distribution(
     values: Values, distribution_of: Mapping[str, str]
 ) -> dict[str, dict[str, float]]:
-    """Return the means (mA, mE, mP: eq. 10) over the sites of each distribution."""
+    """Return the means (mA, mE, mP: eq. 10) over the sites of each distribution.
+
+    A row of all sites' samples together, which has none, is in no mean.
+    """
     sites_of: dict[str, dict[str, Mapping[str, float]]] = {}
     for site, row in values.items():
-        sites_of.setdefault(distribution_of[site], {})[site] = row
+        if site in distribution_of:
+            sites_of.setdefault(distribution_of[site], {})[site] = row
     return {name: means(rows) for name, rows in sorted(sites_of.items())}
 
 

@@ -70,22 +70,15 @@ def planned(
         SettingError: a source cannot be read, or a setting or resource is wrong.
     """
     declared = find_experiment(simulation_file(sources.file), experiment)
-    settings = named(
-        resolve(_with_paths(_merged(declared.values, sources, overrides or {}), sources))
-    ).pinned()
+    of_file = read_toml(sources.config) if sources.config else {}
+    changes = dict(parse_assignment(text) for text in sources.changes)
+    values = {**declared.values, **of_file, **changes, **(overrides or {})}
+    settings = named(resolve(_with_paths(values, sources))).pinned()
     _prepare(settings.common, engine)
     resources = {"num-supernodes": len(silo_names(settings.common)), **declared.resources}
     if supernodes is not None:
         resources["num-supernodes"] = supernodes
     return settings, check_resources(resources)
-
-
-def _merged(
-    declared: Mapping[str, Value], sources: RunSources, overrides: Mapping[str, Value]
-) -> dict[str, Value]:
-    of_file = read_toml(sources.config) if sources.config else {}
-    changes = dict(parse_assignment(text) for text in sources.changes)
-    return {**declared, **of_file, **changes, **overrides}
 
 
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:

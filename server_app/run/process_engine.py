@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process
 from multiprocessing.forkserver import ensure_running
 from threading import Thread
@@ -47,20 +46,17 @@ _PAUSES = (0.0, 0.1, 1.0)  # seconds before each try to start a worker
 _WAIT = 30.0  # seconds that a pull waits at most
 
 
-@dataclass
 class Worker:
     """A process that answers one message at a time.
 
-    Attributes:
+    Args:
         arguments: the process's variables, the run's settings, and a config for each site.
     """
 
-    arguments: tuple[dict[str, str], dict[str, Value], list[dict[str, Value]]]
-    pool: ProcessPoolExecutor = field(init=False)
-    process: Future[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Start the process."""
+    def __init__(
+        self, arguments: tuple[dict[str, str], dict[str, Value], list[dict[str, Value]]]
+    ) -> None:
+        self.arguments = arguments
         self.start()
 
     def start(self) -> None:

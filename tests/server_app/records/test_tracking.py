@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records import tracking
@@ -121,7 +122,8 @@ def _rows(metrics: Sequence[Sequence[Any]], traffic: Sequence[Sequence[Any]]) ->
 
 def _hook(track: str, run_dir: Path, resumed: bool = False, detail: str = "sites") -> TrackingHook:
     recorder = Recorder(RunDirectory(run_dir))
-    return TrackingHook(track, run_dir, recorder, SETTINGS, detail, resumed)
+    common = CommonSettings(track=track, track_detail=detail, resume=resumed)
+    return TrackingHook(common, run_dir, recorder, SETTINGS)
 
 
 def _take(hook: TrackingHook, metrics: Iterable[list[Any]], traffic: Iterable[list[Any]]) -> None:
@@ -130,7 +132,7 @@ def _take(hook: TrackingHook, metrics: Iterable[list[Any]], traffic: Iterable[li
 
 def _end(hook: TrackingHook) -> None:
     """Free the run's name as a death does; W&B also names folders by the second."""
-    if hook.track == "wandb" and hook.tracker:
+    if hook.common.track == "wandb" and hook.tracker:
         hook.tracker.close()
         time.sleep(1.1)
 
