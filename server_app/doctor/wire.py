@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -108,13 +109,15 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
     with _Fleet(address, authority, key, now) as fleet:
         activate = ActivateNodeRequest(public_key=fleet.public_key, heartbeat_interval=30)
         beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=30)
+        known, online = 0, False
         try:
             known = fleet.call("ActivateNode", activate).node_id
             fleet.call("DeactivateNode", DeactivateNodeRequest(node_id=known))
-            online = False
         except _Denied:
-            online = fleet.accepts("SendNodeHeartbeat", beat)
-            known = node if online else 0
+            known = 0
+            with suppress(_Denied):
+                fleet.call("SendNodeHeartbeat", beat)
+                known, online = node, True
     if known != node:
         raise Refused(
             f"server {address} has no registration of this key at its SuperLink: it was never "
@@ -167,11 +170,3 @@ class _Fleet:
             return getattr(stub, name)(request, timeout=3, metadata=self._signed)
         except grpc.RpcError as error:
             raise _Denied(str(error.details())) from None
-
-    def accepts(self, name: str, request: object) -> bool:
-        """Make a call and return whether the server answered it."""
-        try:
-            self.call(name, request)
-        except _Denied:
-            return False
-        return True
