@@ -20,11 +20,7 @@ KEPT = 2  # as many as a site keeps states of
 class CheckpointHook(Hook):
     """Stores the round state and the other hooks' states, one file a round; keeps the newest two.
 
-    Args:
-        folder: where the checkpoints are.
-        settings: what a resumed run must share.
-        hooks: those whose state is stored, if they have a name.
-        state_class: of the method's states.
+    A resumed run must share ``settings``. Of ``hooks`` those that have a name are stored.
     """
 
     def __init__(

@@ -68,14 +68,8 @@ def _harmless(note: Note) -> Note:
 class ProgressHook(Hook):
     """Tells people how far the run is: on the terminal, and in files for ``fedsilo watch``.
 
-    Args:
-        directory: the run's.
-        common: the run's settings.
-        title: describes the run.
-        marks: the method's, by round; see ``MethodReport.marks``.
-        recorder: knows what the sites' work has cost and measured.
-        privacy: knows what has been spent, None without differential privacy.
-        say: prints a line.
+    ``marks`` are the method's, by round. The recorder knows what the sites' work has cost and
+    measured, ``privacy`` what they have spent; it is None without differential privacy.
     """
 
     def __init__(
@@ -208,22 +202,18 @@ class ProgressHook(Hook):
         self.progress.state, self.progress.why, self.progress.phase = state, why, ""
 
     def _keep_written(self) -> None:
-        """Write when something has happened, until the block has ended; then once more."""
-        while not self.ending.is_set():
+        """Write when something has happened, and a last time when the block has ended."""
+        ended = False
+        while not ended:
             self.due.wait(_STILL_HERE)
             self.due.clear()
-            began = time.thread_time()
-            self._write()
+            ended, began = self.ending.is_set(), time.thread_time()
+            try:
+                if self.directory.path.is_dir():  # or somebody has removed it
+                    write_progress(self._snapshot(), self.directory.path)
+            except Exception as error:  # a full disk, an unreadable /proc: the run continues
+                self.report(error)
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
-        self._write()
-
-    def _write(self) -> None:
-        try:
-            progress = self._snapshot()
-            if self.directory.path.is_dir():  # or somebody has removed it
-                write_progress(progress, self.directory.path)
-        except Exception as error:  # a full disk, an unreadable /proc: the run continues
-            self.report(error)
 
     def _snapshot(self) -> Progress:
         """Return a copy with what is known only now: times, memory, and the sites' costs."""

@@ -229,9 +229,7 @@ class Recorder(Hook):
         self.written = self._new_metrics, self._new_traffic
         self._new_metrics, self._new_traffic = [], []
 
-    def run_ended(self, state: State) -> None:
-        """Write both files with the final evaluation."""
-        self.round_ended(state)
+    run_ended = round_ended  # with the final evaluation
 
     def state(self) -> Any:
         """Return which bytes of the files are final, the open rows, and the sums."""
@@ -289,10 +287,6 @@ class Arrivals(Hook):
 
     A row for each reply, in the order of the virtual clock, then of names, is written before a
     round combines its replies: a resumed run has the same sites count in the round that it lost.
-
-    Args:
-        directory: the run's.
-        say: prints a line.
     """
 
     name = "arrivals"

@@ -167,11 +167,7 @@ TRACKERS: Mapping[str, Callable[[Path, Settings, bool], Tracker]] = {
 class TrackingHook(Hook):
     """Sends a tracker what the recorder has written; comes after the recorder and the checkpoint.
 
-    Args:
-        common: the run's settings.
-        run_dir: the run directory.
-        recorder: writes the rows.
-        decisive: the settings that decide the run's result.
+    Of the settings it sends ``decisive``, those that decide the run's result.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -21,16 +21,13 @@ from fedsilo.server_app.records.run_directory import (
     MODEL,
     STANDARDISATION,
     SUMMARY,
+    Finish,
     RunDirectory,
 )
 from fedsilo.server_app.run.beginning import Hooks
 from fedsilo.server_app.run.terminal import print_table, printer
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.loop.round_loop import RoundLoop
-
-# What finishes a run just before its summary is written: it draws the pictures, and may add to the
-# summary what a paper published
-Finish = Callable[[RunDirectory, dict[str, Any]], None]
 
 
 def write_end(

@@ -1,11 +1,8 @@
 """From a command's options to settings and resources, and on to an engine."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedsilo.datasets.registry import DATA_SETS, data_set, load_silo, silo_names
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
@@ -32,6 +29,7 @@ from fedsilo.server_app.config.speeds import written_out
 from fedsilo.server_app.records.run_directory import (
     CONFIG,
     SILOS,
+    Finish,
     RunDirectory,
     named,
     open_run_directory,
@@ -45,9 +43,6 @@ from fedsilo.server_app.run.ready import (
     refuse_little_memory,
     refuse_without_a_silo,
 )
-
-if TYPE_CHECKING:
-    from fedsilo.server_app.run.ending import Finish
 
 _FEW_STEPS = 20_000  # of tables, some 1 ms each: below, starting processes gains little
 _PATHS = (*keys_with(CommonSettings, "files"), "out")

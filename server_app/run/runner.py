@@ -11,6 +11,7 @@ from fedsilo.datasets.registry import silo_count
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import (
     SUMMARY,
+    Finish,
     RunDirectory,
     named,
     only_writer,
@@ -22,7 +23,7 @@ from fedsilo.server_app.run.beginning import (
     terms_of,
     write_beginning,
 )
-from fedsilo.server_app.run.ending import Finish, show_end, write_end
+from fedsilo.server_app.run.ending import show_end, write_end
 from fedsilo.server_app.run.notices import notices
 from fedsilo.server_app.run.terminal import make_console, printer, progress_bars
 from fedsilo.strategies.meeting.participants import meet_sites
