@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,11 @@ AUTHORITY, KEY, REGISTRY, SITE = "ca.crt", "node.key", "registry.json", "site.ya
 _CARD, _README = "kit.json", "README.txt"
 _SEALED = (AUTHORITY, KEY, REGISTRY, _README)
 _NAMES = (_CARD, *_SEALED, SITE)
+# What zipfile raises of a damaged file: OSError where it seeks to before the file's beginning
+_BROKEN = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, OSError),
+    *(ValueError, NotImplementedError, RuntimeError),
+)
 _LARGEST = 2**20  # bytes of a file
 _TRUST = "trust:"
 
@@ -124,7 +130,7 @@ def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, b
     packed_files |= {SITE: _text_of("kit_site.yaml", site, server).encode()}
     packed_files |= {_CARD: card.model_dump_json(by_alias=True, indent=2).encode()}
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(packed, "w") as archive:
         for name, content in packed_files.items():
             entry = zipfile.ZipInfo(name)
             entry.external_attr = 0o100600 << 16  # its owner's alone, also when unzip opens it
@@ -176,7 +182,9 @@ def _zip(path: Path) -> dict[str, bytes]:
             files = {entry.filename: archive.read(entry) for entry in archive.infolist()}
     except FileNotFoundError:
         raise KitError(f"there is no {path}: name the zip that 'fedsilo deploy add' made") from None
-    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+    except PermissionError:
+        raise
+    except _BROKEN as error:
         raise KitError(f"{path} is not a readable zip ({error}): copy it again") from None
     if mode & 0o077:
         raise KitError(
