@@ -112,14 +112,10 @@ class Kit:
 
 
 def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the zip of a kit.
+    """Return the zip of a kit that was ``made`` then, ISO 8601.
 
-    Args:
-        site: whose it is.
-        server: address of the Fleet API, host:port.
-        node: the server's number of the site.
-        made: when, ISO 8601.
-        files: the authority's certificate, the private key, and the registry.
+    ``server`` is the address of the Fleet API, host:port, and ``node`` the server's number of the
+    site. ``files`` are the authority's certificate, the private key, and the registry.
     """
     readme = _text_of("kit_readme.txt", site, server).encode()
     packed_files = {**files, _README: readme}

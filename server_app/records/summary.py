@@ -90,16 +90,11 @@ def privacy_document(
     ``leaves`` are the method's own sentences; ``perturbation`` describes its noise, if it has any
     that guarantees nothing.
     """
-    private = not isinstance(guarantee, str)
+    counted = () if isinstance(guarantee, str) else (COUNTED,)
     return {
         "method": method,
         "trust": {"level": trust, "promise": MEANINGS[trust]},
-        "leaves each site": [
-            *ALWAYS_LEAVES,
-            *BY_TRUST[trust],
-            *leaves,
-            *([COUNTED] if private else []),
-        ],
+        "leaves each site": [*ALWAYS_LEAVES, *BY_TRUST[trust], *leaves, *counted],
         "bytes up": totals["up"],
         "guarantee": guarantee,
         "epsilon": "none" if isinstance(guarantee, str) else guarantee["epsilon"],

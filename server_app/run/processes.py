@@ -103,9 +103,7 @@ def end_run(home: Path) -> None:
 def end_with(parent: int, by: signal.Signals = signal.SIGTERM) -> None:
     """Make this process end soon after its parent, in whatever way that one ends.
 
-    Args:
-        parent: the id of the process that started this one.
-        by: the signal that this process then sends to itself; if that fails it exits at once.
+    It then sends the signal ``by`` to itself; if that fails it exits at once.
     """
 
     def watch() -> None:

@@ -112,15 +112,12 @@ def _superlink(
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
     environment |= ray_variables(cluster, environment)
-    options = {
-        "isolation": "subprocess",
-        "control-api-address": f"127.0.0.1:{control_port}",
-        "host": "127.0.0.1",
-        "port": http_port,
-        "log-file": str(home / "superlink.log"),
-    }
-    superlink = [processes.tool("flower-superlink"), "--insecure", "--simulation"]
-    superlink += [part for key, value in options.items() for part in (f"--{key}", value)]
+    superlink = [
+        *(processes.tool("flower-superlink"), "--insecure", "--simulation"),
+        *("--isolation", "subprocess", "--control-api-address", f"127.0.0.1:{control_port}"),
+        *("--host", "127.0.0.1", "--port", http_port),
+        *("--log-file", str(home / "superlink.log")),
+    ]
     log = home / "superlink.out"
     with log.open("wb") as output:
         guard = subprocess.Popen(

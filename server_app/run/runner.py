@@ -37,11 +37,8 @@ def run(
 ) -> RunDirectory:
     """Run ``settings`` over the sites of ``grid`` and return the run directory.
 
-    Args:
-        grid: Flower's grid or the in-process one.
-        settings: what to run.
-        launch: engine and resources for config.toml, so that ``fedsilo resume`` uses the same.
-        finish: draws the pictures and completes the summary, if given.
+    ``launch`` has engine and resources for config.toml, so that ``fedsilo resume`` uses the same;
+    ``finish`` draws the pictures and completes the summary.
 
     Raises:
         FedsiloError: nothing is half-written; what was finished before stays and can be resumed.
