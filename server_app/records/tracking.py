@@ -86,7 +86,9 @@ def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
         client = mlflow.MlflowClient(uri)
         found = client.get_experiment_by_name(_PROJECT)
         experiment = found.experiment_id if found else client.create_experiment(_PROJECT)
-    runs = client.search_runs([experiment], f"tags.`{_TAG}` = '{run_dir}'", max_results=1)
+    quote = '"' if "'" in str(run_dir) else "'"  # MLflow has no way to escape one
+    same = f"tags.`{_TAG}` = {quote}{run_dir}{quote}"
+    runs = client.search_runs([experiment], same, max_results=1)
     sent: Counter[tuple[str, int]] = Counter()
     if resumed and runs:
         run = runs[0].info.run_id

@@ -182,6 +182,18 @@ def test_after_a_death_every_row_stands_once(
     assert READ[track](run_dir) == _rows(METRICS + LATER[:1], TRAFFIC)
 
 
+def test_mlflow_follows_a_run_in_a_folder_whose_name_has_an_apostrophe(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    run_dir = tmp_path / "o'brien" / "run"
+    run_dir.mkdir(parents=True)
+    for resumed, value in enumerate(METRICS[:2]):
+        hook = _hook("mlflow", run_dir, resumed=bool(resumed))
+        _start(hook)
+        _take(hook, [value], [])
+        hook.run_ended(State({}, 1))
+    assert READ["mlflow"](run_dir) == _rows(METRICS[:2], [])
+
+
 def test_the_hook_keeps_nothing_in_a_checkpoint(tmp_path: Path) -> None:
     hook = _hook("tensorboard", tmp_path)
     assert hook.name == ""
