@@ -27,14 +27,7 @@ def look(device: str) -> Passed:
     index = int(device.partition(":")[2] or 0)
     if index >= (count := torch.cuda.device_count()):
         raise Refused(f"'device' is {device}, and there are {count} GPUs", "count them from 0")
-    capability, built = torch.cuda.get_device_capability(index), torch.cuda.get_arch_list()
-    in_words = ".".join(map(str, capability))
-    if not is_built_for(capability, built):
-        raise Refused(
-            f"GPU {index} has capability {in_words}, and PyTorch {torch.__version__} was built for "
-            f"{', '.join(built)}",
-            "install a PyTorch that has it (pytorch.org/get-started), or set 'device' to cpu",
-        )
+    capability = _built_for(index)
     free, total = (size / GIGABYTE for size in torch.cuda.mem_get_info(index))
     if free < _MIN_FREE:
         raise Refused(
@@ -49,7 +42,7 @@ def look(device: str) -> Passed:
         )
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     return Passed(
-        f"{torch.cuda.get_device_name(index)}, capability {in_words}, {free:.1f} of {total:.1f} "
+        f"{torch.cuda.get_device_name(index)}, capability {capability}, {free:.1f} of {total:.1f} "
         f"GB free, {'native bf16' if native else 'no native bf16: runs in fp32'}",
         (f"PyTorch {torch.__version__} for CUDA {torch.version.cuda}",),
     )
@@ -64,6 +57,19 @@ def _why_none() -> str:
     except (RuntimeError, AssertionError) as error:
         return str(error).partition(". ")[0].splitlines()[0]
     return "PyTorch finds no GPU"
+
+
+def _built_for(index: int) -> str:
+    """Return a GPU's capability in words; Refused if PyTorch was not built for it."""
+    capability, built = torch.cuda.get_device_capability(index), torch.cuda.get_arch_list()
+    in_words = ".".join(map(str, capability))
+    if not is_built_for(capability, built):
+        raise Refused(
+            f"GPU {index} has capability {in_words}, and PyTorch {torch.__version__} was built for "
+            f"{', '.join(built)}",
+            "install a PyTorch that has it (pytorch.org/get-started), or set 'device' to cpu",
+        )
+    return in_words
 
 
 def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:

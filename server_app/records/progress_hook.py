@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from statistics import fmean
 from threading import Event, Lock, Thread
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import psutil
 
@@ -47,10 +47,9 @@ _MEASURED = (
     ("perplexity", "perplexity {:.1f}"),
 )
 Marks = Callable[[State], Mapping[int, str]]
-Note = TypeVar("Note", bound=Callable[..., None])
 
 
-def _harmless(note: Note) -> Note:
+def _harmless(note: Callable[..., None]) -> Callable[..., None]:
     """Return an event's method that holds the lock and cannot fail."""
 
     @functools.wraps(note)
@@ -62,7 +61,7 @@ def _harmless(note: Note) -> Note:
         except Exception as error:  # whatever it is, the run is none of its business
             self.report(error)
 
-    return cast(Note, noted)
+    return noted
 
 
 class ProgressHook(Hook):

@@ -1,4 +1,4 @@
-"""The hooks that write metrics.csv, traffic.csv and arrivals.csv, which a run's end reports on.
+"""The hooks that write metrics.csv, traffic.csv and arrivals.csv.
 
 The files grow by the round, so that a late round costs no more than an early one: final lines are
 appended once, and open lines follow them, which the next writing replaces. A checkpoint holds how
@@ -109,7 +109,7 @@ class GrowingCsv:
                 "was altered; restore it, or start a new run"
             )
         if size:  # an earlier version may have begun it, with fewer columns
-            self.header = data.decode().partition("\n")[0].split(",")
+            self.header = data.partition(b"\n")[0].decode().split(",")
         self.final = {"bytes": size, "crc32": final["crc32"]}
 
 
