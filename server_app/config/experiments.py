@@ -1,7 +1,6 @@
 """The experiments of simulation.yaml, and its other sections, such as the tuning's budget."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -23,22 +22,7 @@ from fedsilo.server_app.config.settings import declared_defaults, flat_values
 S = TypeVar("S")
 
 SIMULATION_FILE = "simulation.yaml"
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A named experiment of simulation.yaml: settings, resources, and the grid to tune over.
-
-    ``trials`` is the number of points that its settings were chosen from, or 0 if it was not tuned;
-    ``minutes`` is how long a run took on two cores, or 0 if that was not measured.
-    """
-
-    name: str
-    values: Mapping[str, Value]
-    resources: Mapping[str, Value]
-    grid: Mapping[str, Sequence[Value]] = field(default_factory=dict)
-    trials: int = 0
-    minutes: int = 0
+_INHERITED = ("values", "resources", "grid")
 
 
 def _settings(content: Any) -> Any:
@@ -76,12 +60,16 @@ FlatSettings = Annotated[dict[str, Any], BeforeValidator(_settings)]
 Grid = Annotated[dict[str, Any], BeforeValidator(_grid)]
 
 
-class _Parts(FileModel):
-    """What the file says of an experiment itself, without its base."""
+class Experiment(FileModel):
+    """A named experiment of simulation.yaml: settings, resources, and the grid to tune over.
+
+    ``trials`` is the number of points that its settings were chosen from, or 0 if it was not tuned;
+    ``minutes`` is how long a run took on two cores, or 0 if that was not measured.
+    """
 
     about: Any = None
     base: str = ""
-    config: FlatSettings = Field(default_factory=dict)
+    values: FlatSettings = Field(default_factory=dict, alias="config")
     grid: Grid = Field(default_factory=dict)
     resources: FlatSettings = Field(default_factory=dict)
     trials: Annotated[int, Field(ge=0)] = 0
@@ -105,8 +93,8 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
     raw = read_simulation(path).get("experiments")
     if not isinstance(raw, dict):
         raise SettingError(f"{path} has no mapping 'experiments'")
-    declared: dict[str, _Parts] = checked(
-        dict[Annotated[str, AfterValidator(_one_line)], _Parts],
+    declared: dict[str, Experiment] = checked(
+        dict[Annotated[str, AfterValidator(_one_line)], Experiment],
         raw,
         lambda sentence: SettingError(f"{path}: experiment {sentence}"),
     )
@@ -117,14 +105,14 @@ def find_experiment(path: Path, name: str) -> Experiment:
     """Return the experiment ``name`` of a simulation file, or a method of that name alone."""
     experiments = read_experiments(path)
     if name in METHODS and name not in experiments:
-        return Experiment(name, {"method": name}, {})
+        return Experiment(config={"method": name})
     if name not in experiments:
         raise unknown_name("experiment", name, experiments)
     return experiments[name]
 
 
 def _based(
-    name: str, declared: Mapping[str, _Parts], path: Path, chain: tuple[str, ...] = ()
+    name: str, declared: Mapping[str, Experiment], path: Path, chain: tuple[str, ...] = ()
 ) -> Experiment:
     """Return an experiment with what its base says below it."""
     if name not in declared:
@@ -134,16 +122,10 @@ def _based(
         raise SettingError(f"{path}: experiments {loop} are based on one another")
     own = declared[name]
     if "base" not in own.given():
-        return Experiment(name, own.config, own.resources, own.grid, own.trials, own.minutes)
+        return own
     base = _based(own.base, declared, path, (*chain, name))
-    return Experiment(
-        name,
-        {**base.values, **own.config},
-        {**base.resources, **own.resources},
-        {**base.grid, **own.grid},
-        own.trials or base.trials,
-        own.minutes,
-    )
+    update = {part: getattr(base, part) | getattr(own, part) for part in _INHERITED}
+    return own.model_copy(update={**update, "trials": own.trials or base.trials})
 
 
 def read_section(path: Path, name: str, cls: type[S]) -> S:

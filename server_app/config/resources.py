@@ -106,10 +106,7 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
     """Return the variables of each worker of this machine: as many as fit, at most one per site.
 
     Cores, free memory and, if sites are given a share of a GPU, the GPUs are the limits. Each
-    worker sees one GPU then, and otherwise none.
-
-    Args:
-        resources: as ``check_resources`` returns them.
+    worker sees one GPU then, and otherwise none. ``resources`` have been checked.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
     room = int((int(resources["init-args-num-cpus"]) or cores()) / each)

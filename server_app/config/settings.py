@@ -15,12 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.datasets.io.text_files import file_fault
-from fedsilo.datasets.registry import (
-    check_data_settings,
-    data_set,
-    plugs_of,
-    silo_count,
-)
+from fedsilo.datasets.registry import check_data_settings, data_set, plugs_of, silo_count
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.methods import METHODS, load_plugin_files, settings_class
 from fedsilo.models.contract.one_line import one_line, shown
@@ -42,13 +37,13 @@ from fedsilo.models.contract.settings_schema import (
 )
 from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
-from fedsilo.server_app.config.speeds import check_speeds
+from fedsilo.server_app.config.speeds import declared_speeds
 from fedsilo.server_app.config.training import check_training
 
 PROJECT_FILE = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _MOST_BYTES = 2**20
 RUN_FORMAT = 2  # of a run directory, as its config.toml says; another one is refused
-_NO_SETTINGS = ("format", "launch", "environment")  # what config.toml has beside the settings
+_NO_SETTINGS = ("format", "launch", "environment")  # what else config.toml has
 
 # Texts of YAML, which a file may have as mappings or lists
 _STRUCTURED = frozenset(keys_with(CommonSettings, "structured"))
@@ -175,15 +170,14 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     _refuse_foreign_keys(values, common.method, known)
     own: Any = build(settings_class(common.method), values)
     check_privacy_settings(common, is_table)
-    silos = silo_count(common)
-    if silos is not None and common.min_sites > silos:
-        raise SettingError(
-            f"setting 'min-sites' is {common.min_sites}, more than there are silos ({silos})"
-        )
-    if silos is not None:
+    if (silos := silo_count(common)) is not None:
+        if common.min_sites > silos:
+            raise SettingError(
+                f"setting 'min-sites' is {common.min_sites}, more than there are silos ({silos})"
+            )
         refuse_site_count(common, silos)
     if common.speeds:
-        check_speeds(common.speeds)
+        declared_speeds(common.speeds)
     own.check(common, is_table)
     return RunSettings(common, own)
 

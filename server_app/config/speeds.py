@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,18 +33,13 @@ def written_out(text: str) -> str:
     return json.dumps(read_yaml(Path(text).expanduser(), SettingError))
 
 
-def check_speeds(text: str) -> None:
-    """Refuse a text of 'speeds' that no sites can have, see ``site_speeds``."""
-    _declared(text)
-
-
 def site_speeds(common: CommonSettings, sites: Sequence[str]) -> dict[str, float]:
     """Return the speed of each site; one that a mapping does not name has 1.
 
     Raises:
         SettingError: a speed is not above 0, a site is unknown, or the text says something else.
     """
-    declared = _declared(common.speeds)
+    declared = declared_speeds(common.speeds)
     if isinstance(declared, float):
         draws = {s: np.random.default_rng(derive_seed(common.seed, "speed", s)) for s in sites}
         return {s: math.exp(declared * draw.standard_normal()) for s, draw in draws.items()}
@@ -79,20 +74,21 @@ def seconds_of(common: CommonSettings, participants: "Participants") -> dict[str
     return {site: steps_of_round(common, sizes[site]) / speeds[site] for site in speeds}
 
 
-def _declared(text: str) -> Any:
-    """Return the deviation of a distribution, a list of speeds, or speeds by site."""
+def declared_speeds(text: str) -> Any:
+    """Return the deviation of a distribution, a list of speeds, or speeds by site.
+
+    Raises:
+        SettingError: the text is of none of them, or a speed is not above 0.
+    """
     if text.startswith(_DRAWN):
         return _number("the deviation of 'speeds'", text.removeprefix(_DRAWN))
     text = written_out(text)
     example = "[1, 1, 0.1]" if text.lstrip().startswith("[") else "{north: 0.1}"
     content = structured("speeds", text, example)
-    named: Mapping[Any, Any] = (
-        content if isinstance(content, dict) else dict(enumerate(content, start=1))
-    )
-    speeds = {
-        site: _number(f"the speed of site {site} in 'speeds'", s) for site, s in named.items()
-    }
-    return speeds if isinstance(content, dict) else list(speeds.values())
+    by_site = isinstance(content, dict)
+    named = content if by_site else dict(enumerate(content, start=1))
+    speeds = {s: _number(f"the speed of site {s} in 'speeds'", named[s]) for s in named}
+    return speeds if by_site else list(speeds.values())
 
 
 def _number(what: str, given: Any) -> float:

@@ -1,23 +1,31 @@
 """The secrets of a deployment: its authority, the server's certificate, and a key per hospital.
 
 All keys are EC P-384; a hospital's has OpenSSH's form, which Flower reads. Files are readable by
-their owner alone.
+their owner alone. It is imported where keys are made: cryptography takes time.
 """
-
-from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP384R1,
+    EllipticCurvePrivateKey,
+    generate_private_key,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.server_app.deploy.deployment import DeploymentError
-
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
 _LOCAL = ("localhost", "127.0.0.1")  # by which the server's own processes reach it
@@ -25,26 +33,15 @@ _LOCAL = ("localhost", "127.0.0.1")  # by which the server's own processes reach
 
 def hospital_key() -> tuple[bytes, bytes]:
     """Return a new private key and its public key, both in OpenSSH's form."""
-    from cryptography.hazmat.primitives import serialization
-
-    key = _new_key()
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
+    key = generate_private_key(SECP384R1())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return private, public + b"\n"
 
 
 def make_authority(secrets: Path) -> None:
     """Write ``ca.crt`` and ``ca.key`` of a new authority, and ``server.key``."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-
-    key = _new_key()
+    key = generate_private_key(SECP384R1())
     signing = x509.KeyUsage(*(index in (5, 6) for index in range(9)))  # certificates and lists
     made = (
         _builder("fedsilo certificate authority", key, _AUTHORITY_DAYS)
@@ -55,7 +52,7 @@ def make_authority(secrets: Path) -> None:
     )
     _write_key(secrets / "ca.key", key)
     _write_certificate(secrets / "ca.crt", made)
-    _write_key(secrets / "server.key", _new_key())
+    _write_key(secrets / "server.key", generate_private_key(SECP384R1()))
 
 
 def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
@@ -67,9 +64,6 @@ def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
     Raises:
         DeploymentError: the authority's key, or another of the files, is missing or damaged.
     """
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-
     try:
         authority = x509.load_pem_x509_certificate((secrets / "ca.crt").read_bytes())
         signer, key = _read_key(secrets / "ca.key"), _read_key(secrets / "server.key")
@@ -99,16 +93,7 @@ def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
     return made.not_valid_after_utc
 
 
-def _new_key() -> EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP384R1())
-
-
 def _read_key(path: Path) -> EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     key = load_pem_private_key(path.read_bytes(), None)
     if not isinstance(key, EllipticCurvePrivateKey):
         raise TypeError(f"{path} is no EC key")
@@ -116,14 +101,10 @@ def _read_key(path: Path) -> EllipticCurvePrivateKey:
 
 
 def _name(text: str) -> x509.Name:
-    from cryptography import x509
-
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
 
 def _builder(name: str, key: EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
-    from cryptography import x509
-
     begin = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -138,8 +119,6 @@ def _builder(name: str, key: EllipticCurvePrivateKey, days: int) -> x509.Certifi
 
 def _names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
     """Return hosts and addresses as a certificate names them."""
-    from cryptography import x509
-
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys((*_LOCAL, *hosts)):
         try:
@@ -150,24 +129,14 @@ def _names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
 
 
 def _names_of(certificate: Path) -> x509.SubjectAlternativeName:
-    from cryptography import x509
-
     found = x509.load_pem_x509_certificate(certificate.read_bytes())
     return found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
 
 
 def _write_key(path: Path, key: EllipticCurvePrivateKey) -> None:
-    from cryptography.hazmat.primitives import serialization
-
-    pem = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     write_atomically(path, pem, mode=0o600)
 
 
 def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
     write_atomically(path, certificate.public_bytes(Encoding.PEM), mode=0o600)

@@ -50,10 +50,6 @@ class Started:
     pid: int
     at: float
 
-    def process(self) -> psutil.Process | None:
-        """Return it if it still runs."""
-        return process_of(self.pid, self.at)
-
 
 @dataclass(frozen=True)
 class Deployment:
@@ -120,7 +116,7 @@ class Deployment:
     def process(self, member: str) -> psutil.Process | None:
         """Return a member's process if it runs."""
         known = self.started.get(member)
-        return known.process() if known else None
+        return process_of(known.pid, known.at) if known else None
 
     def running(self) -> list[str]:
         """Return the members whose process runs."""
@@ -137,17 +133,10 @@ class Deployment:
 
     def without(self, site: str) -> Deployment:
         """Return the deployment without ``site``, written to its file."""
-
-        def others(by_site: dict[str, Any]) -> dict[str, Any]:
-            return {key: value for key, value in by_site.items() if key != site}
-
-        return replace(
-            self,
-            ports=others(self.ports),
-            node_config=others(self.node_config),
-            started=others(self.started),
-            nodes=others(self.nodes),
-        ).write()
+        left: dict[str, Any] = {}
+        for part in ("ports", "node_config", "started", "nodes"):
+            left[part] = {key: own for key, own in getattr(self, part).items() if key != site}
+        return replace(self, **left).write()
 
     def write(self) -> Deployment:
         """Write deployment.json, and return this."""
@@ -188,15 +177,9 @@ class Deployment:
 
     def supernode_command(self, site: str) -> list[str]:
         """Return the command that starts a site."""
-        config = " ".join(f"{k}={json.dumps(v)}" for k, v in self.node_config[site].items())
-        return [
-            *(sys.executable, "-m", "fedsilo.client_app.worker.hospital"),
-            *("--superlink", f"127.0.0.1:{self.ports['fleet']}"),
-            *("--root-certificates", str(self.secrets / "ca.crt")),
-            *("--auth-supernode-private-key", str(self.secrets / f"{site}.key")),
-            *("--host", "127.0.0.1", "--port", str(self.ports[site])),
-            *("--node-config", config),
-        ]
+        superlink, own = f"127.0.0.1:{self.ports['fleet']}", ("127.0.0.1", self.ports[site])
+        files = self.secrets / "ca.crt", self.secrets / f"{site}.key"
+        return node_command(superlink, *files, *own, self.node_config[site])
 
     def command(self, member: str) -> list[str]:
         """Return the command that starts the server or a site."""
@@ -230,6 +213,26 @@ class Deployment:
         }
         content = {"superlink": {"default": FEDERATION, FEDERATION: connection}}
         write_atomically(self.home(SERVER) / "flwr" / "config.toml", tomli_w.dumps(content))
+
+
+def node_command(
+    superlink: str,
+    authority: Path,
+    key: Path,
+    host: str,
+    port: int,
+    node_config: Mapping[str, Value],
+) -> list[str]:
+    """Return the command that starts a hospital's node."""
+    config = " ".join(f"{name}={json.dumps(value)}" for name, value in node_config.items())
+    return [
+        *(sys.executable, "-m", "fedsilo.client_app.worker.hospital"),
+        *("--superlink", superlink),
+        *("--root-certificates", str(authority)),
+        *("--auth-supernode-private-key", str(key)),
+        *("--host", host, "--port", str(port)),
+        *("--node-config", config),
+    ]
 
 
 def key_fingerprint(public_key: Path) -> str:

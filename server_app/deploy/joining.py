@@ -12,7 +12,6 @@ from pathlib import Path
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import unknown_name
-from fedsilo.server_app.deploy.certificates import hospital_key, sign_server
 from fedsilo.server_app.deploy.deployment import (
     FEDERATION,
     SERVER,
@@ -70,6 +69,8 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
     """
     deployment = read_deployment(folder)
     if name == SERVER:
+        from fedsilo.server_app.deploy.certificates import sign_server
+
         end = sign_server(deployment.secrets)
         return (
             f"the server's certificate ends on {end:%Y-%m-%d}: 'fedsilo deploy down' and 'up' to "
@@ -123,6 +124,8 @@ def _keyed(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, byt
 
     The server keeps the public key alone, so that it cannot take part in a hospital's name.
     """
+    from fedsilo.server_app.deploy.certificates import hospital_key
+
     private, public = hospital_key()
     write_atomically(deployment.secrets / f"{site}.pub", public, mode=0o600)
     return register(deployment, site, say), private

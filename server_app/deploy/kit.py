@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,12 @@ from fedsilo.models.contract.errors import FedsiloError, SettingError
 AUTHORITY, KEY, REGISTRY, SITE = "ca.crt", "node.key", "registry.json", "site.yaml"
 _CARD, _README = "kit.json", "README.txt"
 _SEALED = (AUTHORITY, KEY, REGISTRY, _README)
+_NAMES = (_CARD, *_SEALED, SITE)
+# What zipfile raises of a damaged file: OSError where it seeks to before the file's beginning
+_BROKEN = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, OSError),
+    *(ValueError, NotImplementedError, RuntimeError),
+)
 _LARGEST = 2**20  # bytes of a file
 _TRUST = "trust:"
 
@@ -105,26 +112,22 @@ class Kit:
 
 
 def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the zip of a kit.
+    """Return the zip of a kit that was ``made`` then, ISO 8601.
 
-    Args:
-        site: whose it is.
-        server: address of the Fleet API, host:port.
-        node: the server's number of the site.
-        made: when, ISO 8601.
-        files: the authority's certificate, the private key, and the registry.
+    ``server`` is the address of the Fleet API, host:port, and ``node`` the server's number of the
+    site. ``files`` are the authority's certificate, the private key, and the registry.
     """
     readme = _text_of("kit_readme.txt", site, server).encode()
-    whole = {**files, _README: readme}
-    digests = {name: hashlib.sha256(whole[name]).hexdigest() for name in _SEALED}
+    packed_files = {**files, _README: readme}
+    digests = {name: hashlib.sha256(packed_files[name]).hexdigest() for name in _SEALED}
     said = {"site": site, "server": server, "node-id": node, "made": made, "files": digests}
     card = Card.model_validate({**said, "seal": ""})
     card = card.model_copy(update={"seal": card.computed()})
-    whole |= {SITE: _text_of("kit_site.yaml", site, server).encode()}
-    whole |= {_CARD: card.model_dump_json(by_alias=True, indent=2).encode()}
+    packed_files |= {SITE: _text_of("kit_site.yaml", site, server).encode()}
+    packed_files |= {_CARD: card.model_dump_json(by_alias=True, indent=2).encode()}
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in whole.items():
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in packed_files.items():
             entry = zipfile.ZipInfo(name)
             entry.external_attr = 0o100600 << 16  # its owner's alone, also when unzip opens it
             archive.writestr(entry, content)
@@ -143,7 +146,7 @@ def read_kit(path: Path) -> Kit:
         KitError: it is not a kit, others may read it, or it was altered.
     """
     files = _folder(path) if path.is_dir() else _zip(path)
-    if missing := [name for name in (_CARD, *_SEALED, SITE) if name not in files]:
+    if missing := [name for name in _NAMES if name not in files]:
         raise KitError(f"{path} is not a complete kit: it has no {missing[0]}")
     try:
         card = TypeAdapter(Card).validate_json(files.pop(_CARD))
@@ -164,19 +167,20 @@ _ANOTHER = "use none of it, ask the server's operator for another"
 
 def _zip(path: Path) -> dict[str, bytes]:
     """Return the files of a zip, which may have the names of a kit only."""
-    names = {_CARD, *_SEALED, SITE}
     try:
         mode = path.stat().st_mode & 0o777
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
-                if entry.filename not in names:
+                if entry.filename not in _NAMES:
                     raise KitError(f"{path} has a file '{entry.filename}', which no kit has")
                 if entry.file_size > _LARGEST:
                     raise KitError(f"{path} has {entry.filename} of {entry.file_size} bytes")
             files = {entry.filename: archive.read(entry) for entry in archive.infolist()}
     except FileNotFoundError:
         raise KitError(f"there is no {path}: name the zip that 'fedsilo deploy add' made") from None
-    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+    except PermissionError:
+        raise
+    except _BROKEN as error:
         raise KitError(f"{path} is not a readable zip ({error}): copy it again") from None
     if mode & 0o077:
         raise KitError(
@@ -187,5 +191,4 @@ def _zip(path: Path) -> dict[str, bytes]:
 
 
 def _folder(path: Path) -> dict[str, bytes]:
-    names = [name for name in (_CARD, *_SEALED, SITE) if (path / name).is_file()]
-    return {name: (path / name).read_bytes() for name in names}
+    return {name: (path / name).read_bytes() for name in _NAMES if (path / name).is_file()}

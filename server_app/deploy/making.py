@@ -11,7 +11,6 @@ from fedsilo.datasets.registry import silo_names
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import parse_assignment
-from fedsilo.server_app.deploy.certificates import hospital_key, make_authority, sign_server
 from fedsilo.server_app.deploy.deployment import Deployment, DeploymentError, plan
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
@@ -59,17 +58,17 @@ class DeploymentRequest:
 def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
     """Raise a SettingError if a request differs from the deployment that exists."""
     config = next(iter(deployment.node_config.values()), {})
-    asked: dict[str, tuple[Value, Value]] = {
+    compared: dict[str, tuple[Value, Value]] = {
         f"--node-config {key}": (value, config.get(key, ""))
         for key, value in request.own_config().items()
     }
     if request.site_count:
-        asked["--sites"] = request.site_count, len(deployment.sites)
+        compared["--sites"] = request.site_count, len(deployment.sites)
     if request.sites:
-        asked["--site"] = ", ".join(sorted(request.sites)), ", ".join(deployment.sites)
+        compared["--site"] = ", ".join(sorted(request.sites)), ", ".join(deployment.sites)
     if request.host:
-        asked["--host"] = request.address, deployment.address
-    for option, (wanted, present) in asked.items():
+        compared["--host"] = request.address, deployment.address
+    for option, (wanted, present) in compared.items():
         if wanted != present:
             raise SettingError(
                 f"{option} is {wanted}, and the deployment in {deployment.folder} has "
@@ -135,21 +134,22 @@ def make_secrets(deployment: Deployment) -> None:
     Raises:
         DeploymentError: they could not be made, or others may read a key.
     """
+    from fedsilo.server_app.deploy.certificates import hospital_key, make_authority, sign_server
+
+    def make_certificates(scratch: Path) -> None:
+        make_authority(scratch)
+        sign_server(scratch, [deployment.fleet.rpartition(":")[0]])
+
     secrets = deployment.secrets
     _refuse_open_keys(secrets)
     if not secrets.is_dir():
-        build_folder(secrets, lambda scratch: _make_certificates(deployment, scratch))
+        build_folder(secrets, make_certificates)
         secrets.chmod(0o700)
     for site in deployment.sites:
         if not (secrets / f"{site}.key").is_file():
             private, public = hospital_key()
             write_atomically(secrets / f"{site}.key", private, mode=0o600)
             write_atomically(secrets / f"{site}.pub", public, mode=0o600)
-
-
-def _make_certificates(deployment: Deployment, secrets: Path) -> None:
-    make_authority(secrets)
-    sign_server(secrets, [deployment.fleet.rpartition(":")[0]])
 
 
 def _refuse_open_keys(secrets: Path) -> None:

@@ -44,14 +44,8 @@ def run(
 ) -> Path:
     """Run an experiment on a deployment, wait for its end, and return the run directory.
 
-    Args:
-        experiment: its name.
-        folder: the deployment's.
-        sources: where its settings come from; run directories are at the server, not in ``out``.
-        say: gets each command.
-        seed: instead of the experiment's.
-        name: of the run directory.
-        overrides: settings over all others, by key.
+    It is at the server, not in the ``out`` of ``sources``. ``overrides`` are over all other
+    settings; ``say`` gets each command.
 
     Raises:
         FedsiloError: a member is down, the run directory cannot be used, or the run failed.

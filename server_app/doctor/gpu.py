@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from fedsilo.server_app.doctor.findings import Passed, Refused, Skipped
 from fedsilo.server_app.doctor.machine import GIGABYTE
 
@@ -18,8 +20,6 @@ def look(device: str) -> Passed:
     """
     if device == "cpu":
         raise Skipped("the node config's 'device' is cpu")
-    import torch
-
     if not torch.cuda.is_available():
         if device == "auto":
             raise Skipped("PyTorch finds no GPU, and 'device' is auto: the CPU is used")
@@ -27,7 +27,7 @@ def look(device: str) -> Passed:
     index = int(device.partition(":")[2] or 0)
     if index >= (count := torch.cuda.device_count()):
         raise Refused(f"'device' is {device}, and there are {count} GPUs", "count them from 0")
-    _refuse_unbuilt(index)
+    capability = _built_for(index)
     free, total = (size / GIGABYTE for size in torch.cuda.mem_get_info(index))
     if free < _MIN_FREE:
         raise Refused(
@@ -41,7 +41,6 @@ def look(device: str) -> Passed:
             "update its driver; if it stays so the GPU is broken: set 'device' to cpu",
         )
     native = torch.cuda.is_bf16_supported(including_emulation=False)
-    capability = ".".join(map(str, torch.cuda.get_device_capability(index)))
     return Passed(
         f"{torch.cuda.get_device_name(index)}, capability {capability}, {free:.1f} of {total:.1f} "
         f"GB free, {'native bf16' if native else 'no native bf16: runs in fp32'}",
@@ -51,8 +50,6 @@ def look(device: str) -> Passed:
 
 def _why_none() -> str:
     """Return why PyTorch finds no GPU."""
-    import torch
-
     if torch.version.cuda is None:
         return f"PyTorch {torch.__version__} was built without CUDA"
     try:
@@ -62,17 +59,17 @@ def _why_none() -> str:
     return "PyTorch finds no GPU"
 
 
-def _refuse_unbuilt(index: int) -> None:
-    """Refuse a GPU of a capability for which PyTorch was not built."""
-    import torch
-
+def _built_for(index: int) -> str:
+    """Return a GPU's capability in words; Refused if PyTorch was not built for it."""
     capability, built = torch.cuda.get_device_capability(index), torch.cuda.get_arch_list()
+    in_words = ".".join(map(str, capability))
     if not is_built_for(capability, built):
         raise Refused(
-            f"GPU {index} has capability {capability[0]}.{capability[1]}, and PyTorch "
-            f"{torch.__version__} was built for {', '.join(built)}",
+            f"GPU {index} has capability {in_words}, and PyTorch {torch.__version__} was built for "
+            f"{', '.join(built)}",
             "install a PyTorch that has it (pytorch.org/get-started), or set 'device' to cpu",
         )
+    return in_words
 
 
 def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
@@ -91,8 +88,6 @@ def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
 
 def _difference(index: int) -> float:
     """Return the largest relative difference of a convolution on the GPU from the CPU's."""
-    import torch
-
     torch.manual_seed(0)
     images, kernels = torch.randn(2, 3, 16, 16), torch.randn(4, 3, 3, 3)
     here = torch.nn.functional.conv2d(images, kernels)

@@ -4,9 +4,7 @@ Everything is checked in a scratch folder first: what is refused leaves nothing 
 """
 
 import fcntl
-import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,11 +15,11 @@ from fedsilo.datasets.io.atomic_files import build_folder
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.deploy.deployment import node_command
 from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, REGISTRY, SITE, Kit, KitError, read_kit
 from fedsilo.server_app.doctor.findings import Status, examine
 from fedsilo.server_app.doctor.secrets import certificate
 from fedsilo.server_app.doctor.site import CHECKS, SiteSetup, parse_node_config
-from fedsilo.server_app.doctor.wire import is_online
 from fedsilo.server_app.run.processes import free_ports
 
 
@@ -30,15 +28,15 @@ class HospitalRequest:
     """What a hospital's operator says in addition to the kit."""
 
     kit: Path  # the zip, or the folder into which it was opened
-    folder: Path | None = None  # where to open it; None: beside the zip, by the site's name
+    folder: Path | None = None  # where to open it; None: next to the zip, by the site's name
     trust: str = ""  # fills in the site file's line; empty: it is filled in
     site_file: Path | None = None  # the hospital's own, in place of the kit's
     node_config: Sequence[str] = ()  # more of it, as key=value: data-dir, device
 
     def home(self, kit: Kit) -> Path:
         """Return the absolute folder into which the kit is opened."""
-        beside = kit.path if kit.path.is_dir() else kit.path.parent / kit.card.site
-        return (self.folder or beside).expanduser().resolve()
+        usual = kit.path if kit.path.is_dir() else kit.path.parent / kit.card.site
+        return (self.folder or usual).expanduser().resolve()
 
 
 def refuse_failing(setup: SiteSetup) -> None:
@@ -47,9 +45,7 @@ def refuse_failing(setup: SiteSetup) -> None:
         if finding.status is Status.FAILED:
             fix = f": {finding.fix}" if finding.fix else ""
             raise KitError(f"{setup.name}: {finding.check}: {finding.said}{fix}")
-    assert setup.authority is not None
-    assert setup.key is not None
-    if is_online(setup.superlink, setup.authority, setup.key, setup.node, setup.now()):
+    if setup.is_online():
         raise KitError(
             f"{setup.name} is connected to {setup.superlink} already: end the other one; if it was "
             "killed, the server notices within a minute"
@@ -142,16 +138,9 @@ def setup_of(
 
 def command(setup: SiteSetup, health: str = "") -> list[str]:
     """Return the command that starts a node."""
-    config = " ".join(f"{key}={json.dumps(value)}" for key, value in setup.node_config.items())
-    return [
-        *(sys.executable, "-m", "fedsilo.client_app.worker.hospital"),
-        *("--superlink", setup.superlink),
-        *("--root-certificates", str(setup.authority)),
-        *("--auth-supernode-private-key", str(setup.key)),
-        *("--host", setup.host, "--port", str(setup.port)),
-        *("--node-config", config),
-        *(("--health-server-address", health) if health else ()),
-    ]
+    address, config = (setup.host, setup.port), setup.node_config
+    words = node_command(setup.superlink, *setup.secrets(), *address, config)
+    return [*words, *(("--health-server-address", health) if health else ())]
 
 
 def hold(home: Path, site: str) -> int:

@@ -32,7 +32,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, build, keys_with, unknown_key
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.deploy.deployment import Deployment
-from fedsilo.server_app.doctor import gpu, machine
+from fedsilo.server_app.doctor import machine
 from fedsilo.server_app.doctor.findings import Check, Passed, Refused, given
 from fedsilo.server_app.doctor.secrets import (
     OPENSSH_KEY,
@@ -115,6 +115,16 @@ class SiteSetup:
         """Return the settings of the experiment; Skipped if none is named."""
         reason = "no experiment is named, whose data set and settings would be opened"
         return given(self.settings, reason)
+
+    def secrets(self) -> tuple[Path, Path]:
+        """Return the server's certificate and the hospital's key, where both are known to be."""
+        assert self.authority is not None
+        assert self.key is not None
+        return self.authority, self.key
+
+    def is_online(self) -> bool:
+        """Tell whether the server sees the hospital; errors as ``wire.is_online``."""
+        return is_online(self.superlink, *self.secrets(), self.node, self.now())
 
     def folder(self, key: str) -> Path | None:
         """Return a folder of the node config, or None if it names none."""
@@ -202,18 +212,14 @@ def _server(setup: SiteSetup) -> str:
 
 
 def _clock(setup: SiteSetup) -> str:
-    authority, key = setup.authority, given(setup.key, "no key is named to ask the server with")
-    assert authority is not None, "the check needs that of the server, which needs it"
-    return same_clock(setup.superlink, authority, key, setup.now())
+    given(setup.key, "no key is named to ask the server with")
+    return same_clock(setup.superlink, *setup.secrets(), setup.now())
 
 
 def _admission(setup: SiteSetup) -> str:
     node = given(setup.node, "the server's number of this hospital is not known: name its --kit")
-    authority, key = setup.authority, setup.key
-    assert authority is not None, "the check needs that of the clock, which needs both"
-    assert key is not None
-    there = is_online(setup.superlink, authority, key, node, setup.now())
-    return f"registered at the SuperLink as node {node}, {'online' if there else 'not connected'}"
+    state = "online" if setup.is_online() else "not connected"
+    return f"registered at the SuperLink as node {node}, {state}"
 
 
 def _port(setup: SiteSetup) -> str:
@@ -281,8 +287,8 @@ def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[s
     alone = Participants({facts.site: facts}, {facts.site: 1})
     method = strategy_class(settings.common.method)(settings.common, settings.own, alone)
     state = method.initial_state()
-    asked = first_question(lambda ask: method.round(state, ask), [facts.site])
-    arrays = [f"{ARRAYS}/{name}" for name in asked.expect.get(facts.site, {})]
+    question = first_question(lambda ask: method.round(state, ask), [facts.site])
+    arrays = [f"{ARRAYS}/{name}" for name in question.expect.get(facts.site, {})]
     config = [f"{CONFIG}/{key}" for key in facts.to_config()]
     metrics = [f"{METRICS}/{key}" for key in _NEEDED]
     if settings.common.secure_aggregation != "none":
@@ -292,6 +298,8 @@ def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[s
 
 
 def _gpu(setup: SiteSetup) -> Passed:
+    from fedsilo.server_app.doctor import gpu  # PyTorch
+
     return gpu.look(str(setup.node_config.get("device", "auto")))
 
 

@@ -2,9 +2,10 @@
 
 import socket
 import ssl
+from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from fedsilo.server_app.doctor.findings import Refused, Skipped
 
@@ -73,7 +74,7 @@ def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
     from flwr.common.constant import TIMESTAMP_TOLERANCE
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
-    with _Fleet(address, authority, key, now) as fleet:
+    with closing(_Fleet(address, authority, key, now)) as fleet:
         try:
             fleet.call("SendNodeHeartbeat", SendNodeHeartbeatRequest())
         except _Denied as denied:
@@ -105,16 +106,18 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
     from flwr.proto.node_pb2 import Node
 
-    with _Fleet(address, authority, key, now) as fleet:
+    with closing(_Fleet(address, authority, key, now)) as fleet:
         activate = ActivateNodeRequest(public_key=fleet.public_key, heartbeat_interval=30)
         beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=30)
+        known, online = 0, False
         try:
             known = fleet.call("ActivateNode", activate).node_id
             fleet.call("DeactivateNode", DeactivateNodeRequest(node_id=known))
-            online = False
         except _Denied:
-            online = fleet.accepts("SendNodeHeartbeat", beat)
-            known = node if online else 0
+            known = 0
+            with suppress(_Denied):
+                fleet.call("SendNodeHeartbeat", beat)
+                known, online = node, True
     if known != node:
         raise Refused(
             f"server {address} has no registration of this key at its SuperLink: it was never "
@@ -136,6 +139,7 @@ class _Fleet:
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
         from cryptography.hazmat.primitives.serialization import load_ssh_private_key
         from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+        from flwr.proto.fleet_pb2_grpc import FleetStub
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
         private = load_ssh_private_key(key.read_bytes(), None)
@@ -149,29 +153,14 @@ class _Fleet:
             (SIGNATURE_HEADER, sign_message(private, stamp.encode("ascii"))),
         )
         credentials = grpc.ssl_channel_credentials(authority.read_bytes())
-        self._channel = grpc.secure_channel(address, credentials)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._channel.close()
+        channel = grpc.secure_channel(address, credentials)
+        self._stub, self.close = FleetStub(channel), channel.close
 
     def call(self, name: str, request: object) -> Any:
         """Make a call and return its reply, or raise ``_Denied``."""
         import grpc
-        from flwr.proto.fleet_pb2_grpc import FleetStub
 
-        stub = FleetStub(self._channel)
         try:
-            return getattr(stub, name)(request, timeout=3, metadata=self._signed)
+            return getattr(self._stub, name)(request, timeout=3, metadata=self._signed)
         except grpc.RpcError as error:
             raise _Denied(str(error.details())) from None
-
-    def accepts(self, name: str, request: object) -> bool:
-        """Make a call and return whether the server answered it."""
-        try:
-            self.call(name, request)
-        except _Denied:
-            return False
-        return True

@@ -1,21 +1,17 @@
 """The model files of a run, and the hook that keeps the best round's and stops the training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsilo.datasets.io.state_files import save_state
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.records.recorder import ALL, Recorder
 from fedsilo.server_app.records.run_directory import BEST, RunDirectory
 from fedsilo.strategies.loop.hooks import Hook
-
-if TYPE_CHECKING:
-    from fedsilo.models.contract.settings import CommonSettings
-    from fedsilo.strategies.loop.method import Method, State
-    from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.loop.method import Method, State
+from fedsilo.strategies.meeting.participants import Participants
 
 _SMALLER_IS_BETTER = ("loss", "entropy", "calibration-error")
 
@@ -36,13 +32,7 @@ class BestRound(Hook):
     """Keeps the model of the round with the best validation metric, and stops after a while.
 
     A round's model is measured as the next one begins: the run stops a round after 'patience' has
-    run out. Rounds that are not measured do not count.
-
-    Args:
-        common: the run's settings.
-        directory: where the best model is written.
-        recorder: knows what sites have measured; it comes before this hook.
-        method: knows a state's model and the sites' sizes.
+    run out. Rounds that are not measured do not count. The recorder comes before this hook.
     """
 
     name = "best-round"
@@ -120,10 +110,10 @@ class BestRound(Hook):
     def _mean(self, values: Mapping[str, Mapping[str, float]]) -> float:
         """Return the metric's mean over the sites that have reported it, by their samples."""
         metric, facts = self.common.early_stopping_metric, self.method.participants.facts
-        told = {site: row[metric] for site, row in values.items() if metric in row}
-        if ALL in told:  # a sum over all samples already
-            return told[ALL]
-        sizes = {site: facts[site].sizes().get("val", 0) for site in told}
+        reported = {site: row[metric] for site, row in values.items() if metric in row}
+        if ALL in reported:  # a sum over all samples already
+            return reported[ALL]
+        sizes = {site: facts[site].sizes().get("val", 0) for site in reported}
         if not (samples := sum(sizes.values())):
             return math.nan
-        return sum(sizes[site] * value for site, value in told.items()) / samples
+        return sum(sizes[site] * value for site, value in reported.items()) / samples

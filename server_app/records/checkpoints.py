@@ -20,11 +20,7 @@ KEPT = 2  # as many as a site keeps states of
 class CheckpointHook(Hook):
     """Stores the round state and the other hooks' states, one file a round; keeps the newest two.
 
-    Args:
-        folder: where the checkpoints are.
-        settings: what a resumed run must share.
-        hooks: those whose state is stored, if they have a name.
-        state_class: of the method's states.
+    A resumed run must share ``settings``. Of ``hooks`` those that have a name are stored.
     """
 
     def __init__(
@@ -67,7 +63,11 @@ class CheckpointHook(Hook):
                 logging.getLogger("flwr").warning("%s: trying the one before it", error)
                 continue
             try:
-                self._refuse_other_config(path, facts["settings"])
+                if other := differences(facts["settings"], self.settings):
+                    raise CheckpointError(
+                        f"{path} belongs to another config: {other}; resume with the same settings "
+                        "or choose another 'run-name'"
+                    )
                 for name, hook in self.hooks.items():
                     hook.restore(facts["hooks"][name])
                 late = Late.restored(arrays, facts["late"]) if "late" in facts else None
@@ -86,11 +86,3 @@ class CheckpointHook(Hook):
                 f"({', '.join(path.name for path in files)}): start a new run"
             )
         return None
-
-    def _refuse_other_config(self, path: Path, settings: Mapping[str, Value]) -> None:
-        """Raise a CheckpointError that names the settings in which a checkpoint differs."""
-        if other := differences(settings, self.settings):
-            raise CheckpointError(
-                f"{path} belongs to another config: {other}; resume with the same settings "
-                "or choose another 'run-name'"
-            )

@@ -119,11 +119,9 @@ def _setting(value: Any) -> Any:
 
 def _record(fields: Mapping[str, Any]) -> Any:
     """Return the type of a mapping whose values must be of these types where they are there."""
-    optional: dict[
-        str, Any
-    ] = {  # a field's own name must not be one of BaseModel's, as 'schema' is
-        f"{name}_": (kind, Field(None, alias=name)) for name, kind in fields.items()
-    }
+    optional: dict[str, Any] = {}
+    for name, kind in fields.items():  # a field cannot have a name of BaseModel's, as 'schema' is
+        optional[f"{name}_"] = (kind, Field(None, alias=name))
     return create_model("Record", __config__=ConfigDict(strict=True), **optional)
 
 

@@ -39,9 +39,6 @@ class PrivacyHook(Hook):
 
     A site enters what it spends in its own ledger before it trains, and refuses what would bring
     it above a cap: the count is the site's, also where messages were lost on the way.
-
-    Args:
-        common: the run's settings, with noise.
     """
 
     name = "privacy"

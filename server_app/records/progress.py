@@ -135,9 +135,13 @@ def mark_interrupted(folder: Path) -> None:
     progress = read_progress(folder)
     if progress and progress.state == "running":
         update = {"state": "interrupted", "phase": "", "seconds_left": None}
-        ended = progress.model_copy(update=update)
-        write_atomically(folder / FILE, ended.model_dump_json(indent=2) + "\n", lasting=False)
-        write_atomically(folder / METRICS_FILE, metrics_text(ended), lasting=False)
+        write_progress(progress.model_copy(update=update), folder)
+
+
+def write_progress(progress: Progress, folder: Path) -> None:
+    """Write both files of a run directory."""
+    write_atomically(folder / FILE, progress.model_dump_json(indent=2) + "\n", lasting=False)
+    write_atomically(folder / METRICS_FILE, metrics_text(progress), lasting=False)
 
 
 def metrics_text(progress: Progress) -> str:

@@ -15,22 +15,21 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from statistics import fmean
 from threading import Event, Lock, Thread
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import psutil
 
-from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.server_app.records import progress as files
 from fedsilo.server_app.records.many_sites import listed
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress import (
+    FILE,
     Progress,
     SiteProgress,
     Status,
     clock,
-    metrics_text,
+    write_progress,
 )
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -48,10 +47,9 @@ _MEASURED = (
     ("perplexity", "perplexity {:.1f}"),
 )
 Marks = Callable[[State], Mapping[int, str]]
-Note = TypeVar("Note", bound=Callable[..., None])
 
 
-def _harmless(note: Note) -> Note:
+def _harmless(note: Callable[..., None]) -> Callable[..., None]:
     """Return an event's method that holds the lock and cannot fail."""
 
     @functools.wraps(note)
@@ -63,20 +61,14 @@ def _harmless(note: Note) -> Note:
         except Exception as error:  # whatever it is, the run is none of its business
             self.report(error)
 
-    return cast(Note, noted)
+    return noted
 
 
 class ProgressHook(Hook):
     """Tells people how far the run is: on the terminal, and in files for ``fedsilo watch``.
 
-    Args:
-        directory: the run's.
-        common: the run's settings.
-        title: describes the run.
-        marks: the method's, by round; see ``MethodReport.marks``.
-        recorder: knows what the sites' work has cost and measured.
-        privacy: knows what has been spent, None without differential privacy.
-        say: prints a line.
+    ``marks`` are the method's, by round. The recorder knows what the sites' work has cost and
+    measured, ``privacy`` what they have spent; it is None without differential privacy.
     """
 
     def __init__(
@@ -202,34 +194,25 @@ class ProgressHook(Hook):
             self.reported = True
             line = "fedsilo: %s cannot be kept up to date (%s: %s); the run continues"
             reason = type(error).__name__, one_line(error, 200)
-            logging.getLogger("flwr").warning(line, files.FILE, *reason)
+            logging.getLogger("flwr").warning(line, FILE, *reason)
 
     @_harmless
     def _end(self, state: Status, why: str = "") -> None:
         self.progress.state, self.progress.why, self.progress.phase = state, why, ""
 
     def _keep_written(self) -> None:
-        """Write when something has happened, until the block has ended; then once more."""
-        while not self.ending.is_set():
+        """Write when something has happened, and a last time when the block has ended."""
+        ended = False
+        while not ended:
             self.due.wait(_STILL_HERE)
             self.due.clear()
-            began = time.thread_time()
-            self._write()
+            ended, began = self.ending.is_set(), time.thread_time()
+            try:
+                if self.directory.path.is_dir():  # or somebody has removed it
+                    write_progress(self._snapshot(), self.directory.path)
+            except Exception as error:  # a full disk, an unreadable /proc: the run continues
+                self.report(error)
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
-        self._write()
-
-    def _write(self) -> None:
-        try:
-            progress = self._snapshot()
-            if not self.directory.path.is_dir():
-                return  # somebody has removed it
-            for name, text in (
-                (files.FILE, progress.model_dump_json(indent=2) + "\n"),
-                (files.METRICS_FILE, metrics_text(progress)),
-            ):
-                write_atomically(self.directory.path / name, text, lasting=False)
-        except Exception as error:  # a full disk, an unreadable /proc: the run continues
-            self.report(error)
 
     def _snapshot(self) -> Progress:
         """Return a copy with what is known only now: times, memory, and the sites' costs."""

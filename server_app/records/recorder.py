@@ -1,6 +1,6 @@
-"""The hook that writes metrics.csv and traffic.csv and remembers what a run's end reports.
+"""The hooks that write metrics.csv, traffic.csv and arrivals.csv.
 
-Both files grow by the round, so that a late round costs no more than an early one: final lines are
+The files grow by the round, so that a late round costs no more than an early one: final lines are
 appended once, and open lines follow them, which the next writing replaces. A checkpoint holds how
 many bytes are final and their CRC-32; a resumed run continues after those bytes.
 """
@@ -9,7 +9,8 @@ import csv
 import io
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -99,24 +100,17 @@ class GrowingCsv:
         Raises:
             CheckpointError: the file does not begin with them.
         """
-        size = final["bytes"]
-        if size and self._checksum(size) != final["crc32"]:
+        size, data = final["bytes"], b""
+        with suppress(OSError):
+            data = self.path.read_bytes()[:size]
+        if len(data) < size or zlib.crc32(data) != final["crc32"]:
             raise CheckpointError(
                 f"{self.path} does not begin with the {size} bytes that the checkpoint knows: it "
                 "was altered; restore it, or start a new run"
             )
         if size:  # an earlier version may have begun it, with fewer columns
-            with self.path.open(encoding="utf-8") as file:
-                self.header = file.readline().rstrip("\n").split(",")
+            self.header = data.partition(b"\n")[0].decode().split(",")
         self.final = {"bytes": size, "crc32": final["crc32"]}
-
-    def _checksum(self, size: int) -> int | None:
-        """Return the CRC-32 of the first ``size`` bytes, or None if there are fewer."""
-        try:
-            data = self.path.read_bytes()[:size]
-        except OSError:
-            return None
-        return zlib.crc32(data) if len(data) == size else None
 
 
 METRICS_HEADER = ("round", "site", "split", "metric", "value")
@@ -124,6 +118,7 @@ TRAFFIC_HEADER = (
     *("round", "phase", "site", "bytes_down", "bytes_up", "seconds"),
     *("steps", "samples"),  # of local training; 0 where the site does not tell
 )
+ARRIVALS_HEADER = ("round", "site", "asked", "seconds")
 ALL = "all"  # in place of a site, which none can be called: the mean over all sites' samples
 UPDATE = "update"  # in place of a split: statistics of what a site's reply changes
 _TRAINED = "trained-"  # before a metric: of the site's own model after its training
@@ -234,9 +229,7 @@ class Recorder(Hook):
         self.written = self._new_metrics, self._new_traffic
         self._new_metrics, self._new_traffic = [], []
 
-    def run_ended(self, state: State) -> None:
-        """Write both files with the final evaluation."""
-        self.round_ended(state)
+    run_ended = round_ended  # with the final evaluation
 
     def state(self) -> Any:
         """Return which bytes of the files are final, the open rows, and the sums."""
@@ -287,3 +280,43 @@ class Recorder(Hook):
         self._new_traffic.append(row)
         down, up, seconds = self.sites.get(row[2], (0, 0, 0.0))
         self.sites[row[2]] = (down + row[3], up + row[4], round(seconds + row[5], 3))
+
+
+class Arrivals(Hook):
+    """Writes ``arrivals.csv``: who answered in which round of a run with a quorum, and how late.
+
+    A row for each reply, in the order of the virtual clock, then of names, is written before a
+    round combines its replies: a resumed run has the same sites count in the round that it lost.
+    """
+
+    name = "arrivals"
+
+    def __init__(self, directory: RunDirectory, say: Callable[[str], None]) -> None:
+        self.file = GrowingCsv(directory.path / "arrivals.csv", ARRIVALS_HEADER)
+        self.say = say
+
+    def sites_answered(self, round_: int, answered: Mapping[str, tuple[int, float]]) -> None:
+        """Write the rows of a round, and say who is late."""
+        order = sorted(answered.items(), key=lambda one: (one[1][1], one[0]))
+        self.file.write([(round_, site, asked, second) for site, (asked, second) in order])
+        late = {site: round_ - asked for site, (asked, _) in order if asked < round_}
+        for site, rounds in late.items():
+            self.say(f"round {round_}: site {site} answers the question of {rounds} rounds ago")
+
+    def order(self) -> dict[int, list[str]]:
+        """Return the sites of each round as the file has them; a line that is cut short is none."""
+        order: dict[int, list[str]] = {}
+        text = self.file.path.read_text(encoding="utf-8") if self.file.path.is_file() else ""
+        for line in text.splitlines(keepends=True)[1:]:
+            if line.endswith("\n"):
+                round_, site, *_ = line.split(",")
+                order.setdefault(int(round_), []).append(site)
+        return order
+
+    def state(self) -> Any:
+        """Return which bytes of the file are final."""
+        return self.file.final
+
+    def restore(self, state: Any) -> None:
+        """Continue after them."""
+        self.file.restore(state)

@@ -15,7 +15,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -92,6 +92,11 @@ class RunDirectory:
             raise RunDirectoryError(f"{path} is damaged ({one_line(error, 100)})") from None
         check_table(rows, str(path))
         return list[dict[str, str]](rows)
+
+
+# What finishes a run just before its summary is written: it draws the pictures, and may add to the
+# summary what a paper published
+Finish = Callable[[RunDirectory, dict[str, Any]], None]
 
 
 def runs_folder(out: str) -> Path:

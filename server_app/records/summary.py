@@ -65,10 +65,14 @@ def means(values: Values) -> dict[str, float]:
 def by_distribution(
     values: Values, distribution_of: Mapping[str, str]
 ) -> dict[str, dict[str, float]]:
-    """Return the means (mA, mE, mP: eq. 10) over the sites of each distribution."""
+    """Return the means (mA, mE, mP: eq. 10) over the sites of each distribution.
+
+    A row of all sites' samples together, which has none, is in no mean.
+    """
     sites_of: dict[str, dict[str, Mapping[str, float]]] = {}
     for site, row in values.items():
-        sites_of.setdefault(distribution_of[site], {})[site] = row
+        if site in distribution_of:
+            sites_of.setdefault(distribution_of[site], {})[site] = row
     return {name: means(rows) for name, rows in sorted(sites_of.items())}
 
 
@@ -86,16 +90,11 @@ def privacy_document(
     ``leaves`` are the method's own sentences; ``perturbation`` describes its noise, if it has any
     that guarantees nothing.
     """
-    private = not isinstance(guarantee, str)
+    counted = () if isinstance(guarantee, str) else (COUNTED,)
     return {
         "method": method,
         "trust": {"level": trust, "promise": MEANINGS[trust]},
-        "leaves each site": [
-            *ALWAYS_LEAVES,
-            *BY_TRUST[trust],
-            *leaves,
-            *([COUNTED] if private else []),
-        ],
+        "leaves each site": [*ALWAYS_LEAVES, *BY_TRUST[trust], *leaves, *counted],
         "bytes up": totals["up"],
         "guarantee": guarantee,
         "epsilon": "none" if isinstance(guarantee, str) else guarantee["epsilon"],

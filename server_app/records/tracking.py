@@ -26,6 +26,7 @@ from typing import NamedTuple
 from fedsilo.models.contract.errors import missing_extra
 from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.records.recorder import TRAFFIC_HEADER, Recorder, Row
 from fedsilo.strategies.loop.hooks import Hook
@@ -85,7 +86,9 @@ def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
         client = mlflow.MlflowClient(uri)
         found = client.get_experiment_by_name(_PROJECT)
         experiment = found.experiment_id if found else client.create_experiment(_PROJECT)
-    runs = client.search_runs([experiment], f"tags.`{_TAG}` = '{run_dir}'", max_results=1)
+    quote = '"' if "'" in str(run_dir) else "'"  # MLflow has no way to escape one
+    same = f"tags.`{_TAG}` = {quote}{run_dir}{quote}"
+    runs = client.search_runs([experiment], same, max_results=1)
     sent: Counter[tuple[str, int]] = Counter()
     if resumed and runs:
         run = runs[0].info.run_id
@@ -166,33 +169,22 @@ TRACKERS: Mapping[str, Callable[[Path, Settings, bool], Tracker]] = {
 class TrackingHook(Hook):
     """Sends a tracker what the recorder has written; comes after the recorder and the checkpoint.
 
-    Args:
-        track: one of ``TRACKERS``.
-        run_dir: the run directory.
-        recorder: writes the rows.
-        settings: those that decide the run's result.
-        detail: ``means`` or ``sites``.
-        resumed: whether the run was begun by another process.
+    Of the settings it sends ``decisive``, those that decide the run's result.
     """
 
     def __init__(
-        self,
-        track: str,
-        run_dir: Path,
-        recorder: Recorder,
-        settings: Settings,
-        detail: str,
-        resumed: bool,
+        self, common: CommonSettings, run_dir: Path, recorder: Recorder, decisive: Settings
     ) -> None:
-        self.track, self.run_dir, self.recorder, self.resumed = track, run_dir, recorder, resumed
-        self.settings = settings
-        self.scalars = means if detail == "means" else of_sites
+        self.common, self.run_dir, self.recorder = common, run_dir, recorder
+        self.decisive = decisive
+        self.scalars = means if common.track_detail == "means" else of_sites
         self.tracker: Tracker | None = None
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Open the tracker, and send what a checkpoint knows."""
         with self._harmless():
-            self.tracker = TRACKERS[self.track](self.run_dir, self.settings, self.resumed)
+            open_tracker = TRACKERS[self.common.track]
+            self.tracker = open_tracker(self.run_dir, self.decisive, self.common.resume)
             next(self.tracker)
             metrics = [*self.recorder.metrics.rows(), *self.recorder.open]
             self.tracker.send(self.scalars(metrics, self.recorder.traffic.rows()))
@@ -218,9 +210,9 @@ class TrackingHook(Hook):
         except Exception as error:  # whatever a library and its server can do
             self.tracker, reason = None, one_line(f"{type(error).__name__}: {error}")
             if isinstance(error, ImportError):
-                reason = missing_extra(f"'track' {self.track}", "tracking")
+                reason = missing_extra(f"'track' {self.common.track}", "tracking")
             line = "tracking with %s ends, and the run continues: %s"
-            logging.getLogger("flwr").warning(line, self.track, reason)
+            logging.getLogger("flwr").warning(line, self.common.track, reason)
 
 
 def of_sites(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:

@@ -17,7 +17,6 @@ class HasPath(Protocol):
     @property
     def path(self) -> Path:
         """The run directory."""
-        ...
 
 
 AnyPath = Path | str

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -17,14 +16,14 @@ from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import RunSettings, differences, read_run_config, resolve
 from fedsilo.server_app.config.speeds import seconds_of
 from fedsilo.server_app.records import run_directory
-from fedsilo.server_app.records.arrivals import Arrivals
 from fedsilo.server_app.records.best_round import BestRound
 from fedsilo.server_app.records.checkpoints import CheckpointHook
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress_hook import ProgressHook
-from fedsilo.server_app.records.recorder import Recorder
+from fedsilo.server_app.records.recorder import Arrivals, Recorder
 from fedsilo.server_app.records.run_directory import CUT, SILOS, RunDirectory
 from fedsilo.server_app.records.tracking import TrackingHook
+from fedsilo.server_app.run.terminal import printer
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.quorum_ask import Quorum
 from fedsilo.strategies.loop.round_loop import RoundLoop, refuse_site_count
@@ -74,7 +73,7 @@ def assemble(
 ) -> tuple[RoundLoop, Hooks]:
     """Build the round loop with its hooks, at its first state or at the newest checkpoint's."""
     common, cls = settings.common, strategy_class(settings.common.method)
-    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    say = printer(console)
     if (chosen := chosen_aggregation(settings, participants)) != common.aggregation:
         common = dataclasses.replace(common, aggregation=chosen)
         if chosen != "mean":
@@ -100,9 +99,7 @@ def assemble(
     progress = ProgressHook(directory, common, title, cls.marks, recorder, privacy, say)
     hooks = [*recording, checkpoint, progress]
     if common.track != "none":
-        decisive, detail = settings.decisive(), common.track_detail
-        tracked = (common.track, directory.path, recorder, decisive, detail, common.resume)
-        hooks.append(TrackingHook(*tracked))
+        hooks.append(TrackingHook(common, directory.path, recorder, settings.decisive()))
     loop = RoundLoop(method, hooks, str(directory.path), quorum)
     if common.resume:
         _refuse_other_data(directory, participants, cls.capabilities.late_join)

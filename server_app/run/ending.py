@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -22,16 +21,13 @@ from fedsilo.server_app.records.run_directory import (
     MODEL,
     STANDARDISATION,
     SUMMARY,
+    Finish,
     RunDirectory,
 )
 from fedsilo.server_app.run.beginning import Hooks
-from fedsilo.server_app.run.terminal import print_table
+from fedsilo.server_app.run.terminal import print_table, printer
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.loop.round_loop import RoundLoop
-
-# What finishes a run just before its summary is written: it draws the pictures, and may add to the
-# summary what a paper published
-Finish = Callable[[RunDirectory, dict[str, Any]], None]
 
 
 def write_end(
@@ -105,10 +101,10 @@ def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
         "aggregation": common.aggregation,
         "sites": {site: row for site, row in test.items() if site != ALL},
         "mean": summaries.means(test),
-        "distributions": _by_distribution(test, distribution_of),
+        "distributions": summaries.by_distribution(test, distribution_of),
         "validation": {
             "mean": summaries.means(val),
-            "distributions": _by_distribution(val, distribution_of),
+            "distributions": summaries.by_distribution(val, distribution_of),
         },
         "published": None,  # what finishes a run may know of a paper's numbers
         "published-unlike": None,
@@ -119,11 +115,6 @@ def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
     }
 
 
-def _by_distribution(values: Values, groups: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    known = {site: row for site, row in values.items() if site != ALL}
-    return summaries.by_distribution(known, groups)
-
-
 def _distribution_of(method: Method) -> dict[str, str]:
     return {site: facts.distribution for site, facts in method.participants.facts.items()}
 
@@ -132,7 +123,7 @@ def show_end(
     directory: RunDirectory, method: Method, summary: Mapping[str, Any], console: Console
 ) -> None:
     """Print why the run stopped early, its table, the paper's numbers, and where it is."""
-    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    say = printer(console)
     published, dataset = summary["published"], summary["dataset"]
     if summary["stopped"]:
         say(summary["stopped"])
@@ -170,13 +161,11 @@ def few_of_a_class(facts: Mapping[str, SiteFacts], floor: int) -> list[str]:
     ]
 
 
-Values = Mapping[str, Mapping[str, float]]
-
 _EVIDENCE = ("reliability.", "certainty.")
 _MANY = (*_EVIDENCE, *(f"{family}." for family in (CLASS, CONFIDENCE, UNCERTAINTY)))
 
 
-def without_bins(values: Values) -> dict[str, dict[str, float]]:
+def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
     """Return the measurements of each site without those per bin and class."""
     return {
         site: {name: value for name, value in row.items() if not name.startswith(_MANY)}
@@ -184,7 +173,7 @@ def without_bins(values: Values) -> dict[str, dict[str, float]]:
     }
 
 
-def evidence_document(values: Values) -> dict[str, Any]:
+def evidence_document(values: summaries.Values) -> dict[str, Any]:
     """Return evidence.json: kind -> site -> bin -> count, right, mean; empty if none was sent."""
     document: dict[str, Any] = {}
     for site, row in values.items():

@@ -3,12 +3,9 @@
 It is for debugging, for tests, and for one big GPU, and runs the same apps as ``flwr run`` does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count, islice
-from typing import TYPE_CHECKING
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -21,10 +18,7 @@ from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.records.run_directory import RunDirectory
-
-if TYPE_CHECKING:
-    from fedsilo.server_app.run.ending import Finish
+from fedsilo.server_app.records.run_directory import Finish, RunDirectory
 
 _SERVER_NODE = 1  # flwr.common.constant.SUPERLINK_NODE_ID
 _FIRST_NODE = 1001

@@ -25,8 +25,7 @@ def who_is_missing(participants: Participants, common: CommonSettings) -> Iterat
     simulated = participants.simulated()
     yield from data_set(common.dataset).notices(common) if simulated else []
     names = _known_silos(common, simulated)
-    absent = [site for site in names if site not in participants.facts]
-    if absent:
+    if absent := [site for site in names if site not in participants.facts]:
         yield (
             f"{len(participants.facts)} of {len(names)} silos take part: "
             f"{listed(participants.sites())}; "

@@ -1,11 +1,8 @@
 """From a command's options to settings and resources, and on to an engine."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedsilo.datasets.registry import DATA_SETS, data_set, load_silo, silo_names
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
@@ -32,6 +29,7 @@ from fedsilo.server_app.config.speeds import written_out
 from fedsilo.server_app.records.run_directory import (
     CONFIG,
     SILOS,
+    Finish,
     RunDirectory,
     named,
     open_run_directory,
@@ -45,9 +43,6 @@ from fedsilo.server_app.run.ready import (
     refuse_little_memory,
     refuse_without_a_silo,
 )
-
-if TYPE_CHECKING:
-    from fedsilo.server_app.run.ending import Finish
 
 _FEW_STEPS = 20_000  # of tables, some 1 ms each: below, starting processes gains little
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
@@ -70,22 +65,15 @@ def planned(
         SettingError: a source cannot be read, or a setting or resource is wrong.
     """
     declared = find_experiment(simulation_file(sources.file), experiment)
-    settings = named(
-        resolve(_with_paths(_merged(declared.values, sources, overrides or {}), sources))
-    ).pinned()
+    of_file = read_toml(sources.config) if sources.config else {}
+    changes = dict(parse_assignment(text) for text in sources.changes)
+    values = {**declared.values, **of_file, **changes, **(overrides or {})}
+    settings = named(resolve(_with_paths(values, sources))).pinned()
     _prepare(settings.common, engine)
     resources = {"num-supernodes": len(silo_names(settings.common)), **declared.resources}
     if supernodes is not None:
         resources["num-supernodes"] = supernodes
     return settings, check_resources(resources)
-
-
-def _merged(
-    declared: Mapping[str, Value], sources: RunSources, overrides: Mapping[str, Value]
-) -> dict[str, Value]:
-    of_file = read_toml(sources.config) if sources.config else {}
-    changes = dict(parse_assignment(text) for text in sources.changes)
-    return {**declared, **of_file, **changes, **overrides}
 
 
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:

@@ -5,8 +5,6 @@ process that dies the message is known that it was answering. The large parts of
 shared memory without a name: nothing of it stays, in whatever way a process ends.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os
@@ -18,12 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process
 from multiprocessing.forkserver import ensure_running
 from threading import Thread
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
@@ -34,12 +30,9 @@ from fedsilo.models.contract.settings import GPU_SHARE
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.resources import check_device, check_resources, worker_environments
 from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records.run_directory import Finish, RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.strategies.wire.parcels import Packing, Parcel, unpack
-
-if TYPE_CHECKING:
-    from fedsilo.server_app.records.run_directory import RunDirectory
-    from fedsilo.server_app.run.ending import Finish
 
 _PRELOADED = ("answer", "hello", "lab", "session")  # modules of client_app
 _DEATHS = 3  # of the workers that answer one message, until its site counts as failed
@@ -47,20 +40,17 @@ _PAUSES = (0.0, 0.1, 1.0)  # seconds before each try to start a worker
 _WAIT = 30.0  # seconds that a pull waits at most
 
 
-@dataclass
 class Worker:
     """A process that answers one message at a time.
 
-    Attributes:
+    Args:
         arguments: the process's variables, the run's settings, and a config for each site.
     """
 
-    arguments: tuple[dict[str, str], dict[str, Value], list[dict[str, Value]]]
-    pool: ProcessPoolExecutor = field(init=False)
-    process: Future[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Start the process."""
+    def __init__(
+        self, arguments: tuple[dict[str, str], dict[str, Value], list[dict[str, Value]]]
+    ) -> None:
+        self.arguments = arguments
         self.start()
 
     def start(self) -> None:

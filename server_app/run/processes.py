@@ -29,8 +29,8 @@ def tool(name: str) -> str:
     Raises:
         ProcessError: it is not installed.
     """
-    beside = Path(sys.executable).parent / name
-    path = str(beside) if beside.is_file() else shutil.which(name)
+    own = Path(sys.executable).parent / name
+    path = str(own) if own.is_file() else shutil.which(name)
     if not path:
         raise ProcessError(
             f"'{name}' is not installed with {sys.executable}: install fedsilo's "
@@ -41,9 +41,9 @@ def tool(name: str) -> str:
 
 def free_ports(count: int) -> list[int]:
     """Return ports of the loopback interface that are free now."""
-    with ExitStack() as held:  # all at once, or one port may come twice
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(one.getsockname()[1]) for one in sockets]
+    with ExitStack() as stack:  # all at once, or one port may come twice
+        free = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+        return [int(stack.enter_context(one).getsockname()[1]) for one in free]
 
 
 def app_folder() -> Path:
@@ -103,9 +103,7 @@ def end_run(home: Path) -> None:
 def end_with(parent: int, by: signal.Signals = signal.SIGTERM) -> None:
     """Make this process end soon after its parent, in whatever way that one ends.
 
-    Args:
-        parent: the id of the process that started this one.
-        by: the signal that this process then sends to itself; if that fails it exits at once.
+    It then sends the signal ``by`` to itself; if that fails it exits at once.
     """
 
     def watch() -> None:

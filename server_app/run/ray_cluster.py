@@ -237,13 +237,13 @@ def _described(address: str, folder: str, packages: Sequence[str]) -> dict[str, 
         logging_level=logging.ERROR,
         runtime_env={"env_vars": {"PYTHONPATH": path}},
     )
-    task, asked = ray.remote(num_cpus=0)(describe), {}
+    task, questions = ray.remote(num_cpus=0)(describe), {}
     for node in ray.nodes():  # type: ignore[no-untyped-call]
         if node["Alive"]:
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             answer = task.options(scheduling_strategy=there)
-            asked[answer.remote(node["NodeID"], folder, packages)] = node
-    done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_NODES_LIMIT)
+            questions[answer.remote(node["NodeID"], folder, packages)] = node
+    done, _ = ray.wait(list(questions), num_returns=len(questions), timeout=_NODES_LIMIT)
     answers = {reference: ray.get(reference) for reference in done}
     return {
         "address": ray.get_runtime_context().gcs_address,
@@ -254,7 +254,7 @@ def _described(address: str, folder: str, packages: Sequence[str]) -> dict[str, 
                 "cpus": node["Resources"].get("CPU", 0.0),
                 "found": answers.get(reference),
             }
-            for reference, node in asked.items()
+            for reference, node in questions.items()
         ],
     }
 

@@ -34,7 +34,6 @@ from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.progress import mark_interrupted, read_progress
 from fedsilo.server_app.records.run_directory import CONFIG, SUMMARY, RunDirectory, runs_folder
 from fedsilo.server_app.run import processes
-from fedsilo.server_app.run.processes import end_run
 from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, unused_cluster
 from fedsilo.server_app.run.terminal import progress_bars
 
@@ -48,10 +47,6 @@ _NOISE = re.compile(
     r"Since flwr 1.32, default simulated|Flower configuration not found|Manually terminating|"
     r"FutureWarning: Tip: In future versions of Ray|^  warnings.warn\($|^$"
 )
-
-
-class RayRunError(ProcessError):
-    """The Flower run did not end well."""
 
 
 def run_with_ray(
@@ -72,8 +67,8 @@ def run_with_ray(
     if line := cluster or unused_cluster():
         print(f"fedsilo: {line}", file=sys.stderr)
     # Flower's actors read the app in it: for a cluster it is where all nodes see it
-    beside = {"prefix": ".fedsilo-flwr-", "dir": runs} if cluster else {"prefix": "fedsilo-flwr-"}
-    with tempfile.TemporaryDirectory(**beside) as home:
+    place = {"prefix": ".fedsilo-flwr-", "dir": runs} if cluster else {"prefix": "fedsilo-flwr-"}
+    with tempfile.TemporaryDirectory(**place) as home:
         config = Path(home) / "run-config.toml"
         config.write_text(tomli_w.dumps(settings.run_config()))
         check_device(settings.common.device, share)
@@ -92,7 +87,7 @@ def run_with_ray(
             "resume it"
         )
     if error:
-        raise RayRunError(error)
+        raise ProcessError(error)
     return directory
 
 
@@ -117,15 +112,12 @@ def _superlink(
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
     environment |= ray_variables(cluster, environment)
-    options = {
-        "isolation": "subprocess",
-        "control-api-address": f"127.0.0.1:{control_port}",
-        "host": "127.0.0.1",
-        "port": http_port,
-        "log-file": str(home / "superlink.log"),
-    }
-    superlink = [processes.tool("flower-superlink"), "--insecure", "--simulation"]
-    superlink += [part for key, value in options.items() for part in (f"--{key}", value)]
+    superlink = [
+        *(processes.tool("flower-superlink"), "--insecure", "--simulation"),
+        *("--isolation", "subprocess", "--control-api-address", f"127.0.0.1:{control_port}"),
+        *("--host", "127.0.0.1", "--port", http_port),
+        *("--log-file", str(home / "superlink.log")),
+    ]
     log = home / "superlink.out"
     with log.open("wb") as output:
         guard = subprocess.Popen(
@@ -152,7 +144,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: str, log: Path) 
     limit = time.monotonic() + _START_LIMIT
     while time.monotonic() < limit:
         if process.poll() is not None:
-            raise RayRunError(
+            raise ProcessError(
                 "Flower's SuperLink ended at its start: " + " ".join(log.read_text().split()[-60:])
             )
         try:
@@ -160,7 +152,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: str, log: Path) 
                 return
         except OSError:  # urllib's own errors are
             time.sleep(0.2)
-    raise RayRunError(f"Flower's SuperLink did not start within {_START_LIMIT:.0f} s")
+    raise ProcessError(f"Flower's SuperLink did not start within {_START_LIMIT:.0f} s")
 
 
 def _flwr_run(
@@ -237,7 +229,7 @@ def guard(home: Path, command: Sequence[str], pipe: int) -> int:
     finally:
         for number in _ENDINGS:
             signal.signal(number, signal.SIG_IGN)
-        end_run(home)
+        processes.end_run(home)
         if pipe_ended:  # or fedsilo reads there why SuperLink ended, and removes it
             shutil.rmtree(home, ignore_errors=True)
 

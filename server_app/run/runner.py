@@ -1,16 +1,17 @@
 """One run: meet the sites, begin or resume, train, write the run directory, print the table."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from flwr.serverapp import Grid
-from rich.console import Console
 
 from fedsilo.datasets.registry import silo_count
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import (
     SUMMARY,
+    Finish,
     RunDirectory,
     named,
     only_writer,
@@ -22,9 +23,9 @@ from fedsilo.server_app.run.beginning import (
     terms_of,
     write_beginning,
 )
-from fedsilo.server_app.run.ending import Finish, show_end, write_end
+from fedsilo.server_app.run.ending import show_end, write_end
 from fedsilo.server_app.run.notices import notices
-from fedsilo.server_app.run.terminal import make_console, progress_bars
+from fedsilo.server_app.run.terminal import make_console, printer, progress_bars
 from fedsilo.strategies.meeting.participants import meet_sites
 
 
@@ -36,18 +37,15 @@ def run(
 ) -> RunDirectory:
     """Run ``settings`` over the sites of ``grid`` and return the run directory.
 
-    Args:
-        grid: Flower's grid or the in-process one.
-        settings: what to run.
-        launch: engine and resources for config.toml, so that ``fedsilo resume`` uses the same.
-        finish: draws the pictures and completes the summary, if given.
+    ``launch`` has engine and resources for config.toml, so that ``fedsilo resume`` uses the same;
+    ``finish`` draws the pictures and completes the summary.
 
     Raises:
         FedsiloError: nothing is half-written; what was finished before stays and can be resumed.
     """
     settings = named(settings).pinned()
-    common = settings.common
-    console = make_console()
+    common, console = settings.common, make_console()
+    say = partial(printer(console), style="yellow")
     directory = open_run_directory(common.out, common.run_name, common.resume)
     refuse_other_config(directory, settings)
     if (directory.path / SUMMARY).is_file():
@@ -55,10 +53,12 @@ def run(
         return directory
     began = time.monotonic()
     participants = meet_sites(grid, common, silo_count(common), terms_of(settings))
-    _say(notices(participants, common), console)
+    for sentence in notices(participants, common):
+        say(sentence)
     with only_writer(directory, new=not common.resume):
         loop, hooks = assemble(settings, participants, directory, console)
-        _say(loop.method.notices(), console)
+        for sentence in loop.method.notices():
+            say(sentence)
         write_beginning(directory, settings, participants, launch or {})
         met = time.monotonic()
         progress = hooks.progress
@@ -68,8 +68,3 @@ def run(
             summary = write_end(directory, loop, hooks, seconds, finish)
     show_end(directory, loop.method, summary, console)
     return directory
-
-
-def _say(sentences: Iterable[str], console: Console) -> None:
-    for sentence in sentences:
-        console.print(sentence, style="yellow", highlight=False, soft_wrap=True, markup=False)

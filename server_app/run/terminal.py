@@ -6,6 +6,7 @@ behind ``flwr run``, whose output is a stream of lines.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Event, Thread
 
 from rich.console import Console
@@ -23,6 +24,11 @@ def make_console() -> Console:
     """Return a console on standard output, wide enough for a table where there is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=120)
+
+
+def printer(console: Console) -> Callable[..., None]:
+    """Return what prints a line as it is; ``style`` is Rich's."""
+    return partial(console.print, highlight=False, soft_wrap=True, markup=False)
 
 
 def print_table(console: Console, table: Table) -> None:

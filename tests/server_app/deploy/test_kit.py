@@ -65,6 +65,30 @@ def test_a_kit_that_others_may_read_or_that_is_none_is_refused(kit: Path, tmp_pa
         read_kit(tmp_path / "none.zip")
 
 
+@pytest.mark.parametrize(
+    ("packing", "place", "damage"),
+    [
+        (zipfile.ZIP_DEFLATED, 40, b"\xff" * 8),  # zlib.error
+        (zipfile.ZIP_STORED, -6, b"\xff\xff\xff\x7f"),  # OSError: a seek to before the beginning
+    ],
+)
+def test_a_zip_damaged_at_any_place_is_refused_in_one_line(
+    packing: int, place: int, damage: bytes, kit: Path
+) -> None:
+    with zipfile.ZipFile(kit) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(kit, "w", packing) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    content = bytearray(kit.read_bytes())
+    start = place % len(content)
+    content[start : start + len(damage)] = damage
+    kit.write_bytes(content)
+    with pytest.raises(KitError, match="is not a readable zip") as refused:
+        read_kit(kit)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_hospital_edits_its_site_file_and_the_kit_is_the_same(kit: Path) -> None:
     before = read_kit(kit)
     with pytest.raises(KitError, match=r"no line of site\.yaml says whom north trusts"):

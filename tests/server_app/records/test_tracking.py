@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records import tracking
@@ -121,7 +122,8 @@ def _rows(metrics: Sequence[Sequence[Any]], traffic: Sequence[Sequence[Any]]) ->
 
 def _hook(track: str, run_dir: Path, resumed: bool = False, detail: str = "sites") -> TrackingHook:
     recorder = Recorder(RunDirectory(run_dir))
-    return TrackingHook(track, run_dir, recorder, SETTINGS, detail, resumed)
+    common = CommonSettings(track=track, track_detail=detail, resume=resumed)
+    return TrackingHook(common, run_dir, recorder, SETTINGS)
 
 
 def _take(hook: TrackingHook, metrics: Iterable[list[Any]], traffic: Iterable[list[Any]]) -> None:
@@ -130,7 +132,7 @@ def _take(hook: TrackingHook, metrics: Iterable[list[Any]], traffic: Iterable[li
 
 def _end(hook: TrackingHook) -> None:
     """Free the run's name as a death does; W&B also names folders by the second."""
-    if hook.track == "wandb" and hook.tracker:
+    if hook.common.track == "wandb" and hook.tracker:
         hook.tracker.close()
         time.sleep(1.1)
 
@@ -178,6 +180,18 @@ def test_after_a_death_every_row_stands_once(
     _take(after, [*METRICS[known[0] :], LATER[0]], TRAFFIC[known[1] :])
     after.run_ended(State({}, 1))
     assert READ[track](run_dir) == _rows(METRICS + LATER[:1], TRAFFIC)
+
+
+def test_mlflow_follows_a_run_in_a_folder_whose_name_has_an_apostrophe(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    run_dir = tmp_path / "o'brien" / "run"
+    run_dir.mkdir(parents=True)
+    for resumed, value in enumerate(METRICS[:2]):
+        hook = _hook("mlflow", run_dir, resumed=bool(resumed))
+        _start(hook)
+        _take(hook, [value], [])
+        hook.run_ended(State({}, 1))
+    assert READ["mlflow"](run_dir) == _rows(METRICS[:2], [])
 
 
 def test_the_hook_keeps_nothing_in_a_checkpoint(tmp_path: Path) -> None:
