@@ -25,8 +25,9 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.server_app.config.experiments import find_experiment, simulation_file
 from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records.progress import bytes_text
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.studies.compare.tables import bytes_text, mean, seconds_text
+from fedsilo.server_app.studies.compare.tables import mean, seconds_text
 from fedsilo.server_app.studies.finished_run import FinishedRun
 
 COLUMNS = (

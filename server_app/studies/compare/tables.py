@@ -22,7 +22,6 @@ COMPARISON = (
     *("published", "published_sd", "median", "min", "max"),
 )
 _AS_PUBLISHED = ("published", "published_sd")
-_STEP = 1000.0  # from one unit of bytes to the next
 
 
 def tidy(records: Iterable[Sequence[Any]]) -> pd.DataFrame:
@@ -209,15 +208,6 @@ def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     columns, *body = lines
     rows = [columns, ["---"] * len(columns), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in rows)
-
-
-def bytes_text(number: float) -> str:
-    """Return bytes in the unit that leaves at most three digits before the point."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(number) < _STEP:
-            return f"{number:.0f} B" if unit == "B" else f"{number:.3g} {unit}"
-        number /= _STEP
-    return f"{number:,.3g} TB"
 
 
 def seconds_text(seconds: float) -> str:
