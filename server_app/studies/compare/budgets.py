@@ -183,10 +183,13 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
     return Budget(common.dataset, given, trials)
 
 
-def given(experiment: str, settings: RunSettings, sources: RunSources) -> Budget:
-    """Return what an experiment is given; its trials are the file's, or those of a search."""
-    declared = find_experiment(simulation_file(sources.file), experiment).trials
-    return budget_of(settings, declared or tuned_over(settings, experiment))
+def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
+    """Return what each experiment is given; its trials are the file's, or those of a search."""
+    file, budgets = simulation_file(sources.file), {}
+    for name, settings in plans.items():
+        declared = find_experiment(file, name).trials
+        budgets[name] = budget_of(settings, declared or tuned_over(settings, name))
+    return Budgets(budgets)
 
 
 def tuned_over(settings: RunSettings, experiment: str) -> int:
@@ -198,6 +201,31 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
         return int(document["budget"]["trials"]) if runs else 0
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0
+
+
+def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
+    """Refuse methods if one's optimiser continues over rounds and another's restarts in each.
+
+    One method may be compared with itself under both.
+
+    Raises:
+        SettingError: names two such experiments.
+    """
+    first, *others = experiments
+    for other in others:
+        one, two = experiments[first], experiments[other]
+        if one.method != two.method and _continues(one) != _continues(two):
+            on, restarts = (first, other) if _continues(one) else (other, first)
+            raise SettingError(
+                f"the optimiser of experiment '{on}' continues over rounds and that of "
+                f"'{restarts}' starts again in each: methods are compared with one rule for all; "
+                f"set 'optimiser-state' to 'run' ('epoch-steps' of '{on}' is "
+                f"{experiments[on].epoch_steps}), or to 'round' where 'epoch-steps' is 0"
+            )
+
+
+def _continues(common: CommonSettings) -> bool:
+    return common.epoch_steps > 0 or common.optimiser_state == "run"
 
 
 def _sum(run: FinishedRun, column: str) -> int:

@@ -119,21 +119,13 @@ def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = 
     known = results["published_sd"].notna().any() and seeds > 1 and not median
     as_papers = " (population sd, as published)" if known else ""
     title = f"{shown}{as_papers} over {seeds} seeds"
-    lines = _comparison_lines(results, split, median)
+    lines = comparison_lines(results, split, median)
     return rich_table(title, lines, left=2, ends=lambda line: line[1] == "all")
 
 
-def comparison_markdown(results: pd.DataFrame, split: str = "test", median: bool = False) -> str:
-    """Return a comparison as a Markdown table."""
-    return markdown_table(_comparison_lines(results, split, median))
-
-
-def comparison_csv(results: pd.DataFrame) -> str:
-    """Return a comparison as tidy CSV."""
-    return csv_text(over_seeds(results))
-
-
-def _comparison_lines(results: pd.DataFrame, split: str, median: bool) -> list[list[str]]:
+def comparison_lines(
+    results: pd.DataFrame, split: str = "test", median: bool = False
+) -> list[list[str]]:
     """Return the column titles, then a line per experiment and group.
 
     A metric has a column of published figures if there are any.
