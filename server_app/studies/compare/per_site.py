@@ -25,7 +25,7 @@ from fedsilo.server_app.studies.compare.over_setting import (
     refuse_other_settings,
 )
 from fedsilo.server_app.studies.compare.results import matching
-from fedsilo.server_app.studies.compare.tables import csv_text, deviation, mean
+from fedsilo.server_app.studies.compare.tables import csv_text, deviation, joined, mean
 from fedsilo.server_app.studies.figures.learning_curves import CURVES, write_picture
 from fedsilo.server_app.studies.figures.panels import new_figure
 from fedsilo.server_app.studies.finished_run import FinishedRun
@@ -86,14 +86,13 @@ def site_bars(
         [cell for run in runs for cell in _cells(run, split, round_, own)],
         columns=[*_KEY, "value"],
     )
+    if cells.empty:
+        raise SettingError(f"no run has {split} figures by site, only of all sites together")
     known = sorted(cells["metric"].unique())
-    chosen = [metric for metric in _USUAL if metric in known]
-    if metrics is not None:
-        chosen = matching(metrics, known, "--metrics")
-    place = {metric: number for number, metric in enumerate(chosen)}
-    cells = cells[cells["metric"].isin(list(place))]
-    cells = cells.sort_values("metric", key=lambda names: names.map(place), kind="stable")
-    grouped = cells.groupby(_KEY, sort=False)["value"]
+    usual = ",".join(metric for metric in _USUAL if metric in known)
+    chosen = matching(metrics or usual or _USUAL[0], known, "--metrics")
+    ordered = joined([cells[cells["metric"] == metric] for metric in chosen])
+    grouped = ordered.groupby(_KEY, sort=False)["value"]
     table = grouped.agg(mean=mean, sd=deviation, seeds="size").reset_index()
     when = "the last round" if round_ is None else f"round {round_}"
     return SiteBars(table, f"{runs[0].settings.common.dataset}, {split} samples, {when}")
