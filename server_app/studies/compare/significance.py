@@ -60,25 +60,26 @@ class Tested:
 
     def lines(self) -> list[list[str]]:
         """Return the triangle of p values: column titles, then a line per later experiment."""
-        first, *later = self.experiments
-        columns = [first, *later[:-1]]
+        columns, later = self.experiments[:-1], self.experiments[1:]
         cells = {pair: outcome.cell() for pair, outcome in self.pairs.items()}
         body = [[name, *(cells.get((name, other), "-") for other in columns)] for name in later]
         return [["p", *columns], *body]
 
     def records(self) -> list[dict[str, Any]]:
         """Return a row per test, the ANOVA first; a missing p value is None."""
-        named = [(("ANOVA", "all", "all"), self.anova)]
-        named += [(("t", *pair), outcome) for pair, outcome in self.pairs.items()]
+        named = [("ANOVA", "all", "all", self.anova)]
+        named += [("t", *pair, outcome) for pair, outcome in self.pairs.items()]
         return [
             {
                 "metric": self.metric,
-                **dict(zip(("test", "experiment", "compared with"), labels, strict=True)),
+                "test": test,
+                "experiment": experiment,
+                "compared with": other,
                 "statistic": outcome.statistic,
                 "p": outcome.uncorrected,
                 "p corrected": outcome.p,
             }
-            for labels, outcome in named
+            for test, experiment, other, outcome in named
         ]
 
     def reasons(self) -> list[str]:
@@ -236,17 +237,12 @@ def _refuse_other_seeds(metric: str, samples: Samples) -> None:
             )
 
 
-def triangle(tested: Tested, split: str) -> Table:
-    """Return the triangle of p values for a terminal."""
-    return rich_table(tested.heading(split), tested.lines())
-
-
 def lines_of_tests(
     tested: Sequence[Tested], split: str, remarks: Sequence[str]
 ) -> Iterator[Table | str]:
     """Yield each metric's ANOVA and triangle, why cells are empty, and ``remarks`` below all."""
     for test in tested:
-        yield triangle(test, split)
+        yield rich_table(test.heading(split), test.lines())
         yield from test.reasons()
     yield from remarks
 
