@@ -12,6 +12,7 @@ import pandas as pd
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_set
+from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import METHODS, title_of
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.benchmarks import Benchmark
@@ -79,16 +80,22 @@ class Benchmarked:
 
     def lines(self) -> Iterator[str]:
         """Yield the average ranks, and what is missing."""
-        for title, one in self.rankings.items():
+        for title, one in self.rankings.items() if len(self.results) else ():
             ranks = ", ".join(f"{title_of(name)} {rank:.2f}" for name, rank in one.ranks.items())
             yield f"average ranks, {title}: {ranks}"
         yield from missing_lines(self)
 
     def write(self, page: Path | None, readme: Path | None) -> None:
-        """Write the page with tables and pictures in its folder, and a README's last column."""
+        """Write the page with tables and pictures in its folder, and a README's last column.
+
+        Raises:
+            SettingError: no method is complete.
+        """
         from fedsilo.server_app.studies.benchmark.pictures import draw_costs, draw_ranks
         from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
+        if (page or readme) and self.results.empty:
+            raise SettingError("no method has all its runs: there is nothing to write a page of")
         if page:
             stem = page.with_suffix("")
             write_atomically(Path(f"{stem}-table.csv"), csv_text(self.results))
