@@ -71,6 +71,11 @@ class Benchmarked:
         names = [name for one in self.rankings.values() for name in one.ranks]
         return list(dict.fromkeys([*names, *map(str, self.figures.index)]))
 
+    def ranks_of(self, method: str) -> list[str]:
+        """Return a method's average rank in each of the rankings, as text."""
+        ranks = [one.ranks.get(method) for one in self.rankings.values()]
+        return ["-" if rank is None else f"{rank:.1f}" for rank in ranks]
+
     def lacking(self, experiment: str) -> list[str]:
         """Return the methods that have neither run here nor said why not."""
         rows = [row for row in self.rows.rows if row.experiment == experiment]
@@ -162,9 +167,7 @@ def _figure_lines(found: Benchmarked) -> Iterator[list[str]]:
     costs = relative_costs(found.results)
     yield ["", *(f"rank, {title}" for title in found.rankings), *found.figures, "bytes", "seconds"]
     for method in found.order:
-        ranks = [one.ranks.get(method) for one in found.rankings.values()]
-        texts = ["-" if rank is None else f"{rank:.1f}" for rank in ranks]
-        texts += [cell(str(name), method) for name in found.figures]
+        texts = [*found.ranks_of(method), *(cell(str(name), method) for name in found.figures)]
         cost = costs.get(method)
         spent = [f"{cost['bytes']:.2f}", f"{cost['seconds']:.1f}"] if cost else ["-", "-"]
         yield [title_of(method), *texts, *spent]
@@ -231,12 +234,7 @@ def with_last_column(readme: str, found: Benchmarked) -> str:
         first, *cells = line.strip("| ").split(" | ")
         named = [name for name in _METHOD.findall(first) if name in METHODS]
         if named and len(cells) == _CELLS:
-            text = "; ".join(_ranks(name, found) for name in named)
+            text = "; ".join(" / ".join(found.ranks_of(name)) for name in named)
             line = f"| {' | '.join([first, *cells[:-1], f'[{text}](../results/benchmark.md)'])} |"
         lines.append(line)
     return "\n".join(lines)
-
-
-def _ranks(method: str, found: Benchmarked) -> str:
-    ranks = [one.ranks.get(method) for one in found.rankings.values()]
-    return " / ".join("-" if rank is None else f"{rank:.1f}" for rank in ranks)

@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 from fedsilo.server_app.studies.benchmark.rows import Row
-from fedsilo.server_app.studies.benchmark.runs import merit
 from fedsilo.server_app.studies.compare.tables import deviation, mean
 
 RESULTS = (
@@ -39,7 +38,7 @@ def chosen_runs(rows: Sequence[Row], seeds: int) -> dict[tuple[str, str], list[R
             ran.setdefault(row.cell, []).append(row)
     chosen = {}
     for cell, runs in ran.items():
-        best = max((row for row in runs if row.seed == 0), key=merit)
+        best = max((row for row in runs if row.seed == 0), key=lambda row: row.merit)
         own = sorted((row for row in runs if row.point == best.point), key=lambda r: r.seed or 0)
         if len(own) == seeds and not any(row.note for row in own):
             chosen[cell] = own

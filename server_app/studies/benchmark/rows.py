@@ -53,6 +53,13 @@ class Row:
         """What was tried."""
         return self.rate, self.own
 
+    @property
+    def merit(self) -> tuple[float, float]:
+        """What a trial is chosen by: validation figure, equals by loss; a failed one is last."""
+        if self.validation is None or self.loss is None:
+            return float("-inf"), float("-inf")
+        return round(self.validation, 6), -self.loss
+
 
 _COLUMNS = [entry.name for entry in fields(Row)]
 
