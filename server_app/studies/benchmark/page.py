@@ -26,7 +26,7 @@ from fedsilo.server_app.studies.benchmark.ranks import (
 from fedsilo.server_app.studies.benchmark.rows import Rows
 from fedsilo.server_app.studies.compare.tables import csv_text, markdown_table
 
-_CELLS = 3  # of docs/methods/README.md's table, beside a row's methods
+_CELLS = 3  # of docs/methods/README.md's table, after a row's methods
 _METHOD = re.compile(r"`([\w-]+)`")
 
 

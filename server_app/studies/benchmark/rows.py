@@ -80,8 +80,8 @@ class Rows:
         """
         if not path.is_file():
             return cls(path)
-        whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-        first, *lines = csv.reader(io.StringIO(whole)) if whole else [[]]
+        complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
+        first, *lines = csv.reader(io.StringIO(complete)) if complete else [[]]
         if first != _COLUMNS:
             raise SettingError(f"{path} is not a table of 'fedsilo benchmark': name another --csv")
         rows = cls(path)

@@ -83,22 +83,20 @@ class Budget:
 
     def differences(self, other: Budget) -> Iterator[str]:
         """Yield in what this one differs from ``other``, which the texts name second."""
-        told = bool(self.steps and other.steps)  # then what was taken says more
+        known = bool(self.steps and other.steps)  # then what was taken says more
         for key, mine in self.given.items():
             theirs = other.given.get(key, mine)  # a setting that means nothing there is none
-            if mine != theirs and not (told and key in _TRAINING):
+            if mine != theirs and not (known and key in _TRAINING):
                 yield f"{key} {_shown(mine)}, not {_shown(theirs)}"
         if self.trials != other.trials:
             yield f"tuned over {self.trials} points, not {other.trials}"
-        short = {*self.rounds} != {self.given["rounds"]} or {*other.rounds} != {
-            other.given["rounds"]
-        }
+        short = any({*one.rounds} != {one.given["rounds"]} for one in (self, other))
         if short and sorted(self.rounds) != sorted(other.rounds):
             yield f"{self.rounds_text()} rounds, not {other.rounds_text()}"
-        for key in ("steps", "samples"):
-            took, reference = getattr(self, key), getattr(other, key)
-            if told and abs(took / reference - 1) > _TOLERANCE:
-                yield f"{took / reference:.2g} times the {key}"
+        for key in ("steps", "samples") if known else ():
+            times = getattr(self, key) / getattr(other, key)
+            if abs(times - 1) > _TOLERANCE:
+                yield f"{times:.2g} times the {key}"
 
     def rounds_text(self) -> str:
         """Return the rounds that were finished, of those that were wanted."""

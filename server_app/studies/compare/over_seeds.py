@@ -144,14 +144,14 @@ class Job:
         """Say which sites' data are not those of the run; None if there are no data to compare."""
         common = self.settings.common
         try:
-            held = [load_silo(site, common) for site in silos]
+            today = [load_silo(site, common) for site in silos]
         except DataError as error:
             folder = find_places(common.data_dir, common.cache_dir).data
             exists = folder is not None and folder.is_dir()
             return f"the data cannot be read now ({error})" if exists else None
         differing = [
             silo.name
-            for silo in held
+            for silo in today
             if silos[silo.name]["fingerprints"] not in ({}, silo.fingerprints)
             or silos[silo.name].get("schema", "") != silo.schema
         ]

@@ -1,7 +1,7 @@
 """``fedsilo bars``: figures of finished runs site by site (UEFL's figures 1 and 5).
 
 A bar is an experiment of ``fedsilo compare`` at a site: the mean over its seeds, with their
-standard deviation. Beside a run's model each site's own model, before the average, can be shown.
+standard deviation. A run's model and, if wanted, each site's own model before the average.
 """
 
 from __future__ import annotations

@@ -25,17 +25,17 @@ def of_split(summary: Summary, split: str) -> dict[str, Any]:
     return {**summary, **summary["validation"], "published": None}
 
 
-def chosen_metrics(asked: str, summaries: Sequence[Summary], option: str) -> list[str]:
-    """Return the metrics of the runs' summaries that ``asked`` names; see ``matching``."""
+def chosen_metrics(wanted: str, summaries: Sequence[Summary], option: str) -> list[str]:
+    """Return the metrics of the runs' summaries that ``wanted`` names; see ``matching``."""
     known = {metric for summary in summaries for metric in summary["mean"]}
-    return matching(asked, sorted(known), option)
+    return matching(wanted, sorted(known), option)
 
 
-def matching(asked: str, known: Sequence[str], option: str) -> list[str]:
-    """Return the metrics that ``asked`` names, in its order.
+def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
+    """Return the metrics that ``wanted`` names, in its order.
 
     Args:
-        asked: names and shell-style patterns, separated by commas.
+        wanted: names and shell-style patterns, separated by commas.
         known: all metrics of the runs.
         option: of the command, for the error.
 
@@ -43,7 +43,7 @@ def matching(asked: str, known: Sequence[str], option: str) -> list[str]:
         SettingError: a name or pattern fits no metric of any run.
     """
     chosen: dict[str, None] = {}
-    for pattern in [part.strip() for part in asked.split(",")]:
+    for pattern in [part.strip() for part in wanted.split(",")]:
         fitting = [metric for metric in known if metric == pattern or fnmatchcase(metric, pattern)]
         if not fitting:
             raise SettingError(

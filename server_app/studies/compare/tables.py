@@ -92,7 +92,7 @@ def spread_cell(figure: Any, median: bool = False) -> str:
     return f"{figure.mean:.3f} ± {figure.sd:.3f}"
 
 
-def _beside_published(figure: Any, median: bool) -> str:
+def _next_to_published(figure: Any, median: bool) -> str:
     """Return a figure's cell; next to a paper's deviation, of a population, with ours of that kind.
 
     All deviations that papers print here are of the population (PICSR's can be nothing else).
@@ -136,7 +136,7 @@ def comparison_lines(
     published = dict.fromkeys(known, "published")
     published |= dict.fromkeys(deviating, "published ± population sd")
     titles = {metric: f"{split} {metric}" for metric in figures["metric"].unique()}
-    lines = group_lines(figures, titles, published, lambda row: _beside_published(row, median))
+    lines = group_lines(figures, titles, published, lambda row: _next_to_published(row, median))
     return [["experiment", "group", *lines[0]], *lines[1:]]
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from fedsilo.models.measures.intervals import wilson
-from fedsilo.server_app.studies.report.numbers import with_interval
+from fedsilo.server_app.studies.report.numbers import edge_names, with_interval
 from fedsilo.server_app.studies.report.page import Block, Picture, Pictures, Section, Table, Text
 from fedsilo.server_app.studies.report.pictures import Estimate, estimates
 
@@ -57,11 +56,7 @@ class Column:
             known = values.max(dim=1).values > 0.5
             return torch.where(known, values.argmax(dim=1) + 1, 0), list(self.levels)
         edges = torch.tensor(self.edges, dtype=values.dtype)
-        shown = [f"{edge:g}" for edge in self.edges]
-        if shown == ["0.5"]:
-            return torch.bucketize(values[:, 0], edges, right=True), ["0 (no)", "1 (yes)"]
-        between = [f"{low} to {high}" for low, high in pairwise(shown)]
-        names = [f"below {shown[0]}", *between, f"from {shown[-1]}"] if shown else ["all"]
+        names = edge_names(self.edges) if self.edges else ["all"]
         return torch.bucketize(values[:, 0], edges, right=True), names
 
 
@@ -94,11 +89,9 @@ def _both(one: str, other: str) -> str:
     start, _, end = one.rpartition(" ")
     if other == f"from {end}":
         return f"from {start.removesuffix(' to')}"
-    return (
-        f"{start} {other[len(end) + 4 :]}"
-        if other.startswith(f"{end} to ")
-        else (f"{one} or {other}")
-    )
+    if other.startswith(f"{end} to "):
+        return f"{start} {other.removeprefix(f'{end} to ')}"
+    return f"{one} or {other}"
 
 
 def grouped(found: Examined, column: Column) -> list[Group]:

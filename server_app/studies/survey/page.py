@@ -15,8 +15,7 @@ from fedsilo.server_app.studies.report.page import (
     Text,
     page,
 )
-from fedsilo.server_app.studies.survey.collect import cell_names
-from fedsilo.server_app.studies.survey.document import Between, SurveyDocument
+from fedsilo.server_app.studies.survey.collect import Between, SurveyDocument, cell_names
 from fedsilo.server_app.studies.survey.pictures import feature_pictures, is_binary, label_picture
 
 _WORST = 20  # pairs in the table of features
