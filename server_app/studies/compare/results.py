@@ -32,15 +32,12 @@ def chosen_metrics(wanted: str, summaries: Sequence[Summary], option: str) -> li
 
 
 def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
-    """Return the metrics that ``wanted`` names, in its order.
+    """Return the known metrics that ``wanted`` names, in its order.
 
-    Args:
-        wanted: names and shell-style patterns, separated by commas.
-        known: all metrics of the runs.
-        option: of the command, for the error.
+    It has names and shell-style patterns, separated by commas.
 
     Raises:
-        SettingError: a name or pattern fits no metric of any run.
+        SettingError: one fits no metric of any run; begins with ``option``.
     """
     chosen: dict[str, None] = {}
     for pattern in [part.strip() for part in wanted.split(",")]:
@@ -76,14 +73,9 @@ def values_by_seed(
 def experiment_results(
     experiment: str, summaries: Mapping[int, Summary], metrics: Sequence[str]
 ) -> pd.DataFrame:
-    """Return the results of one experiment: its distributions, then ``all``.
+    """Return the results of one experiment's runs, by seed: its distributions, then ``all``.
 
     A figure that is undefined for a group (AUC of one class) has no row.
-
-    Args:
-        experiment: its name.
-        summaries: seed -> what the run found.
-        metrics: those shown, in their order.
     """
     first = next(iter(summaries.values()))
     published = first.get("published") or {}
@@ -105,13 +97,8 @@ def constant_results(
 ) -> pd.DataFrame:
     """Return what answering the second of two classes every time would score, per distribution.
 
-    A predictor that has seen nothing: to compare a method's accuracy with. Nothing is
-    returned for more than two classes.
-
-    Args:
-        silos: the content of ``silos.json``.
-        split: whose labels are answered.
-        metrics: those shown, or None for all.
+    A predictor that has seen nothing: to compare a method's accuracy with. Of more than two classes
+    there is none. ``silos`` is the content of ``silos.json``; None are all metrics.
     """
     scores: dict[str, dict[str, float]] = {}
     for site, facts in silos.items():

@@ -28,13 +28,7 @@ _EDGE = 0.05  # share of a range
 
 
 class Search:
-    """A search for as many points as an experiment may try.
-
-    Args:
-        grid: setting -> its values.
-        sampler: ``grid`` or ``tpe``.
-        points: how many are tried.
-    """
+    """A search of a grid, by the sampler ``grid`` or ``tpe``, for so many points."""
 
     def __init__(self, grid: Grid, sampler: str, points: int) -> None:
         with needs_extra("'fedsilo tune'", "tuning"):

@@ -92,12 +92,7 @@ class Tested:
 
 
 def significance(metric: str, samples: Samples, paired: bool) -> Tested:
-    """Return the tests of ``metric`` over two or more experiments.
-
-    Args:
-        metric: its name.
-        samples: for each experiment, the figure of every seed that has one.
-        paired: whether t-tests are of the differences by seed.
+    """Return the tests of ``metric`` over two or more experiments, over the seeds that have it.
 
     Raises:
         SettingError: tests are paired, and the experiments' seeds differ.
@@ -191,13 +186,7 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool) -> list[st
 def check_tests(
     data_sets: Mapping[str, str], *, tests: str | None, paired: bool, seeds: int
 ) -> None:
-    """Refuse what cannot be tested, before anything runs.
-
-    Args:
-        data_sets: experiment -> data set.
-        tests: metrics to be tested, or None or empty for none.
-        paired: whether t-tests are of the differences by seed.
-        seeds: how many there are.
+    """Refuse what cannot be tested, before anything runs; ``data_sets`` is by experiment.
 
     Raises:
         SettingError: there are too few experiments or seeds, or they are on different data.

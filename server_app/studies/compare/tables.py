@@ -77,13 +77,9 @@ def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def spread_cell(figure: Any, median: bool = False) -> str:
-    """Return mean and standard deviation for people, or median and range.
+    """Return mean and standard deviation for people, or median and range; of one seed neither.
 
-    A single seed has neither.
-
-    Args:
-        figure: a ``Spread``, or a row of ``over_seeds``.
-        median: which of the two.
+    ``figure`` is a ``Spread``, or a row of ``over_seeds``.
     """
     if figure.seeds == 1:
         return f"{figure.mean:.3f}"
@@ -180,11 +176,7 @@ def rich_table(
 ) -> Table:
     """Return lines of cells, the column titles first, as a table for a terminal.
 
-    Args:
-        title: of the table.
-        lines: of cells.
-        left: columns that are aligned left.
-        ends: whether there is a rule below a line.
+    So many columns are aligned ``left``; there is a rule below a line that ``ends`` a part.
     """
     table = Table(title=title, title_justify="left")
     columns, *body = lines

@@ -86,12 +86,20 @@ class Tuned:
     def lines(self) -> Iterator[Table | str]:
         """Yield the table of the best points, why the first was chosen, and its settings."""
         chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in self.ranked[0].settings.items())
-        yield ranking_table(self)
+        yield self._table()
         yield str(self.document["why"])
         yield from (f"warning: {warning}" for warning in self.document["warnings"])
         tried = self.document["budget"]["trials"]
         yield f"for simulation.yaml: {{{chosen}}}, and next to 'config' trials: {tried}"
         yield f"written to {self.folder}"
+
+    def _table(self) -> Table:
+        best = [point for point in self.ranked[:SHOWN] if not point.failed]
+        lines = [[*best[0].settings, f"val {self.metric}", "val loss"]]
+        for point in best:
+            figures = (f"{point.score:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
+            lines.append([*map(str, point.settings.values()), *figures])
+        return rich_table(f"the best {len(best)} points", lines, left=0)
 
 
 def tune(
@@ -248,13 +256,7 @@ def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
 def ranking(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
-    """Return the points, best first: by mean score over sites, equals by loss; failed ones last.
-
-    Args:
-        points: of the grid.
-        summaries: for each point, those of its runs.
-        metric: whose validation figures are the scores, of the data set's headline the first.
-    """
+    """Return the points, best first: by mean score over sites, equals by loss; failed ones last."""
     scored = _scored(points, summaries, metric)
     return sorted(scored, key=lambda p: (bool(p.failed), -round(p.score, 6), p.loss))
 
@@ -319,16 +321,6 @@ def chosen_document(
         "grid": {key: list(values) for key, values in grid.items()},
         "ranking": [vars(point) for point in ranked],
     }
-
-
-def ranking_table(tuned: Tuned) -> Table:
-    """Return the best points for a terminal."""
-    best = [point for point in tuned.ranked[:SHOWN] if not point.failed]
-    lines = [[*best[0].settings, f"val {tuned.metric}", "val loss"]]
-    for point in best:
-        figures = (f"{point.score:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
-        lines.append([*map(str, point.settings.values()), *figures])
-    return rich_table(f"the best {len(best)} points", lines, left=0)
 
 
 def _csv(groups: Sequence[Sequence[Trial]], summaries: Summaries, metric: str) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsilo.models.measures.intervals import wilson
 from fedsilo.server_app.studies.report.numbers import edge_names, with_interval
-from fedsilo.server_app.studies.report.page import Block, Picture, Pictures, Section, Table, Text
+from fedsilo.server_app.studies.report.page import Picture, Pictures, Section, Table, Text
 from fedsilo.server_app.studies.report.pictures import Estimate, estimates
 
 
@@ -130,30 +130,21 @@ def group_section(found: Examined, column: Column) -> Section:
         return Section(title, [Text([why])])
     drawn = {group.name: _estimate(sum(group.right), sum(group.counts)) for group in groups}
     said = "; ".join(f"{n}: {with_interval(e.value, e.interval)}" for n, e in drawn.items())
-    svg = estimates(
-        f"by-{column.name}", {"accuracy": drawn}, "share of test patients that is right"
-    )
-    blocks: list[Block] = [
-        Pictures(
-            [Picture(svg, f"Accuracy by {column.name}. {said}.", f"Right, by {column.name}.")]
-        ),
-        _table(found, column, groups),
-    ]
-    return Section(title, blocks)
+    label = "share of test patients that is right"
+    svg = estimates(f"by-{column.name}", {"accuracy": drawn}, label)
+    picture = Picture(svg, f"Accuracy by {column.name}. {said}.", f"Right, by {column.name}.")
+    return Section(title, [Pictures([picture]), _table(found, column, groups)])
 
 
 def _table(found: Examined, column: Column, groups: Sequence[Group]) -> Table:
     binary = len(found.classes) == 2
     names = ["specificity", "sensitivity"] if binary else []
-    rows = [
-        [
-            group.name,
-            str(sum(group.counts)),
-            _cell(sum(group.right), sum(group.counts)),
-            *(_cell(r, n) for r, n in zip(group.right, group.counts, strict=True) if binary),
-        ]
-        for group in groups
-    ]
+    rows = []
+    for group in groups:
+        samples, right = sum(group.counts), sum(group.right)
+        by_class = zip(group.right, group.counts, strict=True) if binary else ()
+        cells = [_cell(right, samples), *(_cell(r, n) for r, n in by_class)]
+        rows.append([group.name, str(samples), *cells])
     note = (
         f"Test patients of {', '.join(found.sites)}; in brackets 95 % intervals (Wilson). Groups "
         f"of fewer than {found.floor} patients of a class are merged with a neighbour. Many groups "
@@ -169,5 +160,4 @@ def _estimate(right: int, samples: int) -> Estimate:
 
 
 def _cell(right: int, samples: int) -> str:
-    found = _estimate(right, samples)
-    return with_interval(found.value, found.interval)
+    return with_interval(right / samples, wilson(right, samples))

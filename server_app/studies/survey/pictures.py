@@ -41,19 +41,21 @@ def feature_pictures(answers: Mapping[str, Survey], distances: Sequence[Between]
     first = {feature.name: feature for feature in reversed(declared)}
     order = list(dict.fromkeys(feature.name for feature in declared))
     most = list(dict.fromkeys([*(one.feature for one in distances), *order]))[:_MAX_FEATURES]
-    chosen = [first[name] for name in order if name in most]
-    pictures = [_of_feature(place, feature, answers) for place, feature in enumerate(chosen)]
+    pictures = []
+    for place, feature in enumerate(first[name] for name in order if name in most):
+        names, known = cell_names(feature), training_counts(feature, answers)
+        pictures.append(_picture(f"feature-{place}", feature.name, names, known, answers))
     return [picture for picture in pictures if picture]
 
 
-def _of_feature(place: int, feature: Measured, answers: Mapping[str, Survey]) -> Picture | None:
+def training_counts(feature: Measured, answers: Mapping[str, Survey]) -> dict[str, Sequence[Count]]:
+    """Return each site's counts of a feature, of the sites that declare it so and send them."""
     counts = {
         site: (answer.histograms or {}).get("train", {}).get(feature.name)
         for site, answer in answers.items()
         if feature in answer.about.features
     }
-    known = {site: cells for site, cells in counts.items() if cells is not None}
-    return _picture(f"feature-{place}", feature.name, cell_names(feature), known, answers)
+    return {site: cells for site, cells in counts.items() if cells is not None}
 
 
 def _picture(

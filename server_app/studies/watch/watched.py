@@ -112,9 +112,15 @@ def look_at(folder: Path) -> Watched:
         RunDirectoryError: it is not a run directory, or of another version of fedsilo.
     """
     folder = folder.expanduser().resolve()
-    progress = read_progress(folder) if folder.is_dir() else None
+    if not folder.is_dir():
+        raise RunDirectoryError(
+            f"there is no run directory {folder}: name one, or a deployment by --deployment"
+        )
+    progress = read_progress(folder)
     if progress is None:
-        raise RunDirectoryError(_why_none(folder))
+        raise RunDirectoryError(
+            f"{folder} has no {FILE}: it is not a run directory; name one, or --deployment DIR"
+        )
     here = progress.host == socket.gethostname()
     running, moment = progress.state == "running", time.time()
     gone = here and process_of(progress.pid, progress.process_started) is None
@@ -126,12 +132,6 @@ def newest_run(runs: Path) -> Path | None:
     """Return the run of a folder of runs that was written to last, or None if there is none."""
     newest = max(runs.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime, default=None)
     return newest and newest.parent
-
-
-def _why_none(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"there is no run directory {folder}: name one, or a deployment by --deployment"
-    return f"{folder} has no {FILE}: it is not a run directory; name one, or --deployment DIR"
 
 
 def phase_text(progress: Progress) -> str:
