@@ -179,7 +179,7 @@ def refuse_other_settings(first: SweptRun, run: SweptRun, *free_settings: str) -
     Raises:
         RunDirectoryError: they do.
     """
-    free = dict.fromkeys((*free_settings, *_SEEDS))
+    free = dict.fromkeys((*free_settings, *_SEEDS), "")
     if other := differences({**first.settings, **free}, {**run.settings, **free}):
         raise RunDirectoryError(
             f"{run.path} is not a run of the same experiment as {first.path}: {other}"

@@ -99,6 +99,7 @@ def site_bars(
 
 
 def _refuse_unlike(runs: Sequence[FinishedRun], split: str) -> None:
+    dataset, groups = runs[0].settings.common.dataset, _groups(runs[0])
     first: dict[str, SweptRun] = {}
     seeds: dict[tuple[str, object], Path] = {}
     for run in runs:
@@ -107,14 +108,10 @@ def _refuse_unlike(runs: Sequence[FinishedRun], split: str) -> None:
         other = seeds.setdefault((read.line, read.settings["seed"]), run.path)
         if other != run.path:
             raise RunDirectoryError(f"{run.path} has the same name and seed as {other}")
-        if _silos(run) != _silos(runs[0]):
+        if (run.settings.common.dataset, _groups(run)) != (dataset, groups):
             raise RunDirectoryError(
                 f"{run.path} is of other data or sites than {runs[0].path}: name runs of the same"
             )
-
-
-def _silos(run: FinishedRun) -> tuple[str, dict[str, str]]:
-    return run.settings.common.dataset, _groups(run)
 
 
 def _groups(run: FinishedRun) -> dict[str, str]:

@@ -35,6 +35,7 @@ class Search:
             import optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._learns = sampler == "tpe"
+        chosen: optuna.samplers.BaseSampler
         if self._learns:  # the first third at random, but no more than Optuna's own ten
             chosen = optuna.samplers.TPESampler(n_startup_trials=min(10, -(-points // 3)), seed=0)
         else:

@@ -124,10 +124,9 @@ def run_trials(
         FedsiloError: a run failed and ``go_on`` is false, or it could not begin; finished runs
             stay and are used again.
     """
-    keys = [trial.key() for trial in trials]  # once: each asks git for the revision
-    paths = {key: folder / f"{key}.json" for key in keys}
-    waiting = {k: trial for k, trial in zip(keys, trials, strict=True) if not paths[k].is_file()}
-    missing = [(trial, paths[key]) for key, trial in waiting.items()]
+    paths = [folder / f"{trial.key()}.json" for trial in trials]
+    waiting = {path: trial for path, trial in zip(paths, trials, strict=True) if not path.is_file()}
+    missing = [(trial, path) for path, trial in waiting.items()]
     console = make_console()
     with (
         Progress(console=console, disable=not console.is_terminal) as bar,
@@ -148,9 +147,9 @@ def run_trials(
         run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, ended)
     return [
         {FAILED: failures[path]}
-        if (path := paths[key]) in failures
+        if path in failures
         else json.loads(path.read_text()) | {"file": path.name}
-        for key in keys
+        for path in paths
     ]
 
 

@@ -155,8 +155,8 @@ def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
     ends = (answer.percentiles or {}).get("train", {}).get(name)
     if not spread and not ends:
         return None
-    values = (spread.mean, spread.sd) if spread else (None, None)
-    values += ends or (None, None)
+    values = [spread.mean, spread.sd] if spread else [None, None]
+    values += ends or [None, None]
     return tuple(_NONE if value is None else f"{value:g}" for value in values)
 
 
