@@ -97,8 +97,8 @@ def constant_results(
 ) -> pd.DataFrame:
     """Return what answering the second of two classes every time would score, per distribution.
 
-    A predictor that has seen nothing: to compare a method's accuracy with. Of more than two classes
-    there is none. ``silos`` is the content of ``silos.json``; None are all metrics.
+    A predictor that has seen nothing: to compare a method's accuracy with. More than two classes
+    have none. ``silos`` is the content of ``silos.json``; without ``metrics`` all are returned.
     """
     scores: dict[str, dict[str, float]] = {}
     for site, facts in silos.items():
