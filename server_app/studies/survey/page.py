@@ -156,8 +156,9 @@ def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
     if not spread and not ends:
         return None
     values = [spread.mean, spread.sd] if spread else [None, None]
-    values += ends or [None, None]
-    return tuple(_NONE if value is None else f"{value:g}" for value in values)
+    return tuple(
+        _NONE if value is None else f"{value:g}" for value in (*values, *(ends or (None, None)))
+    )
 
 
 def _files(answers: Mapping[str, Survey]) -> Iterator[Block]:
