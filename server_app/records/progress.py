@@ -194,3 +194,12 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def bytes_text(number: float) -> str:
+    """Return bytes with a decimal unit: ``1.5 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 999.5:  # more is shown as 1 of the next unit, not as 1e+03
+            return f"{number:.0f} B" if unit == "B" else f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"

@@ -178,7 +178,7 @@ def benchmark(
     What ``csv`` has is not run again. ``section`` of the simulation file says what is run;
     ``experiments`` and ``methods`` are some of that.
     """
-    from fedsilo.server_app.studies.benchmark.run import benchmark
+    from fedsilo.server_app.studies.benchmark.runs import benchmark
 
     return benchmark(
         section,

@@ -12,6 +12,7 @@ import pandas as pd
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_set
+from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import METHODS, title_of
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.benchmarks import Benchmark
@@ -25,7 +26,7 @@ from fedsilo.server_app.studies.benchmark.ranks import (
 from fedsilo.server_app.studies.benchmark.rows import Rows
 from fedsilo.server_app.studies.compare.tables import csv_text, markdown_table
 
-_CELLS = 3  # of docs/methods/README.md's table, beside a row's methods
+_CELLS = 3  # of docs/methods/README.md's table, after a row's methods
 _METHOD = re.compile(r"`([\w-]+)`")
 
 
@@ -70,6 +71,11 @@ class Benchmarked:
         names = [name for one in self.rankings.values() for name in one.ranks]
         return list(dict.fromkeys([*names, *map(str, self.figures.index)]))
 
+    def ranks_of(self, method: str) -> list[str]:
+        """Return a method's average rank in each of the rankings, as text."""
+        ranks = [one.ranks.get(method) for one in self.rankings.values()]
+        return ["-" if rank is None else f"{rank:.1f}" for rank in ranks]
+
     def lacking(self, experiment: str) -> list[str]:
         """Return the methods that have neither run here nor said why not."""
         rows = [row for row in self.rows.rows if row.experiment == experiment]
@@ -79,16 +85,22 @@ class Benchmarked:
 
     def lines(self) -> Iterator[str]:
         """Yield the average ranks, and what is missing."""
-        for title, one in self.rankings.items():
+        for title, one in self.rankings.items() if len(self.results) else ():
             ranks = ", ".join(f"{title_of(name)} {rank:.2f}" for name, rank in one.ranks.items())
             yield f"average ranks, {title}: {ranks}"
         yield from missing_lines(self)
 
     def write(self, page: Path | None, readme: Path | None) -> None:
-        """Write the page with tables and pictures in its folder, and a README's last column."""
+        """Write the page with tables and pictures in its folder, and a README's last column.
+
+        Raises:
+            SettingError: no method is complete.
+        """
         from fedsilo.server_app.studies.benchmark.pictures import draw_costs, draw_ranks
         from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
+        if (page or readme) and self.results.empty:
+            raise SettingError("no method has all its runs: there is nothing to write a page of")
         if page:
             stem = page.with_suffix("")
             write_atomically(Path(f"{stem}-table.csv"), csv_text(self.results))
@@ -155,9 +167,7 @@ def _figure_lines(found: Benchmarked) -> Iterator[list[str]]:
     costs = relative_costs(found.results)
     yield ["", *(f"rank, {title}" for title in found.rankings), *found.figures, "bytes", "seconds"]
     for method in found.order:
-        ranks = [one.ranks.get(method) for one in found.rankings.values()]
-        texts = ["-" if rank is None else f"{rank:.1f}" for rank in ranks]
-        texts += [cell(str(name), method) for name in found.figures]
+        texts = [*found.ranks_of(method), *(cell(str(name), method) for name in found.figures)]
         cost = costs.get(method)
         spent = [f"{cost['bytes']:.2f}", f"{cost['seconds']:.1f}"] if cost else ["-", "-"]
         yield [title_of(method), *texts, *spent]
@@ -224,12 +234,7 @@ def with_last_column(readme: str, found: Benchmarked) -> str:
         first, *cells = line.strip("| ").split(" | ")
         named = [name for name in _METHOD.findall(first) if name in METHODS]
         if named and len(cells) == _CELLS:
-            text = "; ".join(_ranks(name, found) for name in named)
+            text = "; ".join(" / ".join(found.ranks_of(name)) for name in named)
             line = f"| {' | '.join([first, *cells[:-1], f'[{text}](../results/benchmark.md)'])} |"
         lines.append(line)
     return "\n".join(lines)
-
-
-def _ranks(method: str, found: Benchmarked) -> str:
-    ranks = [one.ranks.get(method) for one in found.rankings.values()]
-    return " / ".join("-" if rank is None else f"{rank:.1f}" for rank in ranks)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedsilo.models.contract.methods import title_of
 from fedsilo.server_app.studies.benchmark.ranks import Ranking
-from fedsilo.server_app.studies.figures.panels import new_figure
+from fedsilo.server_app.studies.figures.panels import panel_grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,10 +20,8 @@ _COLUMNS = 3
 def draw_ranks(rankings: Mapping[str, Ranking]) -> Figure:
     """Return a panel per ranking: methods by average rank; within the bar of the best, no worse."""
     longest = max(len(one.ranks) for one in rankings.values())
-    figure = new_figure(4.6 * len(rankings), 1.4 + 0.2 * longest)
-    for axes, (title, one) in zip(
-        figure.subplots(1, len(rankings), squeeze=False)[0], rankings.items(), strict=True
-    ):
+    figure, panels = panel_grid(len(rankings), len(rankings), (4.6, 1.4 + 0.2 * longest))
+    for axes, (title, one) in zip(panels, rankings.items(), strict=True):
         names, ranks = list(one.ranks), list(one.ranks.values())
         axes.scatter(ranks, range(len(names)), color="#1f5fa8", zorder=3)
         if one.difference and ranks:
@@ -44,15 +42,9 @@ def draw_costs(results: pd.DataFrame) -> Figure:
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    experiments = list(dict.fromkeys(results["experiment"]))
-    columns = max(1, min(_COLUMNS, len(experiments)))
-    lines = max(1, -(-len(experiments) // columns))
-    figure = new_figure(4.4 * columns, 3.6 * lines)
-    panels = figure.subplots(lines, columns, squeeze=False).ravel()
-    for axes in panels[len(experiments) :]:
-        axes.set_visible(False)
-    for axes, experiment in zip(panels, experiments, strict=False):
-        part = results[results["experiment"] == experiment]
+    parts = dict(list(results.groupby("experiment", sort=False)))
+    figure, panels = panel_grid(len(parts), _COLUMNS, (4.4, 3.6))
+    for axes, (experiment, part) in zip(panels, parts.items(), strict=True):
         axes.scatter(part["kilobytes"], part["mean"], s=14, color="#1f5fa8")
         for row in _named(part):
             text, place = title_of(row["method"]), (row["kilobytes"], row["mean"])
@@ -63,7 +55,7 @@ def draw_costs(results: pd.DataFrame) -> Figure:
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("kilobytes of a run, to and from all sites")
         axes.set_ylabel(f"test {part['metric'].iloc[0]}")
-        axes.set_title(experiment, fontsize="medium")
+        axes.set_title(str(experiment), fontsize="medium")
         axes.grid(alpha=0.3)
     return figure
 

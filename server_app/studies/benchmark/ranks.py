@@ -13,9 +13,12 @@ from typing import Any
 import pandas as pd
 
 from fedsilo.server_app.studies.benchmark.rows import Row
-from fedsilo.server_app.studies.benchmark.runs import merit
 from fedsilo.server_app.studies.compare.tables import deviation, mean
 
+RESULTS = (
+    *("experiment", "method", "metric", "mean", "low", "high", "seeds"),
+    *("accuracy", "kilobytes", "seconds", "rate", "own"),
+)
 _COVERAGE = 0.95
 
 
@@ -35,7 +38,7 @@ def chosen_runs(rows: Sequence[Row], seeds: int) -> dict[tuple[str, str], list[R
             ran.setdefault(row.cell, []).append(row)
     chosen = {}
     for cell, runs in ran.items():
-        best = max((row for row in runs if row.seed == 0), key=merit)
+        best = max((row for row in runs if row.seed == 0), key=lambda row: row.merit)
         own = sorted((row for row in runs if row.point == best.point), key=lambda r: r.seed or 0)
         if len(own) == seeds and not any(row.note for row in own):
             chosen[cell] = own
@@ -47,24 +50,14 @@ def results_table(rows: Sequence[Row], seeds: int) -> pd.DataFrame:
     records = []
     for (experiment, method), runs in chosen_runs(rows, seeds).items():
         figures = [float(row.test or 0) for row in runs]
-        low, high = interval(figures)
-        records.append(
-            {
-                "experiment": experiment,
-                "method": method,
-                "metric": runs[0].metric,
-                "mean": mean(figures),
-                "low": low,
-                "high": high,
-                "seeds": len(runs),
-                "accuracy": mean(float(row.accuracy or 0) for row in runs),
-                "kilobytes": mean((row.up or 0) + (row.down or 0) for row in runs) / 1000,
-                "seconds": mean(float(row.seconds or 0) for row in runs),
-                "rate": runs[0].rate,
-                "own": runs[0].own,
-            }
+        reached = (runs[0].metric, mean(figures), *interval(figures), len(runs))
+        costs = (
+            mean(float(row.accuracy or 0) for row in runs),
+            mean((row.up or 0) + (row.down or 0) for row in runs) / 1000,
+            mean(float(row.seconds or 0) for row in runs),
         )
-    return pd.DataFrame(records, columns=list(records[0]) if records else None)
+        records.append((experiment, method, *reached, *costs, runs[0].rate, runs[0].own))
+    return pd.DataFrame(records, columns=list(RESULTS))
 
 
 @dataclass(frozen=True)

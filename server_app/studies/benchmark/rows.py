@@ -53,6 +53,13 @@ class Row:
         """What was tried."""
         return self.rate, self.own
 
+    @property
+    def merit(self) -> tuple[float, float]:
+        """What a trial is chosen by: validation figure, equals by loss; a failed one is last."""
+        if self.validation is None or self.loss is None:
+            return float("-inf"), float("-inf")
+        return round(self.validation, 6), -self.loss
+
 
 _COLUMNS = [entry.name for entry in fields(Row)]
 
@@ -73,8 +80,8 @@ class Rows:
         """
         if not path.is_file():
             return cls(path)
-        whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-        first, *lines = csv.reader(io.StringIO(whole)) if whole else [[]]
+        complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
+        first, *lines = csv.reader(io.StringIO(complete)) if complete else [[]]
         if first != _COLUMNS:
             raise SettingError(f"{path} is not a table of 'fedsilo benchmark': name another --csv")
         rows = cls(path)

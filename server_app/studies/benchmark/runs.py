@@ -1,22 +1,27 @@
-"""The runs of a benchmark: for each experiment and method trials, then the seeds of the best one.
+"""``fedsilo benchmark``: run what is missing of a benchmark, and report the results.
 
-All runs are in this process. Trials are runs of seed 0; what is chosen depends on validation
-figures alone, and the chosen trial is the first seed's run.
+For each experiment and method there are trials, then the seeds of the best one. All runs are in
+this process. Trials are runs of seed 0; what is chosen depends on validation figures alone, and the
+chosen trial is the first seed's run.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fedsilo.datasets.registry import data_fingerprint
 from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.benchmarks import Benchmark
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings_schema import Value, unknown_name
+from fedsilo.server_app.config.benchmarks import Benchmark, read_benchmark
+from fedsilo.server_app.config.experiments import simulation_file
 from fedsilo.server_app.config.settings import RunSettings, known_defaults, resolve
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.studies.benchmark.page import Benchmarked
 from fedsilo.server_app.studies.benchmark.rows import Row, Rows
 from fedsilo.server_app.studies.compare.trials import run_and_forget
 
@@ -33,30 +38,67 @@ class Setting:
     data: str
 
 
-def run_all(
-    benchmark: Benchmark,
+def benchmark(
+    section: str,
+    sources: RunSources,
+    csv: Path,
+    *,
+    experiments: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    only_show: bool = False,
+    tell: Tell = lambda _: None,
+) -> Benchmarked:
+    """Run what is missing and return all that has run.
+
+    Args:
+        section: of the simulation file.
+        sources: settings that override those of each experiment.
+        csv: file of the rows, which grows run by run; what it has is not run again.
+        experiments: of the benchmark that are run now, or none for all.
+        methods: those that are run now, or none for all.
+        only_show: whether only what has run is shown.
+        tell: is called with a line after each run.
+
+    Raises:
+        FedsiloError: a name is unknown, data are missing, or the file has rows of other settings.
+    """
+    declared = read_benchmark(simulation_file(sources.file), section)
+    for what, names, known in (
+        ("experiment", experiments, declared.experiments),
+        ("method", methods, METHODS),
+    ):
+        for name in names:
+            if name not in known:
+                raise unknown_name(what, name, known)
+    rows = Rows.read(csv)
+    if not only_show:
+        chosen = list(experiments or declared.experiments)
+        _run_all(declared, rows, sources, chosen, list(methods or METHODS), tell)
+    settings = {name: planned(name, sources)[0] for name in declared.experiments}
+    shown = {n: {"dataset": own.common.dataset, **unusual(own)} for n, own in settings.items()}
+    return Benchmarked(section, declared, rows, shown)
+
+
+def _run_all(
+    declared: Benchmark,
     rows: Rows,
     sources: RunSources,
     experiments: Sequence[str],
     methods: Sequence[str],
     tell: Tell,
 ) -> None:
-    """Run what is missing of ``experiments`` and ``methods``, and add its rows.
-
-    Raises:
-        FedsiloError: data are missing, or rows are of other settings.
-    """
+    """Run what is missing of ``experiments`` and ``methods``, and add its rows."""
     for name in experiments:
         base, _ = planned(name, sources)
         data = data_fingerprint(base.common)
-        setting = Setting(name, benchmark.experiments[name], base.as_mapping(), data)
+        setting = Setting(name, declared.experiments[name], base.as_mapping(), data)
         for method in methods:
-            contender = benchmark.contender(method)
+            contender = declared.contender(method)
             if contender.only and name not in contender.only:
                 rows.add(Row(name, method, note=contender.otherwise))
                 continue
             try:
-                _contend(benchmark, setting, method, rows, tell)
+                _contend(declared, setting, method, rows, tell)
             except SettingError as error:
                 if any(row.cell == (name, method) and row.run for row in rows.rows):
                     raise
@@ -64,9 +106,9 @@ def run_all(
                 tell(f"{name}, {method}: not run: {error}")
 
 
-def _contend(benchmark: Benchmark, setting: Setting, method: str, rows: Rows, tell: Tell) -> None:
+def _contend(declared: Benchmark, setting: Setting, method: str, rows: Rows, tell: Tell) -> None:
     """Run a method's trials, then the other seeds of the best one."""
-    contender = benchmark.contender(method)
+    contender = declared.contender(method)
     first = {key: values[0] for key, values in contender.own.items()}
     values = {**setting.values, **contender.config, "method": method, "run-name": ""}
 
@@ -83,27 +125,20 @@ def _contend(benchmark: Benchmark, setting: Setting, method: str, rows: Rows, te
         )
         return rows.found(row) or rows.add(_measured(row, settings, tell))
 
-    rates, further = benchmark.trials(method)
+    rates, further = declared.trials(method)
     tried = {(rate, tuple(first.items())): run(0, rate, first) for rate in rates}
     rate, _ = _best(tried)
     tried |= {(rate, tuple(own.items())): run(0, rate, own) for own in further}
     rate, chosen = _best(tried)
     if tried[rate, chosen].note:  # all trials have failed, and their rows say why
         return
-    for seed in range(1, benchmark.seeds):
+    for seed in range(1, declared.seeds):
         run(seed, rate, dict(chosen))
 
 
 def _best(tried: Mapping[Any, Row]) -> Any:
     """Return what was tried with the best row."""
-    return max(tried, key=lambda point: merit(tried[point]))
-
-
-def merit(row: Row) -> tuple[float, float]:
-    """Return what a trial is chosen by: validation figure, equals by loss; a failed one is last."""
-    if row.validation is None or row.loss is None:
-        return float("-inf"), float("-inf")
-    return round(row.validation, 6), -row.loss
+    return max(tried, key=lambda point: tried[point].merit)
 
 
 def unusual(settings: RunSettings) -> dict[str, Value]:

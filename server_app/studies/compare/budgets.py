@@ -25,8 +25,9 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.server_app.config.experiments import find_experiment, simulation_file
 from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records.progress import bytes_text
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.studies.compare.tables import bytes_text, mean, seconds_text
+from fedsilo.server_app.studies.compare.tables import mean, seconds_text
 from fedsilo.server_app.studies.finished_run import FinishedRun
 
 COLUMNS = (
@@ -82,22 +83,20 @@ class Budget:
 
     def differences(self, other: Budget) -> Iterator[str]:
         """Yield in what this one differs from ``other``, which the texts name second."""
-        told = bool(self.steps and other.steps)  # then what was taken says more
+        known = bool(self.steps and other.steps)  # then what was taken says more
         for key, mine in self.given.items():
             theirs = other.given.get(key, mine)  # a setting that means nothing there is none
-            if mine != theirs and not (told and key in _TRAINING):
+            if mine != theirs and not (known and key in _TRAINING):
                 yield f"{key} {_shown(mine)}, not {_shown(theirs)}"
         if self.trials != other.trials:
             yield f"tuned over {self.trials} points, not {other.trials}"
-        short = {*self.rounds} != {self.given["rounds"]} or {*other.rounds} != {
-            other.given["rounds"]
-        }
+        short = any({*one.rounds} != {one.given["rounds"]} for one in (self, other))
         if short and sorted(self.rounds) != sorted(other.rounds):
             yield f"{self.rounds_text()} rounds, not {other.rounds_text()}"
-        for key in ("steps", "samples"):
-            took, reference = getattr(self, key), getattr(other, key)
-            if told and abs(took / reference - 1) > _TOLERANCE:
-                yield f"{took / reference:.2g} times the {key}"
+        for key in ("steps", "samples") if known else ():
+            times = getattr(self, key) / getattr(other, key)
+            if abs(times - 1) > _TOLERANCE:
+                yield f"{times:.2g} times the {key}"
 
     def rounds_text(self) -> str:
         """Return the rounds that were finished, of those that were wanted."""
@@ -182,10 +181,13 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
     return Budget(common.dataset, given, trials)
 
 
-def given(experiment: str, settings: RunSettings, sources: RunSources) -> Budget:
-    """Return what an experiment is given; its trials are the file's, or those of a search."""
-    declared = find_experiment(simulation_file(sources.file), experiment).trials
-    return budget_of(settings, declared or tuned_over(settings, experiment))
+def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
+    """Return what each experiment is given; its trials are the file's, or those of a search."""
+    file, budgets = simulation_file(sources.file), {}
+    for name, settings in plans.items():
+        declared = find_experiment(file, name).trials
+        budgets[name] = budget_of(settings, declared or tuned_over(settings, name))
+    return Budgets(budgets)
 
 
 def tuned_over(settings: RunSettings, experiment: str) -> int:
@@ -197,6 +199,31 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
         return int(document["budget"]["trials"]) if runs else 0
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0
+
+
+def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
+    """Refuse methods if one's optimiser continues over rounds and another's restarts in each.
+
+    One method may be compared with itself under both.
+
+    Raises:
+        SettingError: names two such experiments.
+    """
+    first, *others = experiments
+    for other in others:
+        one, two = experiments[first], experiments[other]
+        if one.method != two.method and _continues(one) != _continues(two):
+            on, restarts = (first, other) if _continues(one) else (other, first)
+            raise SettingError(
+                f"the optimiser of experiment '{on}' continues over rounds and that of "
+                f"'{restarts}' starts again in each: methods are compared with one rule for all; "
+                f"set 'optimiser-state' to 'run' ('epoch-steps' of '{on}' is "
+                f"{experiments[on].epoch_steps}), or to 'round' where 'epoch-steps' is 0"
+            )
+
+
+def _continues(common: CommonSettings) -> bool:
+    return common.epoch_steps > 0 or common.optimiser_state == "run"
 
 
 def _sum(run: FinishedRun, column: str) -> int:

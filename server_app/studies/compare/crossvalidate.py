@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from rich.table import Table
@@ -23,8 +23,12 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
-from fedsilo.server_app.studies.compare.budgets import MARK, Budgets, given
-from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
+from fedsilo.server_app.studies.compare.budgets import (
+    MARK,
+    Budgets,
+    planned_budgets,
+    refuse_mixed_optimisers,
+)
 from fedsilo.server_app.studies.compare.pooled import POOLED
 from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import csv_text, joined, markdown_table, rich_table
@@ -97,7 +101,7 @@ def crossvalidate(
     runs = folds * repeats
     tell(f"{len(names)} experiments, {folds} folds, {repeats} repeats: {len(names) * runs} runs")
     _refuse_other_data(plans)
-    budgets = Budgets({name: given(name, plans[name], sources) for name in names})
+    budgets = planned_budgets(plans, sources)
     if not unequal:
         budgets.refuse_unequal("give all the same, or mark the row by --unequal")
     first = plans[names[0]].common
@@ -149,15 +153,12 @@ def figure_intervals(
     A metric that a site's test rows leave undefined in some run (AUC of one class) is given over
     the other runs, and the site is not part of its mean over sites.
     """
-    records = []
-    for name, runs in summaries.items():
-        for metric in metrics:
-            for group, values in _by_group(runs, metric).items():
-                known = [value for value in values if value is not None]
-                if known:  # a metric is a share: its interval is cut to 0 to 1
-                    interval = corrected_interval(known, folds).within(0.0, 1.0)
-                    records.append((name, "", group, metric, interval))
-    return interval_frame(records)
+    return interval_frame(
+        (name, "", group, metric, interval.within(0.0, 1.0))  # a metric is a share
+        for name, runs in summaries.items()
+        for metric in metrics
+        for group, interval in _intervals(_by_group(runs, metric), folds)
+    )
 
 
 def difference_intervals(
@@ -165,43 +166,39 @@ def difference_intervals(
 ) -> pd.DataFrame:
     """Return the first experiment's figures minus each other's, run by run on the same split."""
     first, *others = summaries
-    records = []
-    for other in others:
-        for metric in metrics:
-            mine, theirs = (_by_group(summaries[name], metric) for name in (first, other))
-            for group in mine:
-                pairs = zip(mine[group], theirs[group], strict=True)
-                known = [a - b for a, b in pairs if a is not None and b is not None]
-                if known:
-                    interval = corrected_interval(known, folds)
-                    records.append((first, other, group, metric, interval))
-    return interval_frame(records)
+    by_group = {(n, m): _by_group(runs, m) for n, runs in summaries.items() for m in metrics}
+    return interval_frame(
+        (first, other, group, metric, interval)
+        for other in others
+        for metric in metrics
+        for group, interval in _intervals(by_group[first, metric] - by_group[other, metric], folds)
+    )
 
 
-def interval_frame(records: Sequence[tuple[str, str, str, str, Interval]]) -> pd.DataFrame:
+def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, Interval]]:
+    for group, values in by_group.items():
+        if known := values.dropna().tolist():
+            yield str(group), corrected_interval(known, folds)
+
+
+def interval_frame(records: Iterable[tuple[str, str, str, str, Interval]]) -> pd.DataFrame:
     """Return intervals as a table with the columns ``COLUMNS``."""
-    cells = [
-        (*names, interval.mean, interval.low, interval.high, interval.p, interval.runs)
-        for *names, interval in records
-    ]
-    frame = pd.DataFrame(cells, columns=list(COLUMNS))
+    frame = pd.DataFrame([(*names, *found) for *names, found in records], columns=list(COLUMNS))
     return frame.astype(dict.fromkeys(("mean", "low", "high", "p"), float) | {"runs": int})
 
 
-def _by_group(runs: Summaries, metric: str) -> dict[str, list[float | None]]:
-    """Return, per site and for ``all``, the metric's value in each run, None where undefined.
+def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
+    """Return the metric's value in each run, a column per site and ``all``, NaN where undefined.
 
     ``all`` is the mean over sites, but of ``POOLED``, which no site has, that of all samples.
     """
     if metric == POOLED:
-        return {"all": [summary["mean"][POOLED] for summary in runs]}
+        return pd.DataFrame({"all": [summary["mean"][POOLED] for summary in runs]})
     sites = sorted({site for summary in runs for site in summary["sites"]})
-    by_site = {
-        site: [summary["sites"].get(site, {}).get(metric) for summary in runs] for site in sites
-    }
-    whole = [values for values in by_site.values() if None not in values]
-    mean: list[float | None] = [sum(run) / len(run) for run in zip(*whole, strict=True)]
-    return {**by_site, "all": mean}
+    rows = [[run["sites"].get(site, {}).get(metric) for site in sites] for run in runs]
+    values = pd.DataFrame(rows, columns=sites, dtype=float)
+    complete = values.dropna(axis="columns").to_numpy().tolist()
+    return values.assign(all=[sum(run) / len(run) if run else math.nan for run in complete])
 
 
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
@@ -242,8 +239,7 @@ def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
     return "\n".join(parts)
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """A mean over runs with its 95 % interval, and the p value of the mean being 0.
 
     A single run has neither interval nor p value: they are None.
@@ -259,7 +255,7 @@ class Interval:
         """Return it with its interval cut to what the figure can be."""
         if self.low is None or self.high is None:
             return self
-        return replace(self, low=max(self.low, lowest), high=min(self.high, highest))
+        return self._replace(low=max(self.low, lowest), high=min(self.high, highest))
 
 
 def corrected_interval(values: Sequence[float], folds: int) -> Interval:

@@ -31,8 +31,11 @@ from fedsilo.server_app.config.settings import RunSettings, differences
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.run.processes import bound_environment
-from fedsilo.server_app.studies.compare.budgets import Budgets, given
-from fedsilo.server_app.studies.compare.equal_terms import refuse_mixed_optimisers
+from fedsilo.server_app.studies.compare.budgets import (
+    Budgets,
+    planned_budgets,
+    refuse_mixed_optimisers,
+)
 from fedsilo.server_app.studies.compare.results import (
     chosen_metrics,
     constant_results,
@@ -51,12 +54,12 @@ from fedsilo.server_app.studies.compare.significance import (
 )
 from fedsilo.server_app.studies.compare.slurm import Jobs, SlurmPool
 from fedsilo.server_app.studies.compare.tables import (
-    comparison_csv,
-    comparison_markdown,
+    comparison_lines,
     comparison_table,
     csv_text,
     joined,
     markdown_table,
+    over_seeds,
     rich_table,
 )
 from fedsilo.server_app.studies.compare.trials import run_missing, runs_at_once
@@ -82,19 +85,21 @@ class Comparison:
     def lines(self, median: bool = False) -> Iterator[Table | str]:
         """Yield the table for a terminal, then the budgets, each test and the remarks."""
         yield comparison_table(self.budgets.marked(self.results), self.split, median)
-        yield rich_table(self.budgets.title(), self.budgets.lines(), left=1)
+        yield rich_table(self.budgets.title(), self.budgets.lines())
         yield from lines_of_tests(self.tested, self.split, self.notes)
 
     def markdown(self, median: bool = False) -> str:
         """Return table and tests as Markdown."""
-        text = comparison_markdown(self.budgets.marked(self.results), self.split, median)
-        text += f"\n{self.budgets.title()}\n\n{markdown_table(self.budgets.lines())}"
+        lines = comparison_lines(self.budgets.marked(self.results), self.split, median)
+        text = f"{markdown_table(lines)}\n{self.budgets.title()}\n\n"
+        text += markdown_table(self.budgets.lines())
         return text + markdown_tests(self.tested, self.split, self.notes)
 
     def write(self, csv: Path | None, markdown: Path | None, median: bool = False) -> None:
         """Write CSV, with NAME-budgets.csv and NAME-tests.csv next to it, and Markdown of all."""
         if csv:
-            texts = {"": comparison_csv(self.results), "-budgets": csv_text(self.budgets.frame())}
+            frames = {"": over_seeds(self.results), "-budgets": self.budgets.frame()}
+            texts = {name: csv_text(frame) for name, frame in frames.items()}
             texts |= {"-tests": significance_csv(self.tested)} if self.tested else {}
             for name, text in texts.items():
                 write_atomically(csv.with_name(f"{csv.stem}{name}{csv.suffix}"), text)
@@ -118,11 +123,7 @@ class Job:
         return FinishedRun(Path(common.out) / common.run_name)
 
     def finished(self) -> bool:
-        """Tell whether a finished run with these settings is there.
-
-        Raises:
-            RunDirectoryError: there is a run of that name with other settings.
-        """
+        """Tell whether a finished run is there; RunDirectoryError if it has other settings."""
         run = self.directory
         if not has_begun(run.path):
             return False
@@ -143,14 +144,14 @@ class Job:
         """Say which sites' data are not those of the run; None if there are no data to compare."""
         common = self.settings.common
         try:
-            held = [load_silo(site, common) for site in silos]
+            today = [load_silo(site, common) for site in silos]
         except DataError as error:
             folder = find_places(common.data_dir, common.cache_dir).data
             exists = folder is not None and folder.is_dir()
             return f"the data cannot be read now ({error})" if exists else None
         differing = [
             silo.name
-            for silo in held
+            for silo in today
             if silos[silo.name]["fingerprints"] not in ({}, silo.fingerprints)
             or silos[silo.name].get("schema", "") != silo.schema
         ]
@@ -219,25 +220,28 @@ def compare(
     data_sets = {job.experiment: job.settings.common.dataset for job in all_jobs}
     refuse_mixed_optimisers({job.experiment: job.settings.common for job in all_jobs})
     check_tests(data_sets, tests=tests, paired=paired, seeds=seeds)
-    by_name = {job.experiment: job.settings for job in all_jobs}
-    budgets = Budgets({name: given(name, by_name[name], sources) for name in by_name})
+    budgets = planned_budgets({job.experiment: job.settings for job in all_jobs}, sources)
     if not unequal:
         budgets.refuse_unequal("give all the same, or mark the row by --unequal")
     _run_all([job for job in all_jobs if not job.finished()], jobs, tell)
-    budgets = Budgets(
-        {name: budget.taken(_runs(all_jobs, name)) for name, budget in budgets.of.items()}
-    )
+    runs = {name: [job.directory for job in all_jobs if job.experiment == name] for name in names}
+    budgets = Budgets({name: budget.taken(runs[name]) for name, budget in budgets.of.items()})
     if not unequal:
         budgets.refuse_unequal("all runs are kept, and the same with --unequal marks the row")
     summaries = _summaries(all_jobs, split)
     results = _results(all_jobs, summaries, split, metrics)
-    tested = _tests(summaries, tests, paired) if tests else []
-    remarks = notes(tested[0], seeds, paired, _same_split(all_jobs)) if tested else []
+    tested = []
+    if tests:
+        tested = [
+            significance(metric, values_by_seed(summaries, metric), paired)
+            for metric in chosen_metrics(tests, _all(summaries), "--tests")
+        ]
+    remarks = notes(tested[0], seeds, paired, _same_split(runs)) if tested else []
     return Comparison(results, split, tested, remarks, budgets)
 
 
-def _runs(jobs: Sequence[Job], experiment: str) -> list[FinishedRun]:
-    return [job.directory for job in jobs if job.experiment == experiment]
+def _all(summaries: Summaries) -> list[Mapping[str, Any]]:
+    return [summary for by_seed in summaries.values() for summary in by_seed.values()]
 
 
 def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
@@ -250,7 +254,7 @@ def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
     for job in jobs:
         summary = of_split(job.directory.summary, split)
         summaries.setdefault(job.experiment, {})[job.settings.common.seed] = summary
-    if not any(summary["mean"] for runs in summaries.values() for summary in runs.values()):
+    if not any(summary["mean"] for summary in _all(summaries)):
         raise SettingError(
             f"no site has {split} samples to compare by: set 'val-folds', or use 'fedsilo tune'"
         )
@@ -261,8 +265,7 @@ def _results(
     jobs: Sequence[Job], summaries: Summaries, split: str, wanted: str | None
 ) -> pd.DataFrame:
     """Return the results of each experiment, then of predicting one class every time."""
-    all_summaries = [summary for runs in summaries.values() for summary in runs.values()]
-    metrics = chosen_metrics(wanted, all_summaries, "--metrics") if wanted else None
+    metrics = chosen_metrics(wanted, _all(summaries), "--metrics") if wanted else None
     data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
     frames = [
         experiment_results(name, runs, metrics or data_set(data_sets[name]).headline)
@@ -273,24 +276,13 @@ def _results(
     return joined(frames)
 
 
-def _tests(summaries: Summaries, wanted: str, paired: bool) -> list[Tested]:
-    """Return the tests of each metric that is to be tested, over the seeds that have it."""
-    all_summaries = [summary for runs in summaries.values() for summary in runs.values()]
-    return [
-        significance(metric, values_by_seed(summaries, metric), paired)
-        for metric in chosen_metrics(wanted, all_summaries, "--tests")
-    ]
-
-
-def _same_split(jobs: Sequence[Job]) -> bool:
+def _same_split(runs: Mapping[str, Sequence[FinishedRun]]) -> bool:
     """Tell whether all seeds of each experiment saw the same split."""
-    first: dict[str, Any] = {}
-    for job in jobs:
-        silos = job.directory.silos
-        fingerprints = {site: facts["fingerprints"] for site, facts in silos.items()}
-        if first.setdefault(job.experiment, fingerprints) != fingerprints:
-            return False
-    return True
+
+    def split(run: FinishedRun) -> dict[str, Any]:
+        return {site: facts["fingerprints"] for site, facts in run.silos.items()}
+
+    return all(split(run) == split(first) for first, *others in runs.values() for run in others)
 
 
 def _job(

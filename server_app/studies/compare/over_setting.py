@@ -34,7 +34,7 @@ _SEEDS = keys_with(CommonSettings, "seed")  # settings in which the runs of one 
 
 @dataclass(frozen=True)
 class SweptRun:
-    """A finished run: its path, its settings, and its summary of the split."""
+    """A finished run: its path, what decides its result, and its summary of the split."""
 
     path: Path
     settings: Mapping[str, Value]
@@ -66,7 +66,7 @@ class Sweep:
     def lines(self) -> Iterator[str]:
         """Yield a line per experiment with its points."""
         for name in self.experiments:
-            yield f"{name}: {', '.join(point_text(point) for point in self.points_of(name))}"
+            yield f"{name}: {', '.join(map(_point_text, self.points_of(name)))}"
 
     def draw(self, path: Path) -> None:
         """Draw the points as PNG."""
@@ -111,8 +111,7 @@ def finished_runs(folders: Sequence[Path]) -> list[FinishedRun]:
 
 def read_run(run: FinishedRun, split: str) -> SweptRun:
     """Return a finished run with its figures of ``split``."""
-    settings = run.settings.decisive()
-    return SweptRun(run.path, settings, of_split(run.summary, split))
+    return SweptRun(run.path, run.settings.decisive(), of_split(run.summary, split))
 
 
 def sweep_points(runs: Sequence[SweptRun], setting: str, metric: str) -> pd.DataFrame:
@@ -137,13 +136,11 @@ def sweep_points(runs: Sequence[SweptRun], setting: str, metric: str) -> pd.Data
         records.append((run.line, value, figure_of(run.summary, "all", metric)))
     figures = pd.DataFrame(records, columns=["experiment", "value", "figure"])
     ascending = figures.dropna(subset="figure").sort_values("value", kind="stable")
-    grouped = ascending.groupby(["experiment", "value"], sort=False)
-    points = grouped["figure"].agg(mean=mean, sd=deviation, seeds="size")
-    return points.reset_index()
+    grouped = ascending.groupby(["experiment", "value"], sort=False)["figure"]
+    return grouped.agg(mean=mean, sd=deviation, seeds="size").reset_index()
 
 
-def point_text(point: Any) -> str:
-    """Return a point of a sweep for people."""
+def _point_text(point: Any) -> str:
     spread = f" ± {point.sd:.3f}" if point.seeds > 1 else ""
     return f"{point.mean:.3f}{spread} at {point.value:g}"
 
@@ -182,12 +179,8 @@ def refuse_other_settings(first: SweptRun, run: SweptRun, *free_settings: str) -
     Raises:
         RunDirectoryError: they do.
     """
-    free = {*free_settings, *_SEEDS}
-    before, now = (
-        {key: value for key, value in swept.settings.items() if key not in free}
-        for swept in (first, run)
-    )
-    if other := differences(before, now):
+    free = dict.fromkeys((*free_settings, *_SEEDS), "")
+    if other := differences({**first.settings, **free}, {**run.settings, **free}):
         raise RunDirectoryError(
             f"{run.path} is not a run of the same experiment as {first.path}: {other}"
         )

@@ -1,7 +1,7 @@
 """``fedsilo bars``: figures of finished runs site by site (UEFL's figures 1 and 5).
 
 A bar is an experiment of ``fedsilo compare`` at a site: the mean over its seeds, with their
-standard deviation. Beside a run's model each site's own model, before the average, can be shown.
+standard deviation. A run's model and, if wanted, each site's own model before the average.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedsilo.server_app.studies.compare.over_setting import (
     refuse_other_settings,
 )
 from fedsilo.server_app.studies.compare.results import matching
-from fedsilo.server_app.studies.compare.tables import csv_text, deviation, mean
+from fedsilo.server_app.studies.compare.tables import csv_text, deviation, joined, mean
 from fedsilo.server_app.studies.figures.learning_curves import CURVES, write_picture
 from fedsilo.server_app.studies.figures.panels import new_figure
 from fedsilo.server_app.studies.finished_run import FinishedRun
@@ -86,20 +86,20 @@ def site_bars(
         [cell for run in runs for cell in _cells(run, split, round_, own)],
         columns=[*_KEY, "value"],
     )
+    if cells.empty:
+        raise SettingError(f"no run has {split} figures by site, only of all sites together")
     known = sorted(cells["metric"].unique())
-    chosen = [metric for metric in _USUAL if metric in known]
-    if metrics is not None:
-        chosen = matching(metrics, known, "--metrics")
-    place = {metric: number for number, metric in enumerate(chosen)}
-    cells = cells[cells["metric"].isin(list(place))]
-    cells = cells.sort_values("metric", key=lambda names: names.map(place), kind="stable")
-    grouped = cells.groupby(_KEY, sort=False)["value"]
+    usual = ",".join(metric for metric in _USUAL if metric in known)
+    chosen = matching(metrics or usual or _USUAL[0], known, "--metrics")
+    ordered = joined([cells[cells["metric"] == metric] for metric in chosen])
+    grouped = ordered.groupby(_KEY, sort=False)["value"]
     table = grouped.agg(mean=mean, sd=deviation, seeds="size").reset_index()
     when = "the last round" if round_ is None else f"round {round_}"
     return SiteBars(table, f"{runs[0].settings.common.dataset}, {split} samples, {when}")
 
 
 def _refuse_unlike(runs: Sequence[FinishedRun], split: str) -> None:
+    dataset, groups = runs[0].settings.common.dataset, _groups(runs[0])
     first: dict[str, SweptRun] = {}
     seeds: dict[tuple[str, object], Path] = {}
     for run in runs:
@@ -108,14 +108,10 @@ def _refuse_unlike(runs: Sequence[FinishedRun], split: str) -> None:
         other = seeds.setdefault((read.line, read.settings["seed"]), run.path)
         if other != run.path:
             raise RunDirectoryError(f"{run.path} has the same name and seed as {other}")
-        if _silos(run) != _silos(runs[0]):
+        if (run.settings.common.dataset, _groups(run)) != (dataset, groups):
             raise RunDirectoryError(
                 f"{run.path} is of other data or sites than {runs[0].path}: name runs of the same"
             )
-
-
-def _silos(run: FinishedRun) -> tuple[str, dict[str, str]]:
-    return run.settings.common.dataset, _groups(run)
 
 
 def _groups(run: FinishedRun) -> dict[str, str]:

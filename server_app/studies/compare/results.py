@@ -25,25 +25,22 @@ def of_split(summary: Summary, split: str) -> dict[str, Any]:
     return {**summary, **summary["validation"], "published": None}
 
 
-def chosen_metrics(asked: str, summaries: Sequence[Summary], option: str) -> list[str]:
-    """Return the metrics of the runs' summaries that ``asked`` names; see ``matching``."""
+def chosen_metrics(wanted: str, summaries: Sequence[Summary], option: str) -> list[str]:
+    """Return the metrics of the runs' summaries that ``wanted`` names; see ``matching``."""
     known = {metric for summary in summaries for metric in summary["mean"]}
-    return matching(asked, sorted(known), option)
+    return matching(wanted, sorted(known), option)
 
 
-def matching(asked: str, known: Sequence[str], option: str) -> list[str]:
-    """Return the metrics that ``asked`` names, in its order.
+def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
+    """Return the known metrics that ``wanted`` names, in its order.
 
-    Args:
-        asked: names and shell-style patterns, separated by commas.
-        known: all metrics of the runs.
-        option: of the command, for the error.
+    It has names and shell-style patterns, separated by commas.
 
     Raises:
-        SettingError: a name or pattern fits no metric of any run.
+        SettingError: one fits no metric of any run; begins with ``option``.
     """
     chosen: dict[str, None] = {}
-    for pattern in [part.strip() for part in asked.split(",")]:
+    for pattern in [part.strip() for part in wanted.split(",")]:
         fitting = [metric for metric in known if metric == pattern or fnmatchcase(metric, pattern)]
         if not fitting:
             raise SettingError(
@@ -76,14 +73,9 @@ def values_by_seed(
 def experiment_results(
     experiment: str, summaries: Mapping[int, Summary], metrics: Sequence[str]
 ) -> pd.DataFrame:
-    """Return the results of one experiment: its distributions, then ``all``.
+    """Return the results of one experiment's runs, by seed: its distributions, then ``all``.
 
     A figure that is undefined for a group (AUC of one class) has no row.
-
-    Args:
-        experiment: its name.
-        summaries: seed -> what the run found.
-        metrics: those shown, in their order.
     """
     first = next(iter(summaries.values()))
     published = first.get("published") or {}
@@ -105,13 +97,8 @@ def constant_results(
 ) -> pd.DataFrame:
     """Return what answering the second of two classes every time would score, per distribution.
 
-    A predictor that has seen nothing: to compare a method's accuracy with. Nothing is
-    returned for more than two classes.
-
-    Args:
-        silos: the content of ``silos.json``.
-        split: whose labels are answered.
-        metrics: those shown, or None for all.
+    A predictor that has seen nothing: to compare a method's accuracy with. More than two classes
+    have none. ``silos`` is the content of ``silos.json``; without ``metrics`` all are returned.
     """
     scores: dict[str, dict[str, float]] = {}
     for site, facts in silos.items():

@@ -28,45 +28,38 @@ _EDGE = 0.05  # share of a range
 
 
 class Search:
-    """A search for as many points as an experiment may try.
-
-    Args:
-        grid: setting -> its values.
-        sampler: ``grid`` or ``tpe``.
-        points: how many are tried.
-    """
+    """A search of a grid, by the sampler ``grid`` or ``tpe``, for so many points."""
 
     def __init__(self, grid: Grid, sampler: str, points: int) -> None:
-        optuna = _optuna()
+        with needs_extra("'fedsilo tune'", "tuning"):
+            import optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        samplers = optuna.samplers
-        if sampler == "tpe":  # the first third at random, but no more than Optuna's own ten
-            chosen = samplers.TPESampler(n_startup_trials=min(10, -(-points // 3)), seed=0)
+        self._learns = sampler == "tpe"
+        chosen: optuna.samplers.BaseSampler
+        if self._learns:  # the first third at random, but no more than Optuna's own ten
+            chosen = optuna.samplers.TPESampler(n_startup_trials=min(10, -(-points // 3)), seed=0)
         else:
-            chosen = samplers.GridSampler(grid, seed=0)
+            chosen = optuna.samplers.GridSampler(grid, seed=0)
         self._study = optuna.create_study(sampler=chosen, direction="maximize")
         self._spaces = {key: _space(values, sampler) for key, values in grid.items()}
         self._left = points
-        self._at_once = _AT_ONCE if sampler == "tpe" else points
         self._asked: list[Any] = []
-        self._learns = sampler == "tpe"
 
     def batches(self) -> Iterator[list[Point]]:
         """Yield points that are tried side by side; ``tell`` of each batch before the next."""
         while self._left:
-            count = min(self._left, self._at_once)
+            count = min(self._left, _AT_ONCE) if self._learns else self._left
             self._left -= count
             self._asked = [self._study.ask(self._spaces) for _ in range(count)]
-            yield [self._point(trial.params) for trial in self._asked]
+            yield [
+                {key: _rounded(trial.params[key]) for key in self._spaces} for trial in self._asked
+            ]
 
     def tell(self, scores: Sequence[float]) -> None:
         """Take the scores of the batch, more is better."""
         # The grid sampler learns nothing, and would stop a study of its last point by an exception
         for trial, score in zip(self._asked, scores, strict=True) if self._learns else ():
             self._study.tell(trial, score)
-
-    def _point(self, proposed: Mapping[str, Any]) -> Point:
-        return {key: _rounded(proposed[key]) for key in self._spaces}
 
 
 def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None:
@@ -89,8 +82,8 @@ def at_an_edge(grid: Grid, best: Mapping[str, Value]) -> Iterator[str]:
     for key, values in grid.items():
         if not (ends := _range(values)):
             continue
-        low, high = ends
-        at, value = _place(float(str(best[key])), low, high), best[key]
+        (low, high), value = ends, best[key]
+        at = _place(float(str(value)), low, high)
         if at < _EDGE or at > 1 - _EDGE:
             end = "lower" if at < _EDGE else "upper"
             yield (
@@ -105,22 +98,12 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
     for digest, point in zip(digests, points, strict=True):
         same = first.setdefault(digest, point)
         if digest and (changed := [k for k in point if point[k] != same[k]]):
-            told = ", ".join(f"{key} {same[key]} and {point[key]}" for key in changed)
-            yield f"equal bits though settings differ: {told}; these values changed nothing"
-
-
-def _optuna() -> Any:
-    with needs_extra("'fedsilo tune'", "tuning"):
-        import optuna
-    return optuna
+            pairs = ", ".join(f"{key} {same[key]} and {point[key]}" for key in changed)
+            yield f"equal bits though settings differ: {pairs}; these values changed nothing"
 
 
 def _space(values: Sequence[Value], sampler: str) -> BaseDistribution:
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if sampler != "tpe" or not (ends := _range(values)):
         return CategoricalDistribution(values)

@@ -60,25 +60,26 @@ class Tested:
 
     def lines(self) -> list[list[str]]:
         """Return the triangle of p values: column titles, then a line per later experiment."""
-        first, *later = self.experiments
-        columns = [first, *later[:-1]]
+        columns, later = self.experiments[:-1], self.experiments[1:]
         cells = {pair: outcome.cell() for pair, outcome in self.pairs.items()}
         body = [[name, *(cells.get((name, other), "-") for other in columns)] for name in later]
         return [["p", *columns], *body]
 
     def records(self) -> list[dict[str, Any]]:
         """Return a row per test, the ANOVA first; a missing p value is None."""
-        named = [(("ANOVA", "all", "all"), self.anova)]
-        named += [(("t", *pair), outcome) for pair, outcome in self.pairs.items()]
+        named = [("ANOVA", "all", "all", self.anova)]
+        named += [("t", *pair, outcome) for pair, outcome in self.pairs.items()]
         return [
             {
                 "metric": self.metric,
-                **dict(zip(("test", "experiment", "compared with"), labels, strict=True)),
+                "test": test,
+                "experiment": experiment,
+                "compared with": other,
                 "statistic": outcome.statistic,
                 "p": outcome.uncorrected,
                 "p corrected": outcome.p,
             }
-            for labels, outcome in named
+            for test, experiment, other, outcome in named
         ]
 
     def reasons(self) -> list[str]:
@@ -91,12 +92,7 @@ class Tested:
 
 
 def significance(metric: str, samples: Samples, paired: bool) -> Tested:
-    """Return the tests of ``metric`` over two or more experiments.
-
-    Args:
-        metric: its name.
-        samples: for each experiment, the figure of every seed that has one.
-        paired: whether t-tests are of the differences by seed.
+    """Return the tests of ``metric`` over two or more experiments, over the seeds that have it.
 
     Raises:
         SettingError: tests are paired, and the experiments' seeds differ.
@@ -190,13 +186,7 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool) -> list[st
 def check_tests(
     data_sets: Mapping[str, str], *, tests: str | None, paired: bool, seeds: int
 ) -> None:
-    """Refuse what cannot be tested, before anything runs.
-
-    Args:
-        data_sets: experiment -> data set.
-        tests: metrics to be tested, or None or empty for none.
-        paired: whether t-tests are of the differences by seed.
-        seeds: how many there are.
+    """Refuse what cannot be tested, before anything runs; ``data_sets`` is by experiment.
 
     Raises:
         SettingError: there are too few experiments or seeds, or they are on different data.
@@ -236,17 +226,12 @@ def _refuse_other_seeds(metric: str, samples: Samples) -> None:
             )
 
 
-def triangle(tested: Tested, split: str) -> Table:
-    """Return the triangle of p values for a terminal."""
-    return rich_table(tested.heading(split), tested.lines())
-
-
 def lines_of_tests(
     tested: Sequence[Tested], split: str, remarks: Sequence[str]
 ) -> Iterator[Table | str]:
     """Yield each metric's ANOVA and triangle, why cells are empty, and ``remarks`` below all."""
     for test in tested:
-        yield triangle(test, split)
+        yield rich_table(test.heading(split), test.lines())
         yield from test.reasons()
     yield from remarks
 

@@ -12,12 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedsilo.models.contract.errors import (
-    FedsiloError,
-    RunFailedError,
-    SettingError,
-    needs_extra,
-)
+from fedsilo.models.contract.errors import FedsiloError, RunFailedError, SettingError, needs_extra
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import parse_assignment
 
@@ -50,17 +45,13 @@ def read_jobs(text: str, parameters: list[str]) -> Jobs:
         SettingError: neither a number nor ``slurm``, or parameters without it.
     """
     if text == SLURM:
-        return Slurm(dict(_parameter(one) for one in parameters))
+        pairs = map(parse_assignment, parameters)
+        return Slurm({key.replace("-", "_"): value for key, value in pairs})
     if parameters:
         raise SettingError(f"--slurm belongs to --jobs slurm, and --jobs is {text}")
     if not re.fullmatch(r"\d{1,6}", text):
         raise SettingError(f"--jobs is {text!r}; it must be a number of at least 0, or slurm")
     return int(text)
-
-
-def _parameter(text: str) -> tuple[str, Value]:
-    key, value = parse_assignment(text)
-    return key.replace("-", "_"), value
 
 
 class SlurmPool(ThreadPoolExecutor):

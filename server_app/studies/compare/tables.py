@@ -22,7 +22,6 @@ COMPARISON = (
     *("published", "published_sd", "median", "min", "max"),
 )
 _AS_PUBLISHED = ("published", "published_sd")
-_STEP = 1000.0  # from one unit of bytes to the next
 
 
 def tidy(records: Iterable[Sequence[Any]]) -> pd.DataFrame:
@@ -78,13 +77,9 @@ def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def spread_cell(figure: Any, median: bool = False) -> str:
-    """Return mean and standard deviation for people, or median and range.
+    """Return mean and standard deviation for people, or median and range; of one seed neither.
 
-    A single seed has neither.
-
-    Args:
-        figure: a ``Spread``, or a row of ``over_seeds``.
-        median: which of the two.
+    ``figure`` is a ``Spread``, or a row of ``over_seeds``.
     """
     if figure.seeds == 1:
         return f"{figure.mean:.3f}"
@@ -93,7 +88,7 @@ def spread_cell(figure: Any, median: bool = False) -> str:
     return f"{figure.mean:.3f} ± {figure.sd:.3f}"
 
 
-def _beside_published(figure: Any, median: bool) -> str:
+def _next_to_published(figure: Any, median: bool) -> str:
     """Return a figure's cell; next to a paper's deviation, of a population, with ours of that kind.
 
     All deviations that papers print here are of the population (PICSR's can be nothing else).
@@ -120,21 +115,13 @@ def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = 
     known = results["published_sd"].notna().any() and seeds > 1 and not median
     as_papers = " (population sd, as published)" if known else ""
     title = f"{shown}{as_papers} over {seeds} seeds"
-    lines = _comparison_lines(results, split, median)
+    lines = comparison_lines(results, split, median)
     return rich_table(title, lines, left=2, ends=lambda line: line[1] == "all")
 
 
-def comparison_markdown(results: pd.DataFrame, split: str = "test", median: bool = False) -> str:
-    """Return a comparison as a Markdown table."""
-    return markdown_table(_comparison_lines(results, split, median))
-
-
-def comparison_csv(results: pd.DataFrame) -> str:
-    """Return a comparison as tidy CSV."""
-    return csv_text(over_seeds(results))
-
-
-def _comparison_lines(results: pd.DataFrame, split: str, median: bool) -> list[list[str]]:
+def comparison_lines(
+    results: pd.DataFrame, split: str = "test", median: bool = False
+) -> list[list[str]]:
     """Return the column titles, then a line per experiment and group.
 
     A metric has a column of published figures if there are any.
@@ -145,7 +132,7 @@ def _comparison_lines(results: pd.DataFrame, split: str, median: bool) -> list[l
     published = dict.fromkeys(known, "published")
     published |= dict.fromkeys(deviating, "published ± population sd")
     titles = {metric: f"{split} {metric}" for metric in figures["metric"].unique()}
-    lines = group_lines(figures, titles, published, lambda row: _beside_published(row, median))
+    lines = group_lines(figures, titles, published, lambda row: _next_to_published(row, median))
     return [["experiment", "group", *lines[0]], *lines[1:]]
 
 
@@ -189,11 +176,7 @@ def rich_table(
 ) -> Table:
     """Return lines of cells, the column titles first, as a table for a terminal.
 
-    Args:
-        title: of the table.
-        lines: of cells.
-        left: columns that are aligned left.
-        ends: whether there is a rule below a line.
+    So many columns are aligned ``left``; there is a rule below a line that ``ends`` a part.
     """
     table = Table(title=title, title_justify="left")
     columns, *body = lines
@@ -209,15 +192,6 @@ def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     columns, *body = lines
     rows = [columns, ["---"] * len(columns), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in rows)
-
-
-def bytes_text(number: float) -> str:
-    """Return bytes in the unit that leaves at most three digits before the point."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(number) < _STEP:
-            return f"{number:.0f} B" if unit == "B" else f"{number:.3g} {unit}"
-        number /= _STEP
-    return f"{number:,.3g} TB"
 
 
 def seconds_text(seconds: float) -> str:

@@ -18,7 +18,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rich.progress import Progress
 
@@ -63,12 +63,8 @@ def trial_settings(values: Mapping[str, Value]) -> RunSettings:
 FAILED = "failed"  # in place of a summary's content: why there is none
 
 
-class _Failure(NamedTuple):
-    code: str  # of the error
-    reason: str
-
-
 _Work = tuple[Trial, Path]  # what a worker process gets: a trial and the file of its summary
+_Failure = tuple[str, str]  # the code of an error, and what it says
 
 
 def runs_at_once(jobs: int, threads: int = 1) -> int:
@@ -82,13 +78,7 @@ def run_missing(
     missing: Sequence[Missing],
     ended: Callable[[Missing, Outcome], None],
 ) -> None:
-    """Run all that is missing in a pool.
-
-    Args:
-        pool: with as many workers as there may be runs at once.
-        work: makes one run.
-        missing: the runs.
-        ended: is called with each run and its outcome; an exception of it ends all.
+    """Run all that is missing in a pool; an exception of ``ended`` ends all.
 
     Raises:
         RunFailedError: a worker process died.
@@ -134,10 +124,9 @@ def run_trials(
         FedsiloError: a run failed and ``go_on`` is false, or it could not begin; finished runs
             stay and are used again.
     """
-    keys = [trial.key() for trial in trials]  # once: each asks git for the revision
-    paths = {key: folder / f"{key}.json" for key in keys}
-    waiting = {k: trial for k, trial in zip(keys, trials, strict=True) if not paths[k].is_file()}
-    missing = [(trial, paths[key]) for key, trial in waiting.items()]
+    paths = [folder / f"{trial.key()}.json" for trial in trials]
+    waiting = {path: trial for path, trial in zip(paths, trials, strict=True) if not path.is_file()}
+    missing = [(trial, path) for path, trial in waiting.items()]
     console = make_console()
     with (
         Progress(console=console, disable=not console.is_terminal) as bar,
@@ -148,19 +137,19 @@ def run_trials(
 
         def ended(work: _Work, failure: _Failure | None) -> None:
             trial, path = work
-            if failure and not (go_on and failure.code == SiteError.code):
-                raise RunFailedError(f"trial {dict(trial.label)} failed: {failure.reason}")
             if failure:
-                failures[path] = failure.reason
+                code, failures[path] = failure
+                if not go_on or code != SiteError.code:
+                    raise RunFailedError(f"trial {dict(trial.label)} failed: {failures[path]}")
             bar.advance(task)
 
         # A job of Slurm does not end with this command
         run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, ended)
     return [
         {FAILED: failures[path]}
-        if (path := paths[key]) in failures
+        if path in failures
         else json.loads(path.read_text()) | {"file": path.name}
-        for key in keys
+        for path in paths
     ]
 
 
@@ -206,7 +195,7 @@ def _run_quietly(work: _Work) -> _Failure | None:
             summary["validation"]["mean"] |= pooled_figure(run, "val")
             write_atomically(path, json.dumps(summary))
     except FedsiloError as error:
-        return _Failure(error.code, str(error))
+        return error.code, str(error)
     return None
 
 

@@ -22,11 +22,8 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.models.contract.errors import RunFailedError, SettingError
 from fedsilo.models.contract.settings_schema import Value, setting
-from fedsilo.server_app.config.experiments import (
-    find_experiment,
-    read_section,
-    simulation_file,
-)
+from fedsilo.server_app.config.experiments import find_experiment, read_section, simulation_file
+from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.studies.compare.pooled import POOLED
@@ -39,6 +36,8 @@ from fedsilo.server_app.studies.compare.search import (
 from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import deviation, mean, rich_table
 from fedsilo.server_app.studies.compare.trials import FAILED, Trial, run_groups, trial_settings
+
+Summaries = Sequence[Sequence[Mapping[str, Any]]]  # point by point those of its runs
 
 SHOWN = 5  # points in the table on the screen
 
@@ -87,12 +86,20 @@ class Tuned:
     def lines(self) -> Iterator[Table | str]:
         """Yield the table of the best points, why the first was chosen, and its settings."""
         chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in self.ranked[0].settings.items())
-        yield ranking_table(self)
+        yield self._table()
         yield str(self.document["why"])
         yield from (f"warning: {warning}" for warning in self.document["warnings"])
         tried = self.document["budget"]["trials"]
         yield f"for simulation.yaml: {{{chosen}}}, and next to 'config' trials: {tried}"
         yield f"written to {self.folder}"
+
+    def _table(self) -> Table:
+        best = [point for point in self.ranked[:SHOWN] if not point.failed]
+        lines = [[*best[0].settings, f"val {self.metric}", "val loss"]]
+        for point in best:
+            figures = (f"{point.score:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
+            lines.append([*map(str, point.settings.values()), *figures])
+        return rich_table(f"the best {len(best)} points", lines, left=0)
 
 
 def tune(
@@ -128,62 +135,47 @@ def tune(
         FedsiloError: there is no grid, a setting is wrong, a run failed at every point, or Optuna
             is missing.
     """
+    plan = _plan(experiment, sources, sampler, {"trials": trials, "folds": folds, "seeds": seeds})
+    ranked, decides = _searched(plan, sampler, metric, jobs, tell)
+    if ranked[0].failed:
+        raise RunFailedError(f"all {len(ranked)} points failed, the first with: {ranked[0].failed}")
+    document = chosen_document(experiment, plan.budget, plan.grid, ranked, decides, sampler)
+    write_atomically(plan.folder / "chosen.json", json.dumps(document, indent=2) + "\n")
+    return Tuned(decides, ranked, document, plan.folder)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is searched, and how: the experiment's settings, its grid, and the budget."""
+
+    experiment: str
+    base: RunSettings
+    grid: Mapping[str, Sequence[Value]]
+    budget: Tuning
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.base.common.out) / f"tune-{self.experiment}"
+
+
+def _plan(
+    experiment: str, sources: RunSources, sampler: str, given: Mapping[str, int | None]
+) -> _Plan:
+    """Return what is searched; what is ``given`` of the budget goes before the file's.
+
+    Raises:
+        SettingError: the grid is too small, or a setting is wrong or set twice.
+    """
     file = simulation_file(sources.file)
-    budget = _budget(file, trials, folds, seeds)
+    own = {key: value for key, value in given.items() if value is not None}
+    budget = replace(read_section(file, "tuning", Tuning), **own)
     grid = find_experiment(file, experiment).grid
     refuse_small(grid, sampler, budget.trials, experiment)
     base, _ = planned(experiment, sources)
-    folder = Path(base.common.out) / f"tune-{experiment}"
     budget = _folded(budget, base.common.dataset)
     if twice := [text for text in sources.changes if text.partition("=")[0].strip() in grid]:
         raise SettingError(f"--set {', '.join(twice)}: the grid of this experiment decides that")
-    data = data_fingerprint(base.common)
-    search, headline = Search(grid, sampler, budget.trials), data_set(base.common.dataset).headline
-    points: list[dict[str, Value]] = []
-    groups: list[list[Trial]] = []
-    summaries: list[list[dict[str, Any]]] = []
-    for batch in search.batches():
-        tried = [_trials(base.as_mapping(), point, budget, data) for point in batch]
-        if not points:
-            runs = budget.trials * len(tried[0])
-            pieces = _pieces(budget)
-            tell(f"{experiment}: {budget.trials} points, {pieces}: {runs} runs on training data")
-        summaries += run_groups(tried, folder / "trials", jobs, go_on=True)
-        points, groups = [*points, *batch], [*groups, *tried]
-        decides = metric or deciding_metric(headline, summaries)
-        _refuse_unmeasured(decides, summaries)
-        search.tell([point.score for point in _scored(batch, summaries[-len(batch) :], decides)])
-        write_atomically(folder / "trials.csv", _csv(groups, summaries, decides))
-    ranked = ranking(points, summaries, decides)
-    if ranked[0].failed:
-        raise RunFailedError(f"all {len(ranked)} points failed, the first with: {ranked[0].failed}")
-    document = chosen_document(experiment, budget, grid, ranked, decides, sampler)
-    write_atomically(folder / "chosen.json", json.dumps(document, indent=2) + "\n")
-    return Tuned(decides, ranked, document, folder)
-
-
-def _refuse_unmeasured(metric: str, summaries: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    means = _validation_means(summaries)
-    if lacking := sum(metric not in figures for figures in means):
-        why = "it needs two classes, and at no site as many validation samples of both"
-        raise SettingError(
-            f"--metric {metric}: {lacking} of {len(means)} runs have no such validation figure"
-            f"{f' ({why})' if metric == POOLED else ''}; all runs are kept: name another metric"
-        )
-
-
-def _validation_means(
-    summaries: Sequence[Sequence[Mapping[str, Any]]],
-) -> list[Mapping[str, float]]:
-    """Return the mean validation figures of all runs that did not fail."""
-    ran = [summary for runs in summaries for summary in runs if FAILED not in summary]
-    return [summary["validation"]["mean"] for summary in ran]
-
-
-def _budget(file: Path, trials: int | None, folds: int | None, seeds: int | None) -> Tuning:
-    given = {"trials": trials, "folds": folds, "seeds": seeds}
-    budget = read_section(file, "tuning", Tuning)
-    return replace(budget, **{key: value for key, value in given.items() if value is not None})
+    return _Plan(experiment, base, grid, budget)
 
 
 def _folded(budget: Tuning, dataset: str) -> Tuning:
@@ -198,6 +190,29 @@ def _folded(budget: Tuning, dataset: str) -> Tuning:
     return budget
 
 
+def _searched(
+    plan: _Plan, sampler: str, metric: str | None, jobs: Jobs, tell: Callable[[str], None]
+) -> tuple[list[Point], str]:
+    """Run the search and write trials.csv; return the points, best first, and what decides."""
+    base, budget, data = plan.base, plan.budget, data_fingerprint(plan.base.common)
+    search = Search(plan.grid, sampler, budget.trials)
+    points: list[dict[str, Value]] = []
+    groups: list[list[Trial]] = []
+    summaries: list[list[dict[str, Any]]] = []
+    for batch in search.batches():
+        tried = [_trials(base.as_mapping(), point, budget, data) for point in batch]
+        if not points:
+            runs = f"{budget.trials * len(tried[0])} runs on training data"
+            tell(f"{plan.experiment}: {budget.trials} points, {_pieces(budget)}: {runs}")
+        found = run_groups(tried, plan.folder / "trials", jobs, go_on=True)
+        points, groups, summaries = [*points, *batch], [*groups, *tried], [*summaries, *found]
+        decides = metric or deciding_metric(data_set(base.common.dataset).headline, summaries)
+        _refuse_unmeasured(decides, summaries)
+        search.tell([point.score for point in _scored(batch, found, decides)])
+        write_atomically(plan.folder / "trials.csv", _csv(groups, summaries, decides))
+    return ranking(points, summaries, decides), decides
+
+
 def _trials(
     base: Mapping[str, Value], point: Mapping[str, Value], budget: Tuning, data: str
 ) -> list[Trial]:
@@ -206,19 +221,31 @@ def _trials(
     for seed, fold in product(range(budget.seeds), range(budget.folds)):
         folds = {"val-folds": budget.folds, "val-fold": fold, "fold-seed": seed, "use-test": False}
         cut = folds if budget.folds > 1 else {}
-        values = {**base, **point, **cut, "seed": seed}
         try:
-            trials.append(
-                Trial(trial_settings(values), {**point, "seed": seed, "fold": fold}, data)
-            )
+            settings = trial_settings({**base, **point, **cut, "seed": seed})
         except SettingError as error:
             raise SettingError(f"grid point {dict(point)}: {error}") from None
+        trials.append(Trial(settings, {**point, "seed": seed, "fold": fold}, data))
     return trials
 
 
-def deciding_metric(
-    headline: Sequence[str], summaries: Sequence[Sequence[Mapping[str, Any]]]
-) -> str:
+def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
+    means = _validation_means(summaries)
+    if lacking := sum(metric not in figures for figures in means):
+        why = "it needs two classes, and at no site as many validation samples of both"
+        raise SettingError(
+            f"--metric {metric}: {lacking} of {len(means)} runs have no such validation figure"
+            f"{f' ({why})' if metric == POOLED else ''}; all runs are kept: name another metric"
+        )
+
+
+def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
+    """Return the mean validation figures of all runs that did not fail."""
+    ran = [summary for summary in chain(*summaries) if FAILED not in summary]
+    return [summary["validation"]["mean"] for summary in ran]
+
+
+def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
     """Return the first of ``headline`` that every run has: a fold of one class has no AUC."""
     means = _validation_means(summaries)
     return next(
@@ -227,25 +254,15 @@ def deciding_metric(
 
 
 def ranking(
-    points: Sequence[Mapping[str, Value]],
-    summaries: Sequence[Sequence[Mapping[str, Any]]],
-    metric: str,
+    points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
-    """Return the points, best first: by mean score over sites, equals by loss; failed ones last.
-
-    Args:
-        points: of the grid.
-        summaries: for each point, those of its runs.
-        metric: whose validation figures are the scores, of the data set's headline the first.
-    """
+    """Return the points, best first: by mean score over sites, equals by loss; failed ones last."""
     scored = _scored(points, summaries, metric)
     return sorted(scored, key=lambda p: (bool(p.failed), -round(p.score, 6), p.loss))
 
 
 def _scored(
-    points: Sequence[Mapping[str, Value]],
-    summaries: Sequence[Sequence[Mapping[str, Any]]],
-    metric: str,
+    points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
     """Return the points with what they reached, in their order."""
     scored = []
@@ -253,10 +270,10 @@ def _scored(
         if failed := [run[FAILED] for run in runs if FAILED in run]:
             scored.append(Point(settings, 0.0, 0.0, 0.0, {}, failed=failed[0]))
             continue
-        means = [summary["validation"]["mean"] for summary in runs]
+        means = [run["validation"]["mean"] for run in runs]
         scores = [float(figures[metric]) for figures in means]
         error, loss = deviation(scores) / len(scores) ** 0.5, mean(f["loss"] for f in means)
-        by_site = _by_site([summary["validation"]["distributions"] for summary in runs], metric)
+        by_site = _by_site([run["validation"]["distributions"] for run in runs], metric)
         bits = hashlib.sha256("".join(run["digest"] for run in runs).encode()).hexdigest()
         scored.append(Point(settings, mean(scores), error, loss, by_site, bits))
     return scored
@@ -306,21 +323,7 @@ def chosen_document(
     }
 
 
-def ranking_table(tuned: Tuned) -> Table:
-    """Return the best points for a terminal."""
-    best = [point for point in tuned.ranked[:SHOWN] if not point.failed]
-    lines = [[*best[0].settings, f"val {tuned.metric}", "val loss"]]
-    for point in best:
-        figures = (f"{point.score:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
-        lines.append([*map(str, point.settings.values()), *figures])
-    return rich_table(f"the best {len(best)} points", lines, left=0)
-
-
-def _csv(
-    groups: Sequence[Sequence[Trial]],
-    summaries: Sequence[Sequence[Mapping[str, Any]]],
-    metric: str,
-) -> str:
+def _csv(groups: Sequence[Sequence[Trial]], summaries: Summaries, metric: str) -> str:
     """Return a row per run: label, figures with all digits, seconds, digest, file; or why none."""
     records = []
     for trial, summary in zip(chain(*groups), chain(*summaries), strict=True):

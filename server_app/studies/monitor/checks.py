@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedsilo.models.measures.drift import LARGE, population_stability_index, psi_by_chance
-from fedsilo.models.measures.intervals import wilson
+from fedsilo.models.measures.intervals import Estimate, wilson
+from fedsilo.server_app.studies.report.numbers import with_interval
 
 _CELLS = 10  # of a numeric feature, equally full in training
 Array = npt.NDArray[np.float64]
@@ -125,7 +126,7 @@ def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> Check:
     around = wilson(right, n)
     return Check(
         f"coverage of prediction sets, promised {coverage:g}",
-        f"{right} of {n}, {right / n:.3f} ({around.low:.3f} to {around.high:.3f})",
+        f"{right} of {n}, {with_interval(Estimate(right / n, around))}",
         "alarm if all of the 95 % interval is below the promise",
         around.high < coverage,
     )
@@ -143,7 +144,7 @@ def certainty_check(probabilities: Tensor, labels: Tensor) -> Check:
     around = wilson(right, n)
     return Check(
         "calibration: mean confidence and share that is right",
-        f"{said:.3f} and {right / n:.3f} ({around.low:.3f} to {around.high:.3f})",
+        f"{said:.3f} and {with_interval(Estimate(right / n, around))}",
         "alarm if the mean confidence is outside the 95 % interval",
         not around.low <= said <= around.high,
     )
@@ -155,7 +156,7 @@ def accuracy_check(predicted: Tensor, labels: Tensor, before: float) -> Check:
     around = wilson(right, n)
     return Check(
         f"accuracy, {before:.3f} on the run's test samples",
-        f"{right / n:.3f} ({around.low:.3f} to {around.high:.3f})",
+        with_interval(Estimate(right / n, around)),
         "alarm if all of the 95 % interval is below the run's accuracy",
         around.high < before,
     )

@@ -73,10 +73,6 @@ def _column(model: SiteModel, name: str) -> Column:
         raise SettingError(
             f"--by '{name}' is not a column of the table, which has {', '.join(columns)}"
         )
-    places = [n for n, one in enumerate(features) if one in (name, *_levels(name, features))]
+    places = [n for n, one in enumerate(features) if one == name or one.startswith(f"{name}=")]
     levels = tuple(columns[name].levels)
     return Column(name, places, levels, () if levels else columns[name].survey_edges())
-
-
-def _levels(name: str, features: Sequence[str]) -> list[str]:
-    return [one for one in features if one.startswith(f"{name}=")]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from fedsilo.models.measures.intervals import of_share
-from fedsilo.server_app.studies.report.numbers import with_interval
-from fedsilo.server_app.studies.report.page import Block, Picture, Pictures, Section, Table, Text
+from fedsilo.server_app.studies.report.numbers import edge_names, with_interval
+from fedsilo.server_app.studies.report.page import Picture, Pictures, Section, Table, Text
 from fedsilo.server_app.studies.report.pictures import estimates
 
 
@@ -57,11 +56,7 @@ class Column:
             known = values.max(dim=1).values > 0.5
             return torch.where(known, values.argmax(dim=1) + 1, 0), list(self.levels)
         edges = torch.tensor(self.edges, dtype=values.dtype)
-        shown = [f"{edge:g}" for edge in self.edges]
-        if shown == ["0.5"]:
-            return torch.bucketize(values[:, 0], edges, right=True), ["0 (no)", "1 (yes)"]
-        between = [f"{low} to {high}" for low, high in pairwise(shown)]
-        names = [f"below {shown[0]}", *between, f"from {shown[-1]}"] if shown else ["all"]
+        names = edge_names(self.edges) if self.edges else ["all"]
         return torch.bucketize(values[:, 0], edges, right=True), names
 
 
@@ -94,11 +89,9 @@ def _both(one: str, other: str) -> str:
     start, _, end = one.rpartition(" ")
     if other == f"from {end}":
         return f"from {start.removesuffix(' to')}"
-    return (
-        f"{start} {other[len(end) + 4 :]}"
-        if other.startswith(f"{end} to ")
-        else (f"{one} or {other}")
-    )
+    if other.startswith(f"{end} to "):
+        return f"{start} {other.removeprefix(f'{end} to ')}"
+    return f"{one} or {other}"
 
 
 def grouped(found: Examined, column: Column) -> list[Group]:
@@ -137,30 +130,21 @@ def group_section(found: Examined, column: Column) -> Section:
         return Section(title, [Text([why])])
     drawn = {group.name: of_share(sum(group.right), sum(group.counts)) for group in groups}
     said = "; ".join(f"{n}: {with_interval(e)}" for n, e in drawn.items())
-    svg = estimates(
-        f"by-{column.name}", {"accuracy": drawn}, "share of test patients that is right"
-    )
-    blocks: list[Block] = [
-        Pictures(
-            [Picture(svg, f"Accuracy by {column.name}. {said}.", f"Right, by {column.name}.")]
-        ),
-        _table(found, column, groups),
-    ]
-    return Section(title, blocks)
+    label = "share of test patients that is right"
+    svg = estimates(f"by-{column.name}", {"accuracy": drawn}, label)
+    picture = Picture(svg, f"Accuracy by {column.name}. {said}.", f"Right, by {column.name}.")
+    return Section(title, [Pictures([picture]), _table(found, column, groups)])
 
 
 def _table(found: Examined, column: Column, groups: Sequence[Group]) -> Table:
     binary = len(found.classes) == 2
     names = ["specificity", "sensitivity"] if binary else []
-    rows = [
-        [
-            group.name,
-            str(sum(group.counts)),
-            _cell(sum(group.right), sum(group.counts)),
-            *(_cell(r, n) for r, n in zip(group.right, group.counts, strict=True) if binary),
-        ]
-        for group in groups
-    ]
+    rows = []
+    for group in groups:
+        samples, right = sum(group.counts), sum(group.right)
+        by_class = zip(group.right, group.counts, strict=True) if binary else ()
+        cells = [_cell(right, samples), *(_cell(r, n) for r, n in by_class)]
+        rows.append([group.name, str(samples), *cells])
     note = (
         f"Test patients of {', '.join(found.sites)}; in brackets 95 % intervals (Wilson). Groups "
         f"of fewer than {found.floor} patients of a class are merged with a neighbour. Many groups "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -39,7 +39,7 @@ class Monitored:
 
     facts: Sequence[tuple[str, str]]  # what was checked against what
     checks: Sequence[Check]
-    missing: Sequence[str] = field(default_factory=tuple)  # what was not checked, and why
+    missing: Sequence[str]  # what was not checked, and why
 
     @property
     def alarms(self) -> list[Check]:
@@ -67,19 +67,13 @@ class Monitored:
             "PSI: population stability index, 0 for the same distribution. Its limit is 0.25, or "
             "higher where so few cases reach that by chance."
         )
-        sections = [
-            Section(
-                "In short", [Text([self.verdict()], warning=bool(self.alarms)), Facts(self.facts)]
-            ),
-            Section("Checks", [Table("New cases", ("check", "found", "limit", ""), rows, note)]),
-        ]
+        verdict = Text([self.verdict()], warning=bool(self.alarms))
+        table = Table("New cases", ("check", "found", "limit", ""), rows, note)
+        sections = [Section("In short", [verdict, Facts(self.facts)]), Section("Checks", [table])]
         if self.missing:
             sections.append(Section("What was not checked", [Items(self.missing)]))
-        return page(
-            "Is the model still fit for these cases?",
-            sections,
-            foot="Not for clinical use. Written by fedsilo, research software.",
-        )
+        foot = "Not for clinical use. Written by fedsilo, research software."
+        return page("Is the model still fit for these cases?", sections, foot=foot)
 
 
 def monitor(
@@ -118,10 +112,9 @@ def monitor(
             "('sums-min-count'): gather more"
         )
     labels = new.labels[kept]
-    drift = [*_drift(model, new, floor)]
+    checks = [*_drift(model, new, floor)]
     known = labels >= 0
-    missing = [*_missing(model, drift, int(known.sum()), floor)]
-    checks = [check for check in drift if isinstance(check, Check)]
+    missing = [*_missing(model, checks, int(known.sum()), floor)]
     if int(known.sum()) >= floor:
         chosen, why = _calibration(model, calibration)
         missing += [why] if why else []
@@ -133,12 +126,11 @@ def _drift(model: SiteModel, new: NewData, floor: int) -> Iterator[Check]:
     """Yield checks against the site's own training samples, where its trust level allows it."""
     if model.common.trust == NOBODY:
         return
-    training = model.samples("train").inputs
-    if names := model.silo.features:
-        yield from drift_checks(names, training, new.features(), floor)
-    else:
-        names, images = ("brightness", "contrast"), new.features()
-        yield from drift_checks(names, _of_images(training), _of_images(images), floor)
+    names, training, now = model.silo.features, model.samples("train").inputs, new.features()
+    if not names:
+        names = ("brightness", "contrast")
+        training, now = _of_images(training), _of_images(now)
+    yield from drift_checks(names, training, now, floor)
 
 
 def _of_images(images: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """New cases as a model reads them, with their labels where the file has some."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,12 +54,11 @@ def _is_manifest(data: Path) -> bool:
 def open_new_data(model: SiteModel, request: PredictRequest) -> NewData:
     """Return the cases of a request; errors as ``open_inputs``."""
     inputs = open_inputs(model, request)
+    by_name = {}
     if request.table is not None:
         by_name = dict(_of_table(request.table, table_schema(model)))
     elif request.manifest is not None:
         by_name = dict(_of_manifest(request.manifest, model.classes))
-    else:
-        by_name = {}
     labels = [by_name.get(name, -1) for name in inputs.names]
     return NewData(inputs, torch.tensor(labels))
 
@@ -70,17 +69,14 @@ def _of_table(path: Path, schema: TableSchema) -> Iterator[tuple[str, int]]:
     names = [name.strip().casefold() for name in first]
     if schema.label.column.casefold() not in names:
         return
-    place, classes = names.index(schema.label.column.casefold()), _classes(schema.classes)
+    place = names.index(schema.label.column.casefold())
+    numbered = list(enumerate(schema.classes.items()))  # a label is a class's name, or its value
+    classes = {name: number for number, (name, _) in numbered}
+    classes |= {same_text(value): number for number, (_, listed) in numbered for value in listed}
     for number, cells in rows:
         label = classes.get(same_text(cells[place].strip()) if place < len(cells) else "")
         if label is not None:
             yield str(number), label
-
-
-def _classes(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Return label value, or class name -> the class's number."""
-    values = {same_text(v): n for n, listed in enumerate(classes.values()) for v in listed}
-    return {name: number for number, name in enumerate(classes)} | values
 
 
 def _of_manifest(path: Path, classes: Sequence[str]) -> Iterator[tuple[str, int]]:

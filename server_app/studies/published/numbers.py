@@ -108,14 +108,11 @@ class Row:
 
     def printed(self) -> Numbers:
         """Return part -> metric -> number."""
-        return {
-            part: {
-                metric: number
-                for metric, number in zip(self.metrics, line, strict=True)
-                if number is not None
-            }
-            for part, line in zip(self.parts, self.lines, strict=True)
-        }
+        printed: Numbers = {}
+        for part, line in zip(self.parts, self.lines, strict=True):
+            cells = zip(self.metrics, line, strict=True)
+            printed[part] = {metric: number for metric, number in cells if number is not None}
+        return printed
 
     def with_means(self, printed: Numbers) -> Numbers:
         """Return the numbers by part in alphabetical order, then the means."""
@@ -128,12 +125,11 @@ class Row:
         return parts | {part: means.get(part, {}) | printed.get(part, {}) for part in groups}
 
     def _mean(self, members: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        shared = [
-            metric
+        means = {
+            metric: sum(member[metric] for member in members) / len(members)
             for metric in members[0]
             if all(metric in member for member in members) and not metric.endswith("-sd")
-        ]
-        means = {metric: sum(m[metric] for m in members) / len(members) for metric in shared}
+        }
         if self.digits is None:
             return means
         return {metric: round(mean, self.digits) for metric, mean in means.items()}
@@ -148,8 +144,13 @@ class Paper:
 
     def rows_of(self, settings: Mapping[str, Value]) -> list[Row]:
         """Return the rows of a run's method, the first whose settings it has, and of its data."""
-        name = next((name for name, runs in self.names.items() if _is_one(settings, runs)), "")
-        return [row for row in self.rows if (row.name, row.dataset) == (name, settings["dataset"])]
+        names = (
+            name
+            for name, runs in self.names.items()
+            if any(run.items() <= settings.items() for run in runs)
+        )
+        wanted = next(names, ""), settings["dataset"]
+        return [row for row in self.rows if (row.name, row.dataset) == wanted]
 
 
 def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Published:
@@ -178,29 +179,21 @@ def in_words(differing: Sequence[str]) -> str:
 def paper(name: str) -> Paper:
     """Return the tables of ``name``.yaml."""
     content: dict[str, Any] = read_yaml(_FOLDER / f"{name}.yaml", RunDirectoryError)
-    rows = [
-        _row(content, table, {**table, **row})
-        for table in content["tables"]
-        for row in table["rows"]
-    ]
+    rows = [_row(content, table, row) for table in content["tables"] for row in table["rows"]]
     return Paper(content["names"], rows)
 
 
-def _row(content: Mapping[str, Any], table: Mapping[str, Any], row: Mapping[str, Any]) -> Row:
-    settings = table.get("settings", {}) | row.get("settings", {})
-    row = {**table, **row}
+def _row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mapping[str, Any]) -> Row:
+    """Return a row of a table, which says what its rows share."""
+    row = {"means": {}, **table, **own}
+    settings = table.get("settings", {}) | own.get("settings", {})
     scale = 100 if row.get("percent") else 1
     return Row(
-        row["table"],
-        row["name"],
-        row["dataset"],
-        settings,
-        _conditions(content["conditions"], row, settings),
-        row["metrics"],
-        row["parts"],
-        [[None if n is None else n / scale for n in line] for line in row["numbers"]],
-        row.get("means", {}),
-        content.get("mean-digits"),
+        **{key: row[key] for key in ("table", "name", "dataset", "metrics", "parts", "means")},
+        settings=settings,
+        conditions=_conditions(content["conditions"], row, settings),
+        lines=[[None if n is None else n / scale for n in line] for line in row["numbers"]],
+        digits=content.get("mean-digits"),
     )
 
 
@@ -225,20 +218,11 @@ def _conditions(
     return Conditions(listed, at_least, files, sites)
 
 
-def _is_one(settings: Mapping[str, Value], runs: Iterable[Mapping[str, Value]]) -> bool:
-    return any(all(settings.get(k) == value for k, value in run.items()) for run in runs)
-
-
 def _joined(rows: Sequence[Row]) -> Numbers:
     """Return the first row's numbers, and from later rows that agree with it what it lacks."""
-    first = rows[0].printed()
-    joined = {part: dict(numbers) for part, numbers in first.items()}
-    for row in rows[1:]:
-        printed = row.printed()
-        agrees = all(
-            numbers.get("accuracy") == first[part].get("accuracy")
-            for part, numbers in printed.items()
-        )
-        if agrees:
-            joined = {part: printed.get(part, {}) | numbers for part, numbers in joined.items()}
+    first, *others = (row.printed() for row in rows)
+    joined = first
+    for other in others:
+        if all(ns.get("accuracy") == first[part].get("accuracy") for part, ns in other.items()):
+            joined = {part: other.get(part, {}) | numbers for part, numbers in joined.items()}
     return joined

@@ -12,8 +12,8 @@ from fedsilo.client_app.site.policy import SiteFile
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.messages import ARRAYS, METRICS
 from fedsilo.models.contract.settings_schema import Value, key_of
+from fedsilo.server_app.records.progress import bytes_text
 from fedsilo.server_app.records.summary import NO_PRIVACY
-from fedsilo.server_app.studies.compare.tables import bytes_text
 from fedsilo.server_app.studies.report.flows import picture, sentences, shortened
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.hospital_files import AuditLog

@@ -1,8 +1,12 @@
 """Numbers as people read them."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from fedsilo.models.measures.intervals import Estimate
 
 NONE = "n/a"
+BINARY = ("0 (no)", "1 (yes)")  # the groups of a number whose only edge is 0.5
 
 
 def share(value: float | None) -> str:
@@ -30,3 +34,12 @@ def counted(number: int, noun: str) -> str:
 def floored(count: int | None, floor: int) -> str:
     """Return a count of patients, or that it is below the floor."""
     return f"< {floor}" if count is None else f"{count:,}"
+
+
+def edge_names(edges: Sequence[float]) -> list[str]:
+    """Return the names of the groups that edges cut: below 1, 1 to 2, from 2."""
+    if list(edges) == [0.5]:
+        return [*BINARY]
+    shown = [f"{edge:g}" for edge in edges]
+    between = [f"{low} to {high}" for low, high in pairwise(shown)]
+    return [f"below {shown[0]}", *between, f"from {shown[-1]}"]

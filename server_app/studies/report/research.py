@@ -12,11 +12,11 @@ from fedsilo.models.contract.settings_schema import defaults
 from fedsilo.models.figures.palette import line_styles
 from fedsilo.models.measures.intervals import Estimate, of_mean
 from fedsilo.server_app.config.settings import read_run_config
+from fedsilo.server_app.records.progress import bytes_text
 from fedsilo.server_app.studies.compare.budgets import Budgets, budget_of
 from fedsilo.server_app.studies.compare.results import experiment_results, of_split, values_by_seed
 from fedsilo.server_app.studies.compare.significance import significance
 from fedsilo.server_app.studies.compare.tables import (
-    bytes_text,
     group_lines,
     mean,
     over_seeds,

@@ -4,27 +4,65 @@ Distances are the Jensen-Shannon distance, base 2: 0 for the same distribution, 
 common. They are computed here, from what has left the sites.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import combinations, pairwise
-from typing import Any
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from flwr.serverapp import Grid
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from fedsilo.datasets.registry import silo_count
+from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SPLITS
 from fedsilo.models.contract.survey import Count, Measured, Survey
 from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import RunDirectory, named, open_run_directory
+from fedsilo.server_app.studies.report.numbers import edge_names
 from fedsilo.strategies.meeting.survey import Surveyed, survey_sites
 
 FILE = "survey.json"
-VERSION = 1
 Say = Callable[[str], None]
+
+
+class Between(BaseModel):
+    """How far two sites are apart in a feature, or in the labels if ``feature`` is empty."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sites: tuple[str, str]
+    distance: float
+    feature: str = ""
+
+
+class Distances(BaseModel):
+    """The distances in a split, largest first."""
+
+    labels: list[Between] = []
+    features: list[Between] = []
+
+
+def _answer(parts: dict[str, Any]) -> Survey:
+    fields = {name.replace("-", "_"): part for name, part in parts.items()}
+    return Survey.model_validate_json(json.dumps(fields))
+
+
+class SurveyDocument(BaseModel):
+    """What a survey found: ``survey.json`` read back."""
+
+    version: Literal[1]
+    run: str
+    dataset: str
+    asked: str  # when
+    sites: dict[str, Annotated[Survey, BeforeValidator(_answer)]]  # the answers
+    distances: dict[str, Distances]  # by split
+    refused: tuple[str, ...]  # why others gave no answer
 
 
 def run_survey(grid: Grid, settings: RunSettings, say: Say = print) -> RunDirectory:
@@ -49,21 +87,34 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
     """Return ``survey.json``."""
     answers = surveyed.answers
     return {
-        "version": VERSION,
+        "version": 1,
         "run": common.run_name,
         "dataset": common.dataset,
         "asked": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "sites": {
-            site: {
-                key.replace("_", "-"): part
-                for key, part in answer.model_dump(mode="json").items()
-                if part is not None
-            }
+            site: {key: json.loads(part) for key, part in answer.to_config().items()}
             for site, answer in answers.items()
         },
         "distances": {split: distances(answers, split) for split in SPLITS},
         "refused": list(surveyed.refused),
     }
+
+
+def read_survey_document(path: Path) -> SurveyDocument:
+    """Return the content of a ``survey.json``.
+
+    Raises:
+        RunDirectoryError: it does not exist, is damaged, or is of another version.
+    """
+    try:
+        return SurveyDocument.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValidationError, AttributeError) as error:
+        raise RunDirectoryError(
+            f"{path} is damaged, or of another version of fedsilo ({type(error).__name__}): survey "
+            "again"
+        ) from None
 
 
 def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[str, Any]]]:
@@ -72,23 +123,22 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
     Only sites whose data sets declare the same classes or feature are compared.
     """
     found: dict[str, list[dict[str, Any]]] = {"labels": [], "features": []}
-    for one, other in combinations(answers, 2):
-        a, b = answers[one], answers[other]
-        pair = {"sites": [one, other]}
-        if a.about.classes == b.about.classes:
-            labels = [(each.labels or {}).get(split) for each in (a, b)]
-            if (apart := distance(labels, [_total(each, split) for each in (a, b)])) is not None:
-                found["labels"].append({**pair, "distance": apart})
-        for feature in a.about.features:
-            if feature in b.about.features:
-                cells = [(each.histograms or {}).get(split, {}) for each in (a, b)]
-                histograms = [by_name.get(feature.name) for by_name in cells]
-                totals = [_total(each, split) for each in (a, b)]
-                if (apart := distance(histograms, totals)) is not None:
-                    found["features"].append({"feature": feature.name, **pair, "distance": apart})
-    return {
-        kind: sorted(listed, key=lambda entry: -entry["distance"]) for kind, listed in found.items()
-    }
+    for names in combinations(answers, 2):
+        pair = [answers[name] for name in names]
+        a, b = (answer.about for answer in pair)
+        totals = [(answer.samples or {}).get(split) for answer in pair]
+        if a.classes == b.classes:
+            labels = [(answer.labels or {}).get(split) for answer in pair]
+            if (apart := distance(labels, totals)) is not None:
+                found["labels"].append({"sites": [*names], "distance": apart})
+        cells = [(answer.histograms or {}).get(split, {}) for answer in pair]
+        for name in [feature.name for feature in a.features if feature in b.features]:
+            if (apart := distance([of_site.get(name) for of_site in cells], totals)) is not None:
+                entry = {"feature": name, "sites": [*names], "distance": apart}
+                found["features"].append(entry)
+    for listed in found.values():
+        listed.sort(key=lambda entry: -entry["distance"])
+    return found
 
 
 def distance(
@@ -106,13 +156,12 @@ def distance(
         return None
     pairs = list(zip(one, other, strict=True))
     shown = [(a, b) for a, b in pairs if a is not None and b is not None]
-    shares = [
-        _shares([pair[place] for pair in shown], totals[place], len(shown) < len(pairs))
-        for place in (0, 1)
-    ]
-    if shares[0] is None or shares[1] is None or len(shares[0]) < 2:
+    merged = len(shown) < len(pairs)
+    first = _shares([a for a, _ in shown], totals[0], merged)
+    second = _shares([b for _, b in shown], totals[1], merged)
+    if first is None or second is None or len(first) < 2:
         return None
-    apart = float(jensenshannon(shares[0], shares[1], base=2))
+    apart = float(jensenshannon(first, second, base=2))
     return round(apart, 4) if np.isfinite(apart) else None
 
 
@@ -120,25 +169,15 @@ def _shares(
     counts: Sequence[int], total: int | None, merged: bool
 ) -> npt.NDArray[np.float64] | None:
     """Return the shares of cells, with the rest of the total last, or None if none is known."""
-    whole = total if merged else sum(counts)
-    if not whole or whole < sum(counts):
+    known = sum(counts)
+    every = total if merged else known
+    if not every or every < known:
         return None
-    cells = [*counts, whole - sum(counts)] if merged else counts
-    return np.array(cells, dtype=np.float64) / whole
-
-
-def _total(answer: Survey, split: str) -> int | None:
-    return (answer.samples or {}).get(split)
-
-
-BINARY = ("0 (no)", "1 (yes)")  # the cells of a number whose only edge is 0.5
+    cells = [*counts, every - known] if merged else counts
+    return np.array(cells, dtype=np.float64) / every
 
 
 def cell_names(feature: Measured) -> list[str]:
     """Return the names of the cells of a feature's histogram."""
-    if feature.edges == [0.5]:
-        return [*BINARY, *(["no value"] if feature.lacking else [])]
-    edges = [f"{edge:g}" for edge in feature.edges]
-    between = [f"{low} to {high}" for low, high in pairwise(edges)]
-    named = [f"below {edges[0]}", *between, f"from {edges[-1]}"] if edges else feature.levels
-    return [*named, *(["no value"] if feature.lacking else [])]
+    names = edge_names(feature.edges) if feature.edges else feature.levels
+    return [*names, *(["no value"] if feature.lacking else [])]

@@ -11,8 +11,7 @@ from fedsilo.server_app.deploy import run as deployed
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import inline_grid
 from fedsilo.server_app.run.planning import planned
-from fedsilo.server_app.studies.survey.collect import FILE, run_survey
-from fedsilo.server_app.studies.survey.document import read_survey_document
+from fedsilo.server_app.studies.survey.collect import FILE, read_survey_document, run_survey
 from fedsilo.server_app.studies.survey.page import survey_page
 
 PAGE = "survey.html"

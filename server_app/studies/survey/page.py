@@ -15,9 +15,13 @@ from fedsilo.server_app.studies.report.page import (
     Text,
     page,
 )
-from fedsilo.server_app.studies.survey.collect import cell_names
-from fedsilo.server_app.studies.survey.document import Between, SurveyDocument
-from fedsilo.server_app.studies.survey.pictures import feature_pictures, is_binary, label_picture
+from fedsilo.server_app.studies.survey.collect import Between, SurveyDocument, cell_names
+from fedsilo.server_app.studies.survey.pictures import (
+    feature_pictures,
+    is_binary,
+    label_picture,
+    training_counts,
+)
 
 _WORST = 20  # pairs in the table of features
 _NONE = "-"  # the hospital keeps it to itself, or there is none
@@ -122,24 +126,24 @@ def _features(document: SurveyDocument) -> Iterator[Block]:
     training = document.distances.get("train")
     if pictures := feature_pictures(answers, training.features if training else []):
         yield Pictures(pictures)
-    declared = _declared(answers)
+    declared: dict[str, Measured] = {}  # as the first site has it that names it
+    for answer in answers.values():
+        for feature in answer.about.features:
+            declared.setdefault(feature.name, feature)
     rows = [
         (name, site, *statistics)
-        for name, by_site in declared.items()
+        for name, feature in declared.items()
         for site, answer in answers.items()
-        if not is_binary(cell_names(next(iter(by_site.values()))))  # its mean is its count
+        if not is_binary(cell_names(feature))  # its mean is its count
         if (statistics := _statistics(answer, name))
     ]
     if rows:
         columns = ("feature", "site", "mean", "sd", "5th percentile", "95th percentile")
         yield Table("Training samples", columns, rows)
-    for name, by_site in declared.items():
-        first = next(iter(by_site.values()))
+    for name, feature in declared.items():
         counts = {
-            site: dict(zip(cell_names(first), cells, strict=True))
-            for site, feature in by_site.items()
-            if feature == first
-            and (cells := (answers[site].histograms or {}).get("train", {}).get(name)) is not None
+            site: dict(zip(cell_names(feature), cells, strict=True))
+            for site, cells in training_counts(feature, answers).items()
         }
         if counts:
             yield _counts(f"{name}, training samples", "", counts)
@@ -176,15 +180,6 @@ def _files(answers: Mapping[str, Survey]) -> Iterator[Block]:
         }
         if any(count is not None for cells in counts.values() for count in cells.values()):
             yield _counts(f"{name} of the files, all splits", "", counts)
-
-
-def _declared(answers: Mapping[str, Survey]) -> dict[str, dict[str, Measured]]:
-    """Return each feature by site, in the order in which sites name them."""
-    declared: dict[str, dict[str, Measured]] = {}
-    for site, answer in answers.items():
-        for feature in answer.about.features:
-            declared.setdefault(feature.name, {})[site] = feature
-    return declared
 
 
 def _counts(

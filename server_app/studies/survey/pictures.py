@@ -9,10 +9,11 @@ import numpy as np
 
 from fedsilo.models.contract.survey import Count, Measured, Survey
 from fedsilo.models.figures.palette import GREY, line_styles
+from fedsilo.server_app.studies.figures.panels import new_figure
+from fedsilo.server_app.studies.report.numbers import BINARY
 from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import svg_of
-from fedsilo.server_app.studies.survey.collect import BINARY, cell_names
-from fedsilo.server_app.studies.survey.document import Between
+from fedsilo.server_app.studies.survey.collect import Between, cell_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,19 +41,21 @@ def feature_pictures(answers: Mapping[str, Survey], distances: Sequence[Between]
     first = {feature.name: feature for feature in reversed(declared)}
     order = list(dict.fromkeys(feature.name for feature in declared))
     most = list(dict.fromkeys([*(one.feature for one in distances), *order]))[:_MAX_FEATURES]
-    chosen = [first[name] for name in order if name in most]
-    pictures = [_of_feature(place, feature, answers) for place, feature in enumerate(chosen)]
+    pictures = []
+    for place, feature in enumerate(first[name] for name in order if name in most):
+        names, known = cell_names(feature), training_counts(feature, answers)
+        pictures.append(_picture(f"feature-{place}", feature.name, names, known, answers))
     return [picture for picture in pictures if picture]
 
 
-def _of_feature(place: int, feature: Measured, answers: Mapping[str, Survey]) -> Picture | None:
+def training_counts(feature: Measured, answers: Mapping[str, Survey]) -> dict[str, Sequence[Count]]:
+    """Return each site's counts of a feature, of the sites that declare it so and send them."""
     counts = {
         site: (answer.histograms or {}).get("train", {}).get(feature.name)
         for site, answer in answers.items()
         if feature in answer.about.features
     }
-    known = {site: cells for site, cells in counts.items() if cells is not None}
-    return _picture(f"feature-{place}", feature.name, cell_names(feature), known, answers)
+    return {site: cells for site, cells in counts.items() if cells is not None}
 
 
 def _picture(
@@ -63,9 +66,10 @@ def _picture(
     answers: Mapping[str, Survey],
 ) -> Picture | None:
     shown = dict(list(counts.items())[:_MAX_SITES])
-    if not any(count for held in shown.values() for count in held):
+    every = [count for of_site in shown.values() for count in of_site]
+    if not any(every):
         return None
-    hidden = sum(count is None for held in shown.values() for count in held)
+    hidden = every.count(None)
     left = len(counts) - len(shown)
     kind = "yes or no, " if is_binary(cells) else ""
     caption = f"{title}: {kind}share of the training samples"
@@ -86,23 +90,22 @@ def _bars(
     counts: Mapping[str, Sequence[Count]],
     answers: Mapping[str, Survey],
 ) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.0, 3.3), layout="constrained")
+    figure = new_figure(5.0, 3.3)
     axes = figure.subplots()
     places, width = np.arange(len(cells)), 0.8 / len(counts)
     hidden: list[float] = []
-    for number, ((site, held), style) in enumerate(
+    for number, ((site, own), style) in enumerate(
         zip(counts.items(), line_styles(list(counts)).values(), strict=True)
     ):
-        total = (answers[site].samples or {}).get("train") or sum(c or 0 for c in held)
+        total = (answers[site].samples or {}).get("train") or sum(c or 0 for c in own)
         at = places + (number - (len(counts) - 1) / 2) * width
-        shares = [np.nan if count is None else count / total for count in held]
+        shares = [np.nan if count is None else count / total for count in own]
         axes.bar(at, shares, width, color=style.color, label=_text(site))
-        for x, count in zip(at, held, strict=True):
+        for x, count in zip(at, own, strict=True):
             if count == 0:
                 axes.annotate("0", (x, 0), ha="center", va="bottom", fontsize="x-small")
-        hidden += [x for x, count in zip(at, held, strict=True) if count is None]
+            elif count is None:
+                hidden.append(x)
     if hidden:
         _draw_hidden(axes, hidden, width)
     axes.set_xticks(places, [_text(cell[:_MAX_LENGTH]) for cell in cells], rotation=45, ha="right")

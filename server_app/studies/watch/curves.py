@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,10 +23,7 @@ def run_curves(folder: Path) -> list[Picture]:
     try:
         written = tuple(file.stat().st_mtime_ns for file in files)
         return _drawn(folder, written)
-    except (
-        OSError,
-        RunDirectoryError,
-    ):  # the round's rows are being written: the next look has them
+    except (OSError, RunDirectoryError):  # rows are being written: the next look has them
         return []
 
 
@@ -34,38 +31,39 @@ def run_curves(folder: Path) -> list[Picture]:
 def _drawn(folder: Path, written: tuple[int, ...]) -> list[Picture]:
     """Draw once a round: the page is loaded every two seconds."""
     run = FinishedRun(folder)
-    metrics, traffic = run.metrics, run.traffic
+    metrics, answers = run.metrics, [row for row in run.traffic if row["phase"] != "hello"]
     accuracy = {s: _mean(metrics, s, "accuracy") for s in ("val", "test")}
     loss = {"training": _mean(metrics, "train", "trained-loss")}
     loss |= {split: _mean(metrics, split, "loss") for split in ("val", "test")}
     bytes_ = {
-        "to the hospitals": _megabytes(traffic, "bytes_down"),
-        "from them": _megabytes(traffic, "bytes_up"),
+        "to the hospitals": _megabytes(answers, "bytes_down"),
+        "from them": _megabytes(answers, "bytes_up"),
     }
     pictures = [
         _curve("accuracy", accuracy, "accuracy, mean over hospitals"),
         _curve("loss", loss, "loss in nats, mean over hospitals"),
         _curve("bytes", bytes_, "MB in a round"),
-        _slowest(traffic),
+        _slowest(answers),
     ]
     return [picture for picture in pictures if picture]
 
 
 def _mean(rows: Rows, split: str, metric: str) -> dict[int, float]:
-    found: dict[int, list[float]] = {}
-    for row in rows:
-        if row["split"] == split and row["metric"] == metric:
-            found.setdefault(int(row["round"]), []).append(float(row["value"]))
-    return {at: sum(values) / len(values) for at, values in found.items()}
+    chosen = [row for row in rows if row["split"] == split and row["metric"] == metric]
+    values = _grouped(chosen, "round", "value")
+    return {int(at): sum(found) / len(found) for at, found in values.items()}
 
 
-def _megabytes(rows: Rows, column: str) -> dict[int, float]:
-    total: dict[int, float] = {}
+def _megabytes(answers: Rows, column: str) -> dict[int, float]:
+    values = _grouped(answers, "round", column)
+    return {int(at): sum(found) / 1e6 for at, found in values.items()}
+
+
+def _grouped(rows: Rows, key: str, column: str) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
     for row in rows:
-        if row["phase"] != "hello":
-            at = int(row["round"])
-            total[at] = total.get(at, 0.0) + int(row[column]) / 1e6
-    return total
+        found.setdefault(row[key], []).append(float(row[column]))
+    return found
 
 
 def _curve(name: str, lines: Lines, label: str) -> Picture | None:
@@ -77,23 +75,18 @@ def _curve(name: str, lines: Lines, label: str) -> Picture | None:
     return Picture(svg, f"{label} by round. Now: {said}.", f"{label[0].upper()}{label[1:]}.")
 
 
-def _slowest(traffic: Rows) -> Picture | None:
+def _slowest(answers: Rows) -> Picture | None:
     """Return a picture of the sites whose work took longest, by the seconds that they report."""
-    seconds: dict[str, list[float]] = {}
-    for row in traffic:
-        if row["phase"] != "hello" and float(row["seconds"]):
-            seconds.setdefault(row["site"], []).append(float(row["seconds"]))
+    worked = [row for row in answers if float(row["seconds"])]
+    seconds = _grouped(worked, "site", "seconds")
     means = {site: sum(found) / len(found) for site, found in seconds.items()}
     slowest = sorted(means, key=lambda site: -means[site])[:_SLOWEST]
     if not slowest:
         return None
     drawn = {"seconds": {site: Estimate(means[site]) for site in slowest}}
     label = "seconds of work for an answer, mean"
-    caption = f"The slowest first{_of_more(means, slowest)}: {label}."
+    left = len(means) - len(slowest)
+    without = f", without {left} quicker hospitals" if left else ""
+    caption = f"The slowest first{without}: {label}."
     said = "; ".join(f"{site} {means[site]:.2f}" for site in slowest)
     return Picture(estimates("watch-slow", drawn, label), f"{caption} {said}.", caption)
-
-
-def _of_more(all_: Mapping[str, float], shown: Iterable[str]) -> str:
-    left = len(all_) - len(list(shown))
-    return f", without {left} quicker hospitals" if left else ""

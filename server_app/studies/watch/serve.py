@@ -5,7 +5,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from fedsilo.models.contract.errors import FedsiloError, SettingError
-from fedsilo.server_app.records.progress import clock
+from fedsilo.server_app.records.progress import bytes_text, clock
 from fedsilo.server_app.studies.report.page import (
     Block,
     Facts,
@@ -21,7 +21,6 @@ from fedsilo.server_app.studies.watch.watched import (
     Watched,
     epsilon_text,
     phase_text,
-    size,
     traffic_text,
 )
 
@@ -52,7 +51,7 @@ def _facts(run: Watched) -> Facts:
         ("left out so far", str(here.left_out)),
         ("bytes", traffic_text(here)),
         ("differential privacy", epsilon_text(here) or "none"),
-        ("memory of the server", size(here.server_memory_bytes)),
+        ("memory of the server", bytes_text(here.server_memory_bytes)),
         ("time", clock(run.seconds)),
         ("time left", "-" if left is None else f"about {clock(left)}"),
     ]

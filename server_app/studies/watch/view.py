@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsilo.server_app.deploy.deployment import read_deployment
-from fedsilo.server_app.records.progress import clock
-from fedsilo.server_app.studies.watch.watched import Watched, look_at, newest_run, size
+from fedsilo.server_app.records.progress import bytes_text, clock
+from fedsilo.server_app.studies.watch.watched import Watched, look_at, newest_run
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class View:
                 site,
                 "" if over else _doing(site, self.run),
                 clock(said.seconds),
-                size(said.bytes_down),
-                size(said.bytes_up),
-                size(said.peak_memory_bytes) if said.peak_memory_bytes else "-",
+                bytes_text(said.bytes_down),
+                bytes_text(said.bytes_up),
+                bytes_text(said.peak_memory_bytes) if said.peak_memory_bytes else "-",
                 "-" if said.epsilon is None else f"{said.epsilon:.3g}",
             )
             for site, said in sorted(here.sites.items())

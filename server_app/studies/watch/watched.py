@@ -6,11 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.records.progress import FILE, Progress, Status, clock, read_progress
+from fedsilo.server_app.records.progress import (
+    FILE,
+    Progress,
+    Status,
+    bytes_text,
+    clock,
+    read_progress,
+)
 from fedsilo.server_app.run.processes import process_of
 
 _SILENT = 60.0  # seconds after which a run of another machine counts as silent: it writes every 15
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 @dataclass(frozen=True)
@@ -66,14 +72,11 @@ class Watched:
     def in_words(self) -> str:
         """Return the state in sentences: how far the run is, and what it waits for."""
         here, left = self.progress, self.seconds_left
+        if here.state == "finished":
+            return f"The run is finished after {here.finished_rounds} rounds."
         if self.over:
             done = f"{here.finished_rounds} of {here.rounds} rounds are finished."
-            state = self.state()
-            return (
-                f"The run is over: {state}. {done}"
-                if here.state != "finished"
-                else (f"The run is finished after {here.finished_rounds} rounds.")
-            )
+            return f"The run is over: {self.state()}. {done}"
         waiting = [site for site in here.asked if site not in (*here.answered, *here.failed)]
         said = [f"The run is in round {here.round} of {here.rounds}"]
         if here.phase:
@@ -89,8 +92,7 @@ class Watched:
 
     def line(self) -> str:
         """Return the state, the round, the costs and the times in one line."""
-        here = self.progress
-        left = self.seconds_left
+        here, left = self.progress, self.seconds_left
         parts = [
             f"{here.run}: {self.state()}",
             f"round {here.round} of {here.rounds}",
@@ -110,9 +112,15 @@ def look_at(folder: Path) -> Watched:
         RunDirectoryError: it is not a run directory, or of another version of fedsilo.
     """
     folder = folder.expanduser().resolve()
-    progress = read_progress(folder) if folder.is_dir() else None
+    if not folder.is_dir():
+        raise RunDirectoryError(
+            f"there is no run directory {folder}: name one, or a deployment by --deployment"
+        )
+    progress = read_progress(folder)
     if progress is None:
-        raise RunDirectoryError(_why_none(folder))
+        raise RunDirectoryError(
+            f"{folder} has no {FILE}: it is not a run directory; name one, or --deployment DIR"
+        )
     here = progress.host == socket.gethostname()
     running, moment = progress.state == "running", time.time()
     gone = here and process_of(progress.pid, progress.process_started) is None
@@ -126,12 +134,6 @@ def newest_run(runs: Path) -> Path | None:
     return newest and newest.parent
 
 
-def _why_none(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"there is no run directory {folder}: name one, or a deployment by --deployment"
-    return f"{folder} has no {FILE}: it is not a run directory; name one, or --deployment DIR"
-
-
 def phase_text(progress: Progress) -> str:
     """Return the current phase and who has answered."""
     text = f"{progress.phase}: {len(progress.answered)} of {len(progress.asked)} answered"
@@ -143,7 +145,7 @@ def phase_text(progress: Progress) -> str:
 def traffic_text(progress: Progress) -> str:
     """Return the bytes sent down and up."""
     bytes_ = progress.bytes()
-    return f"{size(bytes_['down'])} down, {size(bytes_['up'])} up"
+    return f"{bytes_text(bytes_['down'])} down, {bytes_text(bytes_['up'])} up"
 
 
 def epsilon_text(progress: Progress) -> str:
@@ -151,11 +153,3 @@ def epsilon_text(progress: Progress) -> str:
     spent = progress.epsilon()
     cap = f" of {progress.max_epsilon:g}" if progress.max_epsilon else ""
     return "" if spent is None else f"epsilon {spent:.3g}{cap}"
-
-
-def size(count: float) -> str:
-    """Return bytes with a decimal unit: ``1.5 MB``."""
-    unit = 0
-    while count >= 999.5 and unit < len(_UNITS) - 1:
-        count, unit = count / 1000, unit + 1
-    return f"{count:.3g} {_UNITS[unit]}"

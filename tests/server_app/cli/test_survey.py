@@ -8,7 +8,7 @@ import pytest
 
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.studies.survey.document import read_survey_document
+from fedsilo.server_app.studies.survey.collect import read_survey_document
 from tests.support.browser import DESKTOP, PHONE, picture, rendered
 
 

@@ -139,6 +139,17 @@ def test_the_page_has_ranks_costs_and_what_is_missing(
     assert other == "| you want to | read |"
 
 
+def test_before_any_run_what_is_missing_is_told_and_no_page_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "simulation.yaml").write_text(SIMULATION)
+    assert _command(tmp_path, "--show-only") == 0
+    assert "not yet on `digits`: all methods; run the command again" in capsys.readouterr().out
+    assert _command(tmp_path, "--show-only", "--page", str(tmp_path / "page.md")) == 1
+    assert "no method has all its runs" in capsys.readouterr().err
+    assert not (tmp_path / "page.md").exists()
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [

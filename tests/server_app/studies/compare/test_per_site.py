@@ -75,6 +75,19 @@ def test_metrics_come_in_the_order_asked_for(written: Write) -> None:
         site_bars([run], metrics="acc")
 
 
+def test_runs_without_any_usual_metric_are_told_which_there_are(written: Write) -> None:
+    masks = written("m-seed0", [(2, site, "test", "dice", 0.5) for site in GROUPS])
+    with pytest.raises(SettingError, match="no run has a metric 'accuracy'; there are dice"):
+        site_bars([masks])
+    assert set(site_bars([masks], metrics="dice").table["metric"]) == {"dice"}
+
+
+def test_a_run_for_sums_has_no_figures_by_site(written: Write) -> None:
+    run = written("sums-seed0", [(2, "all", "test", "accuracy", 0.5)])
+    with pytest.raises(SettingError, match="no run has test figures by site, only of all sites"):
+        site_bars([run])
+
+
 def test_a_round_is_that_asked_for_and_must_have_been_measured(written: Write) -> None:
     run = written("a-seed0", rows(0.8))
     first = site_bars([run], round_=1)

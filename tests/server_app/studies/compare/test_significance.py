@@ -3,17 +3,18 @@
 import warnings
 
 import pytest
+from rich.table import Table
 from scipy import stats
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.compare.significance import (
     Outcome,
+    lines_of_tests,
     markdown_tests,
     notes,
     one_way,
     significance,
     significance_csv,
-    triangle,
     two_sided,
 )
 
@@ -81,7 +82,8 @@ def test_the_table_is_a_triangle_of_later_against_earlier_experiments() -> None:
     ]
     heading = "test auc, mean over sites: one-way ANOVA F(2, 6) = 21, p = 1.95e-03"
     assert tested.heading("test") == heading
-    table = triangle(tested, "test")
+    table, *_ = lines_of_tests([tested], "test", [])
+    assert isinstance(table, Table)
     assert table.title == heading
     assert [column.header for column in table.columns] == ["p", "a", "b"]
     assert list(table.columns[1].cells) == [cells["b", "a"], cells["c", "a"]]

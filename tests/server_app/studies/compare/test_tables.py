@@ -19,10 +19,11 @@ from fedsilo.server_app.studies.compare.results import (
 from fedsilo.server_app.studies.compare.tables import (
     COMPARISON,
     Spread,
-    comparison_csv,
-    comparison_markdown,
+    comparison_lines,
     comparison_table,
+    csv_text,
     joined,
+    markdown_table,
     over_seeds,
     published_cell,
     spread_cell,
@@ -68,9 +69,9 @@ def test_a_single_seed_shows_no_deviation() -> None:
 
 def test_markdown_and_csv_hold_every_row() -> None:
     rows = _results("uefl-x", [_summary(0.8), _summary(0.9)], METRICS)
-    lines = comparison_markdown(rows).splitlines()
+    lines = markdown_table(comparison_lines(rows)).splitlines()
     assert lines[2] == "| uefl-x | D1 | 0.850 ± 0.071 | 0.951 | 0.150 ± 0.071 |"
-    table = list(csv.DictReader(io.StringIO(comparison_csv(rows))))
+    table = list(csv.DictReader(io.StringIO(csv_text(over_seeds(rows)))))
     assert list(table[0]) == list(HEADER)
     assert [row["group"] for row in table] == ["D1", "D1", "all", "all"]
     assert (table[0]["published"], table[0]["published sd"]) == ("0.951", "")
@@ -86,7 +87,7 @@ def test_choices_between_settings_see_validation_figures_only() -> None:
     assert [row.mean for row in _rows(rows) if row.metric == "accuracy"] == [0.3, 0.3]
     assert all(row.published is None for row in _rows(rows))
     assert of_split(summary, "test") == summary
-    assert "val accuracy" in comparison_markdown(rows, "val").splitlines()[0]
+    assert "val accuracy" in markdown_table(comparison_lines(rows, "val")).splitlines()[0]
 
 
 def test_the_papers_deviation_stands_beside_its_figure() -> None:
@@ -95,19 +96,19 @@ def test_the_papers_deviation_stands_beside_its_figure() -> None:
     }
     rows = _results("x", [summary], METRICS)
     assert [published_cell(row) for row in _rows(rows)] == ["0.900 ± 0.050", "", "0.850", ""]
-    title, _, first, every = comparison_markdown(rows).splitlines()
+    title, _, first, every = markdown_table(comparison_lines(rows)).splitlines()
     named = "published ± population sd"
     assert title == f"| experiment | group | test accuracy | {named} | test entropy |"
     assert first == "| x | D1 | 0.800 | 0.900 ± 0.050 | 0.200 |"
     assert every == "| x | all | 0.800 | 0.850 | 0.200 |"
-    table = list(csv.DictReader(io.StringIO(comparison_csv(rows))))
+    table = list(csv.DictReader(io.StringIO(csv_text(over_seeds(rows)))))
     assert [row["published sd"] for row in table] == ["0.05", "", "", ""]
 
 
 def test_beside_a_papers_deviation_ours_is_told_of_the_sample_and_of_the_population() -> None:
     published = {"published": {"D1": {"accuracy": 0.9, "accuracy-sd": 0.05}}}
     rows = _results("x", [_summary(value) | published for value in (0.7, 0.8, 0.9)], METRICS)
-    line = comparison_markdown(rows).splitlines()[2]
+    line = markdown_table(comparison_lines(rows)).splitlines()[2]
     # Squared distances 0.01, 0, 0.01: over 2 and over 3
     assert line.startswith("| x | D1 | 0.800 ± 0.100 (0.082) | 0.900 ± 0.050 |")
     title = comparison_table(rows).title
@@ -127,7 +128,7 @@ def test_a_metric_that_is_undefined_for_a_group_has_no_row_and_an_empty_cell() -
     found = {(row.group, row.metric): row.mean for row in _rows(rows)}
     assert ("b", "auc") not in found
     assert found["a", "auc"] == found["all", "auc"] == pytest.approx(0.7)
-    assert "| x | b | 1.000 ± 0.000 |  |" in comparison_markdown(rows).splitlines()
+    assert "| x | b | 1.000 ± 0.000 |  |" in markdown_table(comparison_lines(rows)).splitlines()
     columns = comparison_table(rows).columns
     assert [column.header for column in columns] == [
         "experiment",
@@ -202,7 +203,7 @@ def test_the_csv_ends_with_median_and_range() -> None:
     ), "readers of older tables find their columns in place"
     assert HEADER[9:] == ("median", "min", "max")
     rows = _results("x", [_summary(0.8), _summary(0.5), _summary(0.9)], ["accuracy"])
-    first, *_ = csv.DictReader(io.StringIO(comparison_csv(rows)))
+    first, *_ = csv.DictReader(io.StringIO(csv_text(over_seeds(rows))))
     assert [first[name] for name in HEADER[9:]] == ["0.800000", "0.500000", "0.900000"]
 
 
@@ -213,7 +214,7 @@ def test_median_and_range_stand_in_the_place_of_mean_and_deviation() -> None:
     assert _rows(_results("x", three[:2], ["accuracy"]))[0].median == pytest.approx(0.65)
     alone = _rows(_results("x", three[:1], ["accuracy"]))[0]
     assert spread_cell(alone, median=True) == "0.800"
-    lines = comparison_markdown(rows, median=True).splitlines()
+    lines = markdown_table(comparison_lines(rows, median=True)).splitlines()
     assert lines[2] == "| x | D1 | 0.800 (0.500 to 0.900) | 0.951 |"
     assert comparison_table(rows, median=True).title == "median (min to max) over 3 seeds"
     assert comparison_table(rows).title == "mean ± sample sd over 3 seeds"
@@ -265,5 +266,5 @@ def test_experiments_stay_in_the_order_in_which_they_were_named() -> None:
 
 def test_published_figures_are_told_as_they_were_published() -> None:
     summary = _summary(0.8) | {"published": {"D1": {"accuracy": 1, "accuracy-sd": 0.0125}}}
-    first, *_ = csv.DictReader(io.StringIO(comparison_csv(_results("x", [summary], METRICS))))
+    first, *_ = csv.DictReader(io.StringIO(csv_text(over_seeds(_results("x", [summary], METRICS)))))
     assert (first["published"], first["published sd"]) == ("1", "0.0125")

@@ -3,8 +3,7 @@
 import re
 
 from fedsilo.models.contract.survey import Measured, Survey
-from fedsilo.server_app.studies.survey.collect import cell_names
-from fedsilo.server_app.studies.survey.document import Between
+from fedsilo.server_app.studies.survey.collect import Between, cell_names
 from fedsilo.server_app.studies.survey.pictures import feature_pictures
 
 AGE = {"name": "age", "edges": [50.0]}

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.records.progress import FILE, Progress, SiteProgress, clock
-from fedsilo.server_app.studies.watch.watched import look_at, newest_run, size
+from fedsilo.server_app.records.progress import FILE, Progress, SiteProgress, bytes_text, clock
+from fedsilo.server_app.studies.watch.watched import look_at, newest_run
 
 
 def written(folder: Path, **changes: Any) -> Path:
@@ -100,5 +100,6 @@ def test_the_newest_run_is_the_one_written_last(tmp_path: Path) -> None:
 
 
 def test_sizes_and_times_in_words() -> None:
-    assert [size(n) for n in (0, 999, 999_600, 1_500_000)] == ["0 B", "999 B", "1 MB", "1.5 MB"]
+    sizes = {0: "0 B", 999: "999 B", 999_600: "1 MB", 1_500_000: "1.5 MB", 2e15: "2e+03 TB"}
+    assert {number: bytes_text(number) for number in sizes} == sizes
     assert [clock(s) for s in (0, 59.6, 3605)] == ["0:00", "1:00", "1:00:05"]
