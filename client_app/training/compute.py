@@ -4,7 +4,6 @@ Operations without a deterministic form are named, or refused, as 'deterministic
 which they are as it meets one, by a warning or an error.
 """
 
-import ctypes
 import os
 import re
 import resource
@@ -20,14 +19,13 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from fedsilo.client_app.training.freed_memory import keep_freed_memory
 from fedsilo.client_app.training.streamed import Streamed
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.settings import GPU_SHARE, CommonSettings
 from fedsilo.models.networks.kinds import image_network
 
 _HELD = 2**31  # bytes
-# glibc's numbers of M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, and bytes; the second is its upper limit
-_FREED_MEMORY = {-1: 2**26, -3: 2**25}
 # With AVX2 oneDNN writes beyond the memory of a strided 1 x 1 convolution of fewer than 8 channels,
 # which these do not have (PyTorch 2.15)
 _CHANNELS_LAST_ON_CPU = ("conv", "vgg16-bn")
@@ -157,18 +155,6 @@ def choose_compute(
     bf16 = precision == "bf16" or (precision == "auto" and native)
     last = use_gpu if memory_format == "auto" else memory_format == "channels-last"
     return Compute(chosen, bf16, fp16=precision == "fp16", channels_last=last)
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep up to 64 MiB that this process has freed for what it allocates next.
-
-    A training step on a CPU frees and allocates the same activations each time. Otherwise glibc
-    returns them to the system, which clears every page that it gives again: a tenth of a step.
-    Without effect where the C library is not glibc.
-    """
-    if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
-        for option, bytes_ in _FREED_MEMORY.items():
-            set_option(option, bytes_)
 
 
 def _device_parts(device: str) -> tuple[str, int]:

@@ -7,7 +7,6 @@ shared memory without a name: nothing of it stays, in whatever way a process end
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
+from fedsilo.client_app.training.freed_memory import return_freed_memory
 from fedsilo.models.contract.errors import ProcessError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import GPU_SHARE
@@ -131,7 +131,7 @@ class ProcessGrid(InlineGrid):
         """Queue messages and return their ids; forget those of before that nobody waits for."""
         self._waiting.clear()
         self._replies.clear()
-        _return_freed_memory()
+        return_freed_memory()
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -184,12 +184,6 @@ class ProcessGrid(InlineGrid):
         """End all processes at once."""
         for worker in [*self._idle, *(worker for _, worker in self._running.values())]:
             worker.end()
-
-
-def _return_freed_memory() -> None:
-    """Have glibc give back what replies took; without effect where the C library is another."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
 
 
 def _killed(message: Message) -> Message:
