@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 from fedsilo.client_app.methods.base import Lab, TokenClassifier
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import micro_batches
-from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
-from fedsilo.client_app.training.optimisers import eager
+from fedsilo.client_app.training.optimisers import eager, moments_of, restore_moments
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.seeding import generator, seeded

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
-from fedsilo.client_app.training.optimisers import open_optimiser
+from fedsilo.client_app.training.optimisers import moments_of, open_optimiser, restore_moments
 from fedsilo.models.contract.array_names import arrays_below
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.seeding import generator
