@@ -149,8 +149,7 @@ def _opened(message: Message, context: Context) -> _Site:
     own, floor = session.sampling, session.limits.minimum_batch
     counted = (0, 0)
     if own.rate_decay != "none" or own.schedule != "constant" or own.warm_up:
-        rounds = instruction.round - 1
-        counted = counted_steps(own, own, rounds, len(split), floor, None, aside=False)
+        counted = counted_steps(own, own, instruction.round - 1, len(split), floor)
     site = _Site(session, content, instruction, split, counted)
     site.plan()
     return site

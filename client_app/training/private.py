@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.models.contract.settings import CommonSettings
@@ -57,10 +58,12 @@ class PrivateTraining:
         settings: CommonSettings,
         compute: Compute,
         penalty: Callable[[], Tensor] | None = None,
+        scaler: GradScaler | None = None,
     ) -> Tensor:
         """Give ``network`` the noisy gradients of a batch; return its mean loss, detached.
 
         ``penalty`` is of the parameters alone, which are private already: it needs no noise.
+        ``scaler`` is None, as 'fp16' is refused where gradients are clipped.
         """
         clip_norm, parameters = settings.sample_clip_norm, dict(network.named_parameters())
         with compute.autocast():
