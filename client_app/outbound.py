@@ -34,20 +34,13 @@ MEMORY = "wire/"  # in the state, before settings and name: what updates of an a
 
 @dataclass(frozen=True)
 class Outbound:
-    """The way out of a site for the answer to one message.
+    """The way out of a site for the answer to one message."""
 
-    Attributes:
-        session: of the run.
-        instruction: what the server asked for.
-        content: the message's records.
-        folder: of the site's private state in this run.
-        work: optimiser steps that this answer took, and samples that they saw.
-    """
-
-    session: SiteSession
-    instruction: Instruction
-    content: RecordDict
-    folder: Path
+    session: SiteSession  # of the run
+    instruction: Instruction  # what the server asked for
+    content: RecordDict  # the message's records
+    folder: Path  # of the site's private state in this run
+    # Optimiser steps that this answer took, and samples that they saw
     work: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -173,25 +166,21 @@ class Outbound:
         if record is None:
             raise SiteError(f"the message has no record '{SECURE}'")
         session, asked = self.session, self.instruction
-        name, seed = session.silo.name, session.settings.seed
+        name, settings = session.silo.name, session.settings
+        counts = {split: sum(labels) for split, labels in session.told().items()}
+        measures = session.measured_splits() if settings.trust == SUMS else ()
         return SecureSite(
             name,
             asked.run_name,
             asked.round,
-            session.settings,
+            settings,
             self.folder,
             record,
-            signer_of(session.simulated, seed, name, session.node_config),
-            self._summand(),
+            signer_of(session.simulated, settings.seed, name, session.node_config),
+            Summand(settings, counts, measures),
             digest("terms", sorted(session.run_config.items())),
             session.limits.colluding_sites,
         )
-
-    def _summand(self) -> Summand:
-        session = self.session
-        counts = {split: sum(labels) for split, labels in session.told().items()}
-        measures = session.measured_splits() if session.settings.trust == SUMS else ()
-        return Summand(session.settings, counts, measures)
 
     @contextmanager
     def naming_round(self) -> Iterator[None]:

@@ -65,31 +65,18 @@ from fedsilo.strategies.wire.signatures import (
 
 @dataclass(frozen=True)
 class SecureSite:
-    """One site in one round of secure aggregation.
+    """One site in one round of secure aggregation."""
 
-    Attributes:
-        site: its name.
-        run: the run's name.
-        round: the round.
-        common: the run's settings.
-        folder: where its secrets are.
-        asked: the record received, of the server.
-        signer: its own key, and whose keys the others' are.
-        summand: what it has to add.
-        terms: digest of the run's settings, which all sites must share.
-        colluding: sites that may work with the server, of which its part stays hidden.
-    """
-
-    site: str
-    run: str
-    round: int
-    common: CommonSettings
-    folder: Path
-    asked: Mapping[str, Any]
-    signer: Signer
-    summand: Summand
-    terms: bytes = b""
-    colluding: int = 0
+    site: str  # its name
+    run: str  # the run's name
+    round: int  # the round
+    common: CommonSettings  # the run's settings
+    folder: Path  # where its secrets are
+    asked: Mapping[str, Any]  # the record received, of the server
+    signer: Signer  # its own key, and whose keys the others' are
+    summand: Summand  # what it has to add
+    terms: bytes = b""  # digest of the run's settings, which all sites must share
+    colluding: int = 0  # sites that may work with the server, of which its part stays hidden
 
     def answer(self, phase: str) -> ConfigRecord:
         """Answer a phase in which nothing is trained.

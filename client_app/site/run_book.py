@@ -25,21 +25,14 @@ _DAY = 86400.0  # seconds
 
 @dataclass
 class RunRecord:
-    """What is known of one run.
-
-    Attributes:
-        began: when its first message came, seconds since 1970.
-        messages: answered so far, with those that failed.
-        seconds: of work.
-        round: the furthest that was asked for.
-        asked: how often each phase of the last two rounds was, by ``<round>-<step>``.
-    """
+    """What is known of one run."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
-    began: NonNegativeFloat
-    messages: NonNegativeInt = 0
-    seconds: NonNegativeFloat = 0.0
-    round: NonNegativeInt = 0
+    began: NonNegativeFloat  # when its first message came, seconds since 1970
+    messages: NonNegativeInt = 0  # answered so far, with those that failed
+    seconds: NonNegativeFloat = 0.0  # of work
+    round: NonNegativeInt = 0  # the furthest that was asked for
+    # How often each phase of the last two rounds was, by ``<round>-<step>``
     asked: dict[Annotated[str, Field(pattern=r"^\d+-\d+$")], NonNegativeInt] = field(
         default_factory=dict
     )

@@ -35,18 +35,12 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Compute:
-    """A device and a precision.
+    """A device and a precision."""
 
-    Attributes:
-        device: where tensors live.
-        bf16: whether forward passes run under bf16 autocast.
-        fp16: whether they do under fp16 autocast, of a scaled loss.
-        channels_last: whether images and convolutions keep a pixel's channels together in memory.
-    """
-
-    device: torch.device
-    bf16: bool
-    fp16: bool = False
+    device: torch.device  # where tensors live
+    bf16: bool  # whether forward passes run under bf16 autocast
+    fp16: bool = False  # whether they do under fp16 autocast, of a scaled loss
+    # Whether images and convolutions keep a pixel's channels together in memory
     channels_last: bool = False
 
     def autocast(self) -> torch.autocast:

@@ -25,21 +25,13 @@ _EPOCH, _POSITION, _ORDER, _OPTIMISER = "epoch", "position", "order", "optimiser
 
 @dataclass
 class Pacing:
-    """Where a site is in its epoch.
+    """Where a site is in its epoch."""
 
-    Attributes:
-        epoch: the epoch, from 0.
-        position: steps of it that the site has taken.
-        order: (n,) the training samples in the order of this epoch.
-        steps: steps of this round.
-        size: samples of a step.
-    """
-
-    epoch: int
-    position: int
-    order: Tensor
-    steps: int
-    size: int
+    epoch: int  # the epoch, from 0
+    position: int  # steps of it that the site has taken
+    order: Tensor  # (n,) the training samples in the order of this epoch
+    steps: int  # steps of this round
+    size: int  # samples of a step
 
     def batches(self) -> list[Tensor]:
         """Return the samples of this round's steps; after the last sample the first comes again.

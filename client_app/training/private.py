@@ -17,20 +17,13 @@ from fedsilo.models.privacy.dp_sgd import Loss, clipped_gradients, noisy_mean, p
 
 @dataclass(frozen=True)
 class PrivateTraining:
-    """One training by DP-SGD.
+    """One training by DP-SGD."""
 
-    Attributes:
-        settings: clip norm C, noise multiplier z and how long.
-        told: training samples, as the site has reported them; the real number would reveal who is
-            there.
-        noise: source of the noise, or None for the operating system.
-        sampling: source of the batches, or None for the operating system.
-    """
-
-    settings: CommonSettings
+    settings: CommonSettings  # clip norm C, noise multiplier z and how long
+    # Training samples, as the site has reported them; the real number would reveal who is there
     told: int
-    noise: torch.Generator | None
-    sampling: torch.Generator | None
+    noise: torch.Generator | None  # source of the noise, or None for the operating system
+    sampling: torch.Generator | None  # source of the batches, or None for the operating system
 
     @property
     def rate(self) -> float:
