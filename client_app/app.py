@@ -15,12 +15,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsilo.client_app.site.node import is_simulated, owner_only
-from fedsilo.models.contract.errors import (
-    ERROR_CODES,
-    FedsiloError,
-    FileNamesError,
-    RefusedError,
-)
+from fedsilo.models.contract.errors import ERROR_CODES, FedsiloError, FileNamesError, RefusedError
 from fedsilo.models.contract.messages import CONFIG, Instruction
 from fedsilo.models.contract.versions import refuse_other_versions
 from fedsilo.strategies.wire.records import bundle, unbundle

@@ -312,11 +312,7 @@ class Lab:
         return values
 
     def _keep(self, arrays: Arrays) -> bool:
-        """Store private state for this phase, if there is any, and tell whether there was.
-
-        Raises:
-            SiteError: the last step of training left values that are not finite.
-        """
+        """Store private state for this phase, if there is any, and tell whether there was."""
         continued = self._continued
         if continued is None and arrays:
             continued = {n: array for n, array in self.stored.items() if n.startswith(PREFIX)}

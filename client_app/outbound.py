@@ -111,11 +111,7 @@ class Outbound:
         return to_record(sent), with_prefix(memory, kept)
 
     def _portions(self, names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the measurements that the server asks to sum, each from 0 to 1.
-
-        Raises:
-            RefusedError: the run sums none, or one has no bounds or was not measured.
-        """
+        """Return the measurements that the server asks to sum, each from 0 to 1."""
         portions = {}
         for name in names:
             ends = bounds(name, self.session.silo.task.classes)

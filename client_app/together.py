@@ -21,12 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import SiteSession, session_of
 from fedsilo.client_app.training.compute import noted_operations
-from fedsilo.client_app.training.loop import (
-    counted_steps,
-    refuse_unusable,
-    schedule,
-    train_locally,
-)
+from fedsilo.client_app.training.loop import counted_steps, refuse_unusable, schedule, train_locally
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.client_app.training.rates import rate_setter
 from fedsilo.datasets.silo.silos import Split

@@ -37,7 +37,7 @@ class FedDistillSite(LocalSite):
         weight, targets = self.settings.logit_weight, mean_logits.to(lab.compute.device)
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            logits = network.classify(network.features(network.encode(inputs)))
+            logits = network(inputs)
             apart = matching_loss(logits, labels, targets)
             return network.criterion(logits, labels) + weight * apart
 

@@ -4,13 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import (
-    Answer,
-    Lab,
-    SiteMethod,
-    SiteNetwork,
-    exchanged_arrays,
-)
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, exchanged_arrays
 from fedsilo.client_app.training.class_means import class_means
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.messages import START

@@ -82,9 +82,6 @@ def _allowed_parts(context: Context) -> set[str]:
     """Return the parts that the hospital's site file names.
 
     A pattern for everything is not enough: files that have one are older than surveys.
-
-    Raises:
-        RefusedError: there is no site file, or it names none.
     """
     if SITE_FILE not in context.node_config:
         raise RefusedError(
