@@ -1,6 +1,5 @@
 """A network's embeddings of samples, computed at the hospital that has them."""
 
-import dataclasses
 from collections.abc import Callable
 
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
     Raises:
         SettingError: the network mixes several, which have no embedding in common.
     """
-    exact = dataclasses.replace(compute, bf16=False)
+    exact = compute.exact()
     classifier = single_classifier(network)
     if layer == EMBEDDING:
         return over_batches(network, inputs, exact, lambda x: network.encode(x).mean(dim=1))

@@ -11,8 +11,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,10 @@ class Compute:
         """Return the block in which forward passes run; it does nothing in fp32."""
         half = torch.float16 if self.fp16 else torch.bfloat16
         return torch.autocast(self.device.type, dtype=half, enabled=self.bf16 or self.fp16)
+
+    def exact(self) -> Self:
+        """Return the same device in fp32, for what is looked at rather than trained."""
+        return replace(self, bf16=False, fp16=False)
 
     def scaler(self) -> GradScaler:
         """Return what scales the loss of a training in fp16, whose gradients would be too small.
