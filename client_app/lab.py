@@ -51,22 +51,17 @@ from fedsilo.strategies.wire.records import unpack
 
 @dataclass(frozen=True)
 class Measured:
-    """A network that is measured, what else is measured of it, and how its measurements are named.
+    """A network that is measured, what else is measured of it, and how that is named."""
 
-    Attributes:
-        network: placed on the compute device.
-        names: metric -> the name in the reply, other metrics are left out; None keeps them all.
-        probe: returns what sees the tokens of a split and adds metrics of its own.
-        of_samples: returns, for tokens (batch, l, c), what a prediction says of each sample apart
-            from its class probabilities: (batch,) on the CPU, by name.
-        within: the labels to which the measured samples are restricted; None for all.
-    """
-
-    network: SiteNetwork
+    network: SiteNetwork  # placed on the compute device
+    # Metric -> the name in the reply, other metrics are left out; None keeps them all
     names: Mapping[str, str] | None = None
+    # Returns what sees the tokens of a split and adds metrics of its own
     probe: Callable[[str], Probe] | None = None
+    # Returns, for tokens (batch, l, c), what a prediction says of each sample apart from its class
+    # probabilities: (batch,) on the CPU, by name
     of_samples: Callable[[Tensor], dict[str, Tensor]] | None = None
-    within: Tensor | None = None
+    within: Tensor | None = None  # labels to which the measured samples are restricted; None: all
 
 
 class Lab:
@@ -120,7 +115,7 @@ class Lab:
         # They belong to the result: other numbers of threads add up in another order
         torch.set_num_threads(self.common.threads)
         if self.compute.device.type == "cuda":
-            self.compute.begin()
+            torch.cuda.reset_peak_memory_stats(self.compute.device)
 
     def arrays(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the arrays received whose names begin with ``prefix``, without it."""

@@ -86,13 +86,8 @@ class Compute:
         held = self.bring(tensor)
         return lambda rows: held[rows.pin_memory().to(self.device, non_blocking=True)]
 
-    def begin(self) -> None:
-        """Count the device's peak memory from here."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-
     def peak_memory(self) -> int:
-        """Return the most bytes in use: on the GPU since ``begin``, else by this process ever."""
+        """Return the most bytes in use: on the GPU by this message, else by this process ever."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
         unit = 1 if sys.platform == "darwin" else 1024
