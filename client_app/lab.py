@@ -275,8 +275,8 @@ class Lab:
         self.packed = RecordDict({METRICS: record})
         # Measurements are summed in secret, though at the end no arrays are
         if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
-            whole = (send, self.arrays(), self.metrics)
-            self.packed[ARRAYS] = updates or self.outbound.record(*whole)
+            parts = (send, self.arrays(), self.metrics)
+            self.packed[ARRAYS] = updates or self.outbound.record(*parts)
         return self.packed
 
     def measured(

@@ -92,8 +92,8 @@ class Outbound:
         Raises:
             SiteError: an update is not finite; it names site, round and array.
         """
-        asked, site = self.instruction, self.session.silo.name
-        seed, key = self.session.sampling.seed, ("wire", asked.round, asked.step, site)
+        instruction, site = self.instruction, self.session.silo.name
+        seed, key = self.session.sampling.seed, ("wire", instruction.round, instruction.step, site)
         source, compression = generator(seed, *key), self.session.compression
         assert compression is not None
         memory = f"{MEMORY}{compression.kind}/"
@@ -106,7 +106,7 @@ class Outbound:
                 lambda count: torch.rand(count, generator=source).numpy(),
             )
         except ArrayError as error:
-            raise SiteError(f"site {site}, round {asked.round}: {error}") from None
+            raise SiteError(f"site {site}, round {instruction.round}: {error}") from None
         kept = {name: torch.from_numpy(array) for name, array in left.items()}
         return to_record(sent), with_prefix(memory, kept)
 
@@ -134,13 +134,13 @@ class Outbound:
         if cap is None and limits.minimum_measured <= 1:
             return metrics
         sizes = {name: len(split) for name, split in silo.splits().items()}
-        told = {name: sum(counts) for name, counts in self.session.told().items()}
+        reported = {name: sum(counts) for name, counts in self.session.told().items()}
         stays = cap and self.session.method.measures_what_stays  # no split has any that may leave
-        metrics = limits.measured(metrics, {} if stays else told)
+        metrics = limits.measured(metrics, {} if stays else reported)
         if cap is None:
             return metrics
         noise = statistics_noise(settings)
-        leaving, measured = noisy_metrics(metrics, sizes, told, silo.task.classes, noise)
+        leaving, measured = noisy_metrics(metrics, sizes, reported, silo.task.classes, noise)
         if measured:
             self.ledger.spend({(noise, 1.0): 1})
         return leaving
@@ -161,14 +161,14 @@ class Outbound:
         record = self.content.config_records.get(SECURE)
         if record is None:
             raise SiteError(f"the message has no record '{SECURE}'")
-        session, asked = self.session, self.instruction
+        session, instruction = self.session, self.instruction
         name, settings = session.silo.name, session.settings
         counts = {split: sum(labels) for split, labels in session.told().items()}
         measures = session.measured_splits() if settings.trust == SUMS else ()
         return SecureSite(
             name,
-            asked.run_name,
-            asked.round,
+            instruction.run_name,
+            instruction.round,
             settings,
             self.folder,
             record,

@@ -75,9 +75,9 @@ class SiteSession:
             SiteError: the method cannot use so few samples without giving them away, or sends what
                 a hospital must agree to, or the hospital's own limits are higher.
         """
-        told = self.told()["train"]
-        refuse_few(self.silo.name, told, self.node_config)
-        if sum(told) < self.limits.minimum_batch:
+        counts = self.told()["train"]
+        refuse_few(self.silo.name, counts, self.node_config)
+        if sum(counts) < self.limits.minimum_batch:
             raise RefusedError(
                 f"site {self.silo.name} has fewer than {self.limits.minimum_batch} training "
                 "samples ('minimum-batch'): it takes no part"

@@ -98,13 +98,13 @@ class _Site:
         return self.key[0], self.counted, shape, kind, *(id(array.data) for array in arrays)
 
 
-def train_together(asked: Iterable[tuple[Message, Context]]) -> None:
+def train_together(messages: Iterable[tuple[Message, Context]]) -> None:
     """Train the simulated sites that these messages ask; each of them finds its result as it fits.
 
     A site that cannot be opened is left out: its own answer says why.
     """
     groups: dict[Hashable, list[_Site]] = {}
-    for message, context in asked:
+    for message, context in messages:
         with suppress(FedsiloError):
             site = _opened(message, context)
             if site.instruction.phase == TRAIN:

@@ -83,8 +83,8 @@ class Compute:
             return self.bring(tensor).__getitem__
         if tensor.nbytes > _HELD:
             return Streamed(tensor, self.device).pick
-        held = self.bring(tensor)
-        return lambda rows: held[rows.pin_memory().to(self.device, non_blocking=True)]
+        resident = self.bring(tensor)
+        return lambda rows: resident[rows.pin_memory().to(self.device, non_blocking=True)]
 
     def peak_memory(self) -> int:
         """Return the most bytes in use: on the GPU by this message, else by this process ever."""

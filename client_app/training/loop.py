@@ -98,8 +98,8 @@ def add_gradients(
     then sees each part alone. With ``scaler`` the gradients are of the scaled loss.
     """
     total = torch.zeros((), device=inputs.device)
-    whole = [slice(0, len(labels))]
-    for part in micro_batches(len(labels), settings.micro_batch) if settings.micro_batch else whole:
+    one = [slice(0, len(labels))]
+    for part in micro_batches(len(labels), settings.micro_batch) if settings.micro_batch else one:
         with compute.autocast():
             loss = objective(float_inputs(inputs[part]), labels[part])
         share = (part.stop - part.start) / len(labels)
