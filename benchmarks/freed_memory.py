@@ -17,7 +17,8 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from fedsilo.client_app.training.compute import Compute, keep_freed_memory
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.freed_memory import keep_freed_memory
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier

@@ -8,19 +8,14 @@ message has a line in its audit log before the reply leaves.
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsilo.client_app.site.node import is_simulated, owner_only
-from fedsilo.models.contract.errors import (
-    ERROR_CODES,
-    FedsiloError,
-    FileNamesError,
-    RefusedError,
-)
+from fedsilo.models.contract.errors import ERROR_CODES, FedsiloError, FileNamesError, RefusedError
 from fedsilo.models.contract.messages import CONFIG, Instruction
 from fedsilo.models.contract.versions import refuse_other_versions
 from fedsilo.strategies.wire.records import bundle, unbundle
@@ -47,32 +42,24 @@ def survey(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer a phase of a round."""
-    return _reply(message, context, _train)
+    return _reply(message, context, _phase)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Measure the final model."""
-    return _reply(message, context, _evaluate)
+    return _reply(message, context, partial(_phase, final=True))
 
 
-def _train(message: Message, context: Context) -> RecordDict:
+def _phase(message: Message, context: Context, final: bool = False) -> RecordDict:
     # Here and below: PyTorch is imported by the first message, not by whoever only names the app
-    from fedsilo.client_app.answer import answer
+    from fedsilo.client_app.answer import answer, evaluate
     from fedsilo.client_app.lab import Lab
     from fedsilo.client_app.session import session_of
 
     instruction = Instruction.from_config(message.content[CONFIG])
-    return answer(Lab(session_of(context), message.content, instruction))
-
-
-def _evaluate(message: Message, context: Context) -> RecordDict:
-    from fedsilo.client_app.answer import evaluate
-    from fedsilo.client_app.lab import Lab
-    from fedsilo.client_app.session import session_of
-
-    instruction = Instruction.from_config(message.content[CONFIG])
-    return evaluate(Lab(session_of(context), message.content, instruction))
+    lab = Lab(session_of(context), message.content, instruction)
+    return evaluate(lab) if final else answer(lab)
 
 
 def _hello(message: Message, context: Context) -> RecordDict:
@@ -110,13 +97,6 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     A real site answers within its own bounds, and what it sends is bundled last, when all that
     leaves has been checked; a site with a site file answers under it, and logs its answer.
     """
-    if is_simulated(context):
-        return _answered(message, context, answer)
-    with owner_only():
-        return _answered(message, context, answer)
-
-
-def _answered(message: Message, context: Context, answer: Answer) -> Message:
     simulated, ruled = is_simulated(context), "site-file" in context.node_config
     if not simulated:
         from fedsilo.client_app.site.bounds import answer_within_bounds
@@ -127,16 +107,17 @@ def _answered(message: Message, context: Context, answer: Answer) -> Message:
 
         answer = partial(answer_under, answer)
     error: Exception | None = None
-    try:
-        message.content = unbundle(message.content)
-        reply = Message(answer(message, context), reply_to=message)
-    except Exception as raised:  # the boundary: a site's failure must reach the server as a reply
-        error = raised
-        reply = _failure(message, context, error)
-    if ruled:
-        reply = _logged(message, context, reply, error)
-    if not simulated and reply.has_content() and reply.content.array_records:
-        reply.content = bundle(reply.content)
+    with nullcontext() if simulated else owner_only():
+        try:
+            message.content = unbundle(message.content)
+            reply = Message(answer(message, context), reply_to=message)
+        except Exception as raised:  # the boundary: a site's failure must reach the server
+            error = raised
+            reply = _failure(message, context, error)
+        if ruled:
+            reply = _logged(message, context, reply, error)
+        if not simulated and reply.has_content() and reply.content.array_records:
+            reply.content = bundle(reply.content)
     return reply
 
 

@@ -6,15 +6,14 @@ A method (``client_app/methods``) says in what order these happen. Whatever leav
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import cast
+from typing import Any, Unpack, cast
 
 import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fedsilo.client_app.outbound import MEMORY, Arrays, Outbound
 from fedsilo.client_app.patients import PatientPrivacy
@@ -22,14 +21,7 @@ from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
 from fedsilo.client_app.training.evaluation import Probe, measure, of_labels
 from fedsilo.client_app.training.initial_network import initial_classifier
-from fedsilo.client_app.training.loop import (
-    AfterStep,
-    Objective,
-    Penalty,
-    annealed,
-    counted_steps,
-    train_locally,
-)
+from fedsilo.client_app.training.loop import Added, annealed, counted_steps, train_locally
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
@@ -59,22 +51,17 @@ from fedsilo.strategies.wire.records import unpack
 
 @dataclass(frozen=True)
 class Measured:
-    """A network that is measured, what else is measured of it, and how its measurements are named.
+    """A network that is measured, what else is measured of it, and how that is named."""
 
-    Attributes:
-        network: placed on the compute device.
-        names: metric -> the name in the reply, other metrics are left out; None keeps them all.
-        probe: returns what sees the tokens of a split and adds metrics of its own.
-        of_samples: returns, for tokens (batch, l, c), what a prediction says of each sample apart
-            from its class probabilities: (batch,) on the CPU, by name.
-        within: the labels to which the measured samples are restricted; None for all.
-    """
-
-    network: SiteNetwork
+    network: SiteNetwork  # placed on the compute device
+    # Metric -> the name in the reply, other metrics are left out; None keeps them all
     names: Mapping[str, str] | None = None
+    # Returns what sees the tokens of a split and adds metrics of its own
     probe: Callable[[str], Probe] | None = None
+    # Returns, for tokens (batch, l, c), what a prediction says of each sample apart from its class
+    # probabilities: (batch,) on the CPU, by name
     of_samples: Callable[[Tensor], dict[str, Tensor]] | None = None
-    within: Tensor | None = None
+    within: Tensor | None = None  # labels to which the measured samples are restricted; None: all
 
 
 class Lab:
@@ -128,7 +115,7 @@ class Lab:
         # They belong to the result: other numbers of threads add up in another order
         torch.set_num_threads(self.common.threads)
         if self.compute.device.type == "cuda":
-            self.compute.begin()
+            torch.cuda.reset_peak_memory_stats(self.compute.device)
 
     def arrays(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the arrays received whose names begin with ``prefix``, without it."""
@@ -183,33 +170,25 @@ class Lab:
         self,
         network: SiteNetwork,
         *,
-        objective: Objective | None = None,
-        penalty: Penalty | None = None,
-        after_step: AfterStep | None = None,
-        beside: Optimizer | None = None,
         order: Callable[[int], Tensor | None] | None = None,
         settings: CommonSettings | None = None,
         split: Split | None = None,
         steps: int = 0,
-        plan: Iterator[list[Tensor]] | None = None,
         aside: tuple[str, ...] = (),
         stays: bool = False,
+        **added: Unpack[Added],
     ) -> None:
         """Train ``network`` in place; the reply will say its loss and measure it again.
 
         Args:
             network: on the compute device.
-            objective: the loss of a batch's inputs and labels, or None for the network's own.
-            penalty: a term that is added to each batch's loss.
-            after_step: called with each batch's inputs and the optimiser after its step.
-            beside: an optimiser of what is trained with the network, by the same gradients.
             order: returns the order (n,) of an epoch's samples where epochs span rounds, or None.
             settings: how long and by which optimiser, or None for the run's.
             split: the samples, or None for the site's training samples.
             steps: optimiser steps, or 0 for those of ``settings``.
-            plan: the passes, each a list of batches of sample numbers.
             aside: names a training of another model: no loss is reported and nothing is kept.
             stays: what is trained, and what is made of it, never leaves: it needs no noise.
+            added: objective, penalty, after_step, beside and plan, see ``Added``.
 
         Raises:
             EpsilonSpentError: training is private, and its steps would exceed a cap.
@@ -229,28 +208,22 @@ class Lab:
         anneal = None
         if evidences(network):
             anneal = annealed(network, rounds, samples, settings, limits.minimum_batch)
-        train = partial(
-            self.session.trainer or train_locally,
-            network,
-            split,
-            own,
-            self.compute,
-            (self.instruction.round, self.site, *aside),
-            objective=objective,
-            penalty=penalty,
-            after_step=after_step,
-            beside=beside,
-            before_pass=anneal,
-            steps_before=before,
-            total_steps=0 if plan else total,
+        options: dict[str, Any] = {
+            **added,
+            "before_pass": anneal,
+            "steps_before": before,
+            "total_steps": 0 if added.get("plan") else total,
             # Not even a refusal may reveal what stays
-            minimum_steps=0 if stays and self.session.cap else limits.minimum_steps_per_reply,
-            minimum_batch=self.privacy.smallest_batch() if private else limits.minimum_batch,
-            private=private,
-            work=self.outbound.work,
-        )
+            "minimum_steps": 0 if stays and self.session.cap else limits.minimum_steps_per_reply,
+            "minimum_batch": self.privacy.smallest_batch() if private else limits.minimum_batch,
+            "private": private,
+            "work": self.outbound.work,
+        }
+        key: tuple[int | str, ...] = (self.instruction.round, self.site, *aside)
+        trainer = self.session.trainer or train_locally
+        train = partial(trainer, network, split, own, self.compute, key, **options)
         if aside:
-            train(plan=plan)
+            train()
             return
         self._continued, self._trained = {}, network
         alone = stays and settings.is_private()  # its moments have no noise: they end with it
@@ -259,7 +232,7 @@ class Lab:
                 train, network, self.stored, settings, samples, rounds + 1, self.site, order
             )
         else:
-            loss = train(plan=plan)
+            loss = train()
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
 
     def reply(
@@ -302,8 +275,8 @@ class Lab:
         self.packed = RecordDict({METRICS: record})
         # Measurements are summed in secret, though at the end no arrays are
         if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
-            whole = (send, self.arrays(), self.metrics)
-            self.packed[ARRAYS] = updates or self.outbound.record(*whole)
+            parts = (send, self.arrays(), self.metrics)
+            self.packed[ARRAYS] = updates or self.outbound.record(*parts)
         return self.packed
 
     def measured(
@@ -334,11 +307,7 @@ class Lab:
         return values
 
     def _keep(self, arrays: Arrays) -> bool:
-        """Store private state for this phase, if there is any, and tell whether there was.
-
-        Raises:
-            SiteError: the last step of training left values that are not finite.
-        """
+        """Store private state for this phase, if there is any, and tell whether there was."""
         continued = self._continued
         if continued is None and arrays:
             continued = {n: array for n, array in self.stored.items() if n.startswith(PREFIX)}

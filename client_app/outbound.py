@@ -34,20 +34,13 @@ MEMORY = "wire/"  # in the state, before settings and name: what updates of an a
 
 @dataclass(frozen=True)
 class Outbound:
-    """The way out of a site for the answer to one message.
+    """The way out of a site for the answer to one message."""
 
-    Attributes:
-        session: of the run.
-        instruction: what the server asked for.
-        content: the message's records.
-        folder: of the site's private state in this run.
-        work: optimiser steps that this answer took, and samples that they saw.
-    """
-
-    session: SiteSession
-    instruction: Instruction
-    content: RecordDict
-    folder: Path
+    session: SiteSession  # of the run
+    instruction: Instruction  # what the server asked for
+    content: RecordDict  # the message's records
+    folder: Path  # of the site's private state in this run
+    # Optimiser steps that this answer took, and samples that they saw
     work: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -99,8 +92,8 @@ class Outbound:
         Raises:
             SiteError: an update is not finite; it names site, round and array.
         """
-        asked, site = self.instruction, self.session.silo.name
-        seed, key = self.session.sampling.seed, ("wire", asked.round, asked.step, site)
+        instruction, site = self.instruction, self.session.silo.name
+        seed, key = self.session.sampling.seed, ("wire", instruction.round, instruction.step, site)
         source, compression = generator(seed, *key), self.session.compression
         assert compression is not None
         memory = f"{MEMORY}{compression.kind}/"
@@ -113,16 +106,12 @@ class Outbound:
                 lambda count: torch.rand(count, generator=source).numpy(),
             )
         except ArrayError as error:
-            raise SiteError(f"site {site}, round {asked.round}: {error}") from None
+            raise SiteError(f"site {site}, round {instruction.round}: {error}") from None
         kept = {name: torch.from_numpy(array) for name, array in left.items()}
         return to_record(sent), with_prefix(memory, kept)
 
     def _portions(self, names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the measurements that the server asks to sum, each from 0 to 1.
-
-        Raises:
-            RefusedError: the run sums none, or one has no bounds or was not measured.
-        """
+        """Return the measurements that the server asks to sum, each from 0 to 1."""
         portions = {}
         for name in names:
             ends = bounds(name, self.session.silo.task.classes)
@@ -145,13 +134,13 @@ class Outbound:
         if cap is None and limits.minimum_measured <= 1:
             return metrics
         sizes = {name: len(split) for name, split in silo.splits().items()}
-        told = {name: sum(counts) for name, counts in self.session.told().items()}
+        reported = {name: sum(counts) for name, counts in self.session.told().items()}
         stays = cap and self.session.method.measures_what_stays  # no split has any that may leave
-        metrics = limits.measured(metrics, {} if stays else told)
+        metrics = limits.measured(metrics, {} if stays else reported)
         if cap is None:
             return metrics
         noise = statistics_noise(settings)
-        leaving, measured = noisy_metrics(metrics, sizes, told, silo.task.classes, noise)
+        leaving, measured = noisy_metrics(metrics, sizes, reported, silo.task.classes, noise)
         if measured:
             self.ledger.spend({(noise, 1.0): 1})
         return leaving
@@ -172,26 +161,22 @@ class Outbound:
         record = self.content.config_records.get(SECURE)
         if record is None:
             raise SiteError(f"the message has no record '{SECURE}'")
-        session, asked = self.session, self.instruction
-        name, seed = session.silo.name, session.settings.seed
+        session, instruction = self.session, self.instruction
+        name, settings = session.silo.name, session.settings
+        counts = {split: sum(labels) for split, labels in session.told().items()}
+        measures = session.measured_splits() if settings.trust == SUMS else ()
         return SecureSite(
             name,
-            asked.run_name,
-            asked.round,
-            session.settings,
+            instruction.run_name,
+            instruction.round,
+            settings,
             self.folder,
             record,
-            signer_of(session.simulated, seed, name, session.node_config),
-            self._summand(),
+            signer_of(session.simulated, settings.seed, name, session.node_config),
+            Summand(settings, counts, measures),
             digest("terms", sorted(session.run_config.items())),
             session.limits.colluding_sites,
         )
-
-    def _summand(self) -> Summand:
-        session = self.session
-        counts = {split: sum(labels) for split, labels in session.told().items()}
-        measures = session.measured_splits() if session.settings.trust == SUMS else ()
-        return Summand(session.settings, counts, measures)
 
     @contextmanager
     def naming_round(self) -> Iterator[None]:

@@ -16,17 +16,11 @@ _CROWD = 4  # a batch of so many times the floor is below it in less than one of
 
 @dataclass(frozen=True)
 class PatientPrivacy:
-    """Differential privacy per patient, for the answer to one message.
+    """Differential privacy per patient, for the answer to one message."""
 
-    Attributes:
-        session: of the run.
-        round: of the message.
-        ledger: of what the site spends in this run.
-    """
-
-    session: SiteSession
-    round: int
-    ledger: Ledger
+    session: SiteSession  # of the run
+    round: int  # of the message
+    ledger: Ledger  # of what the site spends in this run
 
     def training(self, settings: CommonSettings, aside: tuple[str, ...] = ()) -> PrivateTraining:
         """Return how a private training hides patients, once it is paid for.

@@ -48,36 +48,23 @@ _OTHERS = 256 * 2**20  # bytes of other sites' samples that a process keeps
 
 @dataclass
 class SiteSession:
-    """One site in one run.
+    """One site in one run."""
 
-    Attributes:
-        settings: the run's settings, with the site's own folders, device and limits over them.
-        silo: the site's data, a table's features as they were read.
-        simulated: whether this is a site of a simulation.
-        limits: the hospital's floors and quotas; a simulated site has none.
-        node_config: what the node says of itself, a site file's limits among it.
-        run_config: what the run says.
-        cap: the ledger of the hospital's own cap on epsilon over all runs, if it has one.
-        compute: device and precision; like all below it is there once the site is admitted.
-        sampling: ``settings`` with the seed by which this site draws.
-        compression: how updates travel, or None if this site sends what it has.
-        digest: of the run's settings that decide what a stored state means.
-        method: the run's method at this site.
-        trainer: in place of ``train_locally``, once this site and others were trained as one.
-    """
-
-    settings: CommonSettings
-    silo: Silo
-    simulated: bool
-    limits: Limits
-    node_config: Mapping[str, Value]
-    run_config: Mapping[str, Value]
-    cap: Ledger | None
-    compute: Compute = field(init=False)
-    sampling: CommonSettings = field(init=False)
+    settings: CommonSettings  # the run's, with the site's own folders, device and limits over them
+    silo: Silo  # the site's data, a table's features as they were read
+    simulated: bool  # whether this is a site of a simulation
+    limits: Limits  # the hospital's floors and quotas; a simulated site has none
+    node_config: Mapping[str, Value]  # what the node says of itself, a site file's limits among it
+    run_config: Mapping[str, Value]  # what the run says
+    cap: Ledger | None  # ledger of the hospital's own cap on epsilon over all runs, if it has one
+    # What follows is there once the site is admitted
+    compute: Compute = field(init=False)  # device and precision
+    sampling: CommonSettings = field(init=False)  # ``settings`` with the seed by which it draws
+    # How updates travel, or None if this site sends what it has
     compression: Compression | None = field(init=False, default=None)
-    digest: str = field(init=False, default="")
-    method: Any = field(init=False, default=None)
+    digest: str = field(init=False, default="")  # of the settings that decide what a state means
+    method: Any = field(init=False, default=None)  # the run's method at this site
+    # In place of ``train_locally``, once this site and others were trained as one
     trainer: Callable[..., float] | None = field(init=False, default=None)
     _ready: tuple[Hashable, Silo] | None = field(init=False, default=None)
 
@@ -88,9 +75,9 @@ class SiteSession:
             SiteError: the method cannot use so few samples without giving them away, or sends what
                 a hospital must agree to, or the hospital's own limits are higher.
         """
-        told = self.told()["train"]
-        refuse_few(self.silo.name, told, self.node_config)
-        if sum(told) < self.limits.minimum_batch:
+        counts = self.told()["train"]
+        refuse_few(self.silo.name, counts, self.node_config)
+        if sum(counts) < self.limits.minimum_batch:
             raise RefusedError(
                 f"site {self.silo.name} has fewer than {self.limits.minimum_batch} training "
                 "samples ('minimum-batch'): it takes no part"
@@ -304,11 +291,7 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
 
 
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
-    """Refuse what a hospital's own cap on epsilon cannot count.
-
-    Raises:
-        RefusedError: names the run's setting.
-    """
+    """Refuse what a hospital's own cap on epsilon cannot count."""
     if not settings.is_private():
         raise RefusedError(
             "the site has a cap on epsilon and the run's 'sample-clip-norm' is 0: without clipping "

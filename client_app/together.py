@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -21,12 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import SiteSession, session_of
 from fedsilo.client_app.training.compute import noted_operations
-from fedsilo.client_app.training.loop import (
-    counted_steps,
-    refuse_unusable,
-    schedule,
-    train_locally,
-)
+from fedsilo.client_app.training.loop import counted_steps, refuse_unusable, schedule, train_locally
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.client_app.training.rates import rate_setter
 from fedsilo.datasets.silo.silos import Split
@@ -85,38 +80,16 @@ def check_vectorised(common: CommonSettings) -> None:
 
 @dataclass
 class _Site:
-    """One site of those that are trained as one.
-
-    Attributes:
-        session: of the run.
-        content: the message's records.
-        instruction: what it asks for.
-        split: the training samples.
-        counted: the site's steps in earlier rounds, and of all rounds, as of ``counted_steps``.
-        batches: sample numbers of each step.
-        last: steps of the last pass.
-        losses: the mean loss of each step's batch, once trained.
-    """
+    """One site of those that are trained as one."""
 
     session: SiteSession
-    content: RecordDict
-    instruction: Instruction
-    split: Split
-    counted: tuple[int, int]
-    batches: list[Tensor] = field(default_factory=list)
-    last: int = 0
-
-    @property
-    def key(self) -> tuple[int, str]:
-        """What the site's random numbers of this message are keyed on."""
-        return self.instruction.round, self.session.silo.name
-
-    def plan(self) -> None:
-        """Choose the batches, as ``train_locally`` does."""
-        settings, floor = self.session.sampling, self.session.limits.minimum_batch
-        rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *self.key))
-        passes = list(schedule(len(self.split), settings, rng, floor))
-        self.batches, self.last = list(chain.from_iterable(passes)), len(passes[-1])
+    content: RecordDict  # of the message
+    instruction: Instruction  # what the message asks for
+    key: tuple[int, str]  # round and site, on which the message's random numbers are keyed
+    split: Split  # the training samples
+    counted: tuple[int, int]  # steps in earlier rounds, and of all, as of ``counted_steps``
+    batches: list[Tensor]  # sample numbers of each step
+    last: int  # steps of the last pass
 
     def alike(self) -> Hashable:
         """Return what sites that are trained as one have in common."""
@@ -125,13 +98,13 @@ class _Site:
         return self.key[0], self.counted, shape, kind, *(id(array.data) for array in arrays)
 
 
-def train_together(asked: Iterable[tuple[Message, Context]]) -> None:
+def train_together(messages: Iterable[tuple[Message, Context]]) -> None:
     """Train the simulated sites that these messages ask; each of them finds its result as it fits.
 
     A site that cannot be opened is left out: its own answer says why.
     """
     groups: dict[Hashable, list[_Site]] = {}
-    for message, context in asked:
+    for message, context in messages:
         with suppress(FedsiloError):
             site = _opened(message, context)
             if site.instruction.phase == TRAIN:
@@ -147,13 +120,13 @@ def _opened(message: Message, context: Context) -> _Site:
     instruction = Instruction.from_config(content[CONFIG])
     split = (session.silo_for(content) if session.silo.features else session.silo).train
     own, floor = session.sampling, session.limits.minimum_batch
-    counted = (0, 0)
+    key, counted = (instruction.round, session.silo.name), (0, 0)
     if own.rate_decay != "none" or own.schedule != "constant" or own.warm_up:
-        rounds = instruction.round - 1
-        counted = counted_steps(own, own, rounds, len(split), floor, None, aside=False)
-    site = _Site(session, content, instruction, split, counted)
-    site.plan()
-    return site
+        counted = counted_steps(own, own, instruction.round - 1, len(split), floor)
+    rng = torch.Generator().manual_seed(derive_seed(own.seed, "batches", *key))
+    passes = list(schedule(len(split), own, rng, floor))  # as ``train_locally`` chooses them
+    batches = list(chain.from_iterable(passes))
+    return _Site(session, content, instruction, key, split, counted, batches, len(passes[-1]))
 
 
 def _train(sites: list[_Site]) -> None:
@@ -231,23 +204,14 @@ def _planned(sites: Sequence[_Site]) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a site has been trained to, for the message that asked for it.
+    """What a site has been trained to, for the message that asked for it."""
 
-    Attributes:
-        key: round and site.
-        arrays: the network's parameters and buffers, by name.
-        loss: mean over the last pass.
-        rates: learning rate of each step.
-        work: steps, and the samples that they saw.
-        operations: those that were not deterministic.
-    """
-
-    key: tuple[int, str]
-    arrays: Mapping[str, Tensor]
-    loss: float
-    rates: list[float]
-    work: Counter[str]
-    operations: frozenset[str]
+    key: tuple[int, str]  # round and site
+    arrays: Mapping[str, Tensor]  # the network's parameters and buffers, by name
+    loss: float  # mean over the last pass
+    rates: list[float]  # learning rate of each step
+    work: Counter[str]  # steps, and the samples that they saw
+    operations: frozenset[str]  # those that were not deterministic
 
     def __call__(self, network: SiteNetwork, *rest: Any, **options: Any) -> float:
         """Do what ``train_locally`` does, whose arguments these are, of this result or by itself.

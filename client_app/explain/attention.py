@@ -39,7 +39,7 @@ def explain_by_attention(
     classes: Sequence[str],
 ) -> ImageExplanation:
     """Explain one image of ``split`` by ``network``, which is on the compute device."""
-    logits = _logits(network, split.inputs[row : row + 1], compute)
+    logits = over_batches(network, split.inputs[row : row + 1], compute, network)
     return _explanations(network, split, compute, [row], title, classes, logits)[0]
 
 
@@ -51,7 +51,7 @@ def most_certain_explanations(
     Certainty is by vacuity, or by the largest probability if the network is not evidential. A title
     is the name of the image's class.
     """
-    logits = _logits(network, split.inputs, compute)
+    logits = over_batches(network, split.inputs, compute, network)
     confidence = logits.softmax(dim=1).max(dim=1).values
     uncertain = vacuity(logits.exp()) if network.evidence else 1 - confidence
     by_class = []
@@ -60,10 +60,6 @@ def most_certain_explanations(
         found = _explanations(network, split, compute, rows, name, classes, logits[rows])
         by_class.append(found)
     return by_class
-
-
-def _logits(network: PromptedViT, inputs: Tensor, compute: Compute) -> Tensor:
-    return over_batches(network, inputs, compute, lambda x: network.classify(network.encode(x)))
 
 
 def _explanations(

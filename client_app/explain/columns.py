@@ -28,21 +28,13 @@ _ORDERS = 25
 
 @dataclass(frozen=True)
 class ColumnExplanation:
-    """What each column of one case adds to the probability of its answer.
+    """What each column of one case adds to the probability of its answer."""
 
-    Attributes:
-        title: names the case and its answer.
-        columns: their names.
-        contributions: what each adds.
-        probability: of the answer, in one pass without dropout.
-        mean_probability: the same of the mean row.
-    """
-
-    title: str
-    columns: list[str]
-    contributions: list[float]
-    probability: float
-    mean_probability: float
+    title: str  # names the case and its answer
+    columns: list[str]  # their names
+    contributions: list[float]  # what each adds
+    probability: float  # of the answer, in one pass without dropout
+    mean_probability: float  # the same of the mean row
 
     def document(self) -> dict[str, Any]:
         """Return it for JSON."""

@@ -1,6 +1,5 @@
 """A network's embeddings of samples, computed at the hospital that has them."""
 
-import dataclasses
 from collections.abc import Callable
 
 from torch import Tensor, nn
@@ -8,6 +7,7 @@ from torch import Tensor, nn
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.maths.mc_dropout import only_dropout_active
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 EMBEDDING, PENULTIMATE = "embedding", "penultimate"
@@ -28,7 +28,7 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
     Raises:
         SettingError: the network mixes several, which have no embedding in common.
     """
-    exact = dataclasses.replace(compute, bf16=False)
+    exact = compute.exact()
     classifier = single_classifier(network)
     if layer == EMBEDDING:
         return over_batches(network, inputs, exact, lambda x: network.encode(x).mean(dim=1))
@@ -56,13 +56,8 @@ def penultimate(network: SiteNetwork, tokens: Tensor) -> Tensor:
     linear = [m for m in single_classifier(network).head.modules() if isinstance(m, nn.Linear)]
     if not linear or linear[-1].in_features > _WIDEST:
         return tokens.mean(dim=1)
-    modes = {part: part.training for part in network.modules()}
-    network.eval()
-    try:
+    with only_dropout_active(network, dropout=False):
         return _input_of(linear[-1], lambda x: network.classify(network.features(x)), tokens)
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 def single_classifier(network: SiteNetwork) -> TokenClassifier:

@@ -1,6 +1,5 @@
 """Where a convolutional network finds a class, by Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2)."""
 
-import dataclasses
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -52,7 +51,7 @@ def explain_by_grad_cam(
         SettingError: the network has no convolutional maps, or mixes several networks.
     """
     last_maps(network)  # refuses before anything is computed
-    exact = dataclasses.replace(compute, bf16=False)
+    exact = compute.exact()
     image, evidence = split.inputs[row : row + 1], single_classifier(network).evidence
     logits = over_batches(network, image, exact, network)
     chosen = int(logits.argmax()) if label is None else label

@@ -4,7 +4,6 @@ Zeiler and Fergus 2014, section 4.2: a square of the image is replaced by the im
 mean, and the fall of the answer's probability is the place's value.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -33,7 +32,7 @@ def explain_by_occlusion(
     compute: Compute,
 ) -> ImageExplanation:
     """Explain one image of ``split`` by ``network``, which is on the compute device."""
-    exact = dataclasses.replace(compute, bf16=False)
+    exact = compute.exact()
     image = split.inputs[row : row + 1]
     logits = over_batches(network, image, exact, network)
     answer = int(logits.argmax())

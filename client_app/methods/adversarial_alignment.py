@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 from fedsilo.client_app.methods.base import Lab, TokenClassifier
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import micro_batches
-from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
-from fedsilo.client_app.training.optimisers import eager
+from fedsilo.client_app.training.optimisers import eager, moments_of, restore_moments
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.seeding import generator, seeded
@@ -51,30 +50,19 @@ class Aligner:
     Algorithm 1 takes a step of F per other site; since a site has one discriminator all of them
     would go the same way, and one on the newest D costs two passes a batch however many sites
     there are.
-
-    Attributes:
-        network: in training mode.
-        discriminator: the site's own.
-        discriminator_optimiser: of the discriminator.
-        others: site -> noisy embeddings (m, c), on the device.
-        weight: factor of the alignment loss.
-        micro_batch: samples computed at once, or 0 for all.
-        compute: device and precision.
-        rng: draws the others' embeddings that a step sees.
-        rivals: the others' discriminators, on the device, or none for the complement of
-                the site's own.
-        noised: adds to embeddings (n, c) what they would leave with, or None if nothing.
     """
 
-    network: TokenClassifier
-    discriminator: Discriminator
-    discriminator_optimiser: Optimizer
-    others: Mapping[str, Tensor]
-    weight: float
-    micro_batch: int
-    compute: Compute
-    rng: torch.Generator
+    network: TokenClassifier  # in training mode
+    discriminator: Discriminator  # the site's own
+    discriminator_optimiser: Optimizer  # of the discriminator
+    others: Mapping[str, Tensor]  # site -> noisy embeddings (m, c), on the device
+    weight: float  # factor of the alignment loss
+    micro_batch: int  # samples computed at once, or 0 for all
+    compute: Compute  # device and precision
+    rng: torch.Generator  # draws the others' embeddings that a step sees
+    # The others' discriminators, on the device, or none for the complement of the site's own
     rivals: Sequence[Discriminator] = ()
+    # Adds to embeddings (n, c) what they would leave with, or None if nothing
     noised: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, inputs: Tensor, optimiser: Optimizer) -> None:

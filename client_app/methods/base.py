@@ -77,7 +77,7 @@ class SiteMethod(ABC):
         """
         plain = Measured(network)
         if evidences(network):
-            plain = Measured(network, None, evidence_of(lab, network), partial(_vacuity, network))
+            plain = Measured(network, None, evidence_of(lab, network), partial(vacuity_of, network))
         if self.measures_what_stays and lab.common.partition == UNSEEN:
             return [plain, *on_own_labels(lab, network)]
         return [plain]
@@ -105,7 +105,3 @@ def evidence_of(lab: Lab, network: SiteNetwork) -> Any:
         return EvidenceProbe(network, labels, final and len(labels) >= lab.common.sums_min_count)
 
     return probe
-
-
-def _vacuity(network: SiteNetwork, tokens: Any) -> dict[str, Any]:
-    return {"vacuity": vacuity_of(network, tokens)}

@@ -132,9 +132,9 @@ class FedAlignCLSite(SiteMethod):
 
     def _embeddings_asked(self, lab: Lab) -> int:
         """Return how many embeddings leave: what is asked for, if the run's settings have it so."""
-        asked = EmbeddingNotes.from_values(lab.instruction.notes).embeddings
+        number = EmbeddingNotes.from_values(lab.instruction.notes).embeddings
         used = epoch_of(lab.instruction.round + 1, lab.common)
-        wanted = min(asked, self.settings.shared_embeddings)
+        wanted = min(number, self.settings.shared_embeddings)
         return max(0, wanted) if self.settings.aligns(used) else 0
 
     def _embeddings(self, lab: Lab, network: TokenClassifier, count: int) -> Tensor:

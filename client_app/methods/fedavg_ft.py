@@ -2,13 +2,7 @@
 
 from dataclasses import replace
 
-from fedsilo.client_app.methods.base import (
-    Answer,
-    Lab,
-    SiteMethod,
-    SiteNetwork,
-    exchanged_arrays,
-)
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, exchanged_arrays
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 

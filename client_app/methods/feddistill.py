@@ -8,11 +8,9 @@ from typing import cast
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, TokenClassifier, exchanged_arrays
-from fedsilo.client_app.methods.local import LocalSite, from_others
-from fedsilo.client_app.training.class_means import class_means
+from fedsilo.client_app.methods.base import Answer, Lab, TokenClassifier
+from fedsilo.client_app.methods.local import LocalSite, from_others, reply_by_class
 from fedsilo.client_app.training.loop import Objective
-from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.maths.class_means import class_targets, matching_loss
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 
@@ -28,19 +26,7 @@ class FedDistillSite(LocalSite):
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         lab.fit(network, objective=self._near_others(lab, network))
-        means = class_means(
-            network,
-            lab.silo,
-            lab.compute,
-            lambda inputs: network.classify(network.features(network.encode(inputs))),
-            max(self.settings.class_min_count, lab.common.sums_min_count),
-            lab.privacy.means(),
-        )
-        return lab.reply(
-            network,
-            send=with_prefix(LOGITS, {str(label): mean for label, mean in means.items()}),
-            keep=exchanged_arrays(network),
-        )
+        return reply_by_class(lab, network, LOGITS, network, self.settings.class_min_count)
 
     def _near_others(self, lab: Lab, network: TokenClassifier) -> Objective | None:
         """Return the network's loss plus the distance to the others' mean logits of the label."""
@@ -51,7 +37,7 @@ class FedDistillSite(LocalSite):
         weight, targets = self.settings.logit_weight, mean_logits.to(lab.compute.device)
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            logits = network.classify(network.features(network.encode(inputs)))
+            logits = network(inputs)
             apart = matching_loss(logits, labels, targets)
             return network.criterion(logits, labels) + weight * apart
 

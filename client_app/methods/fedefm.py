@@ -71,11 +71,7 @@ class FedEFMSite(DecentralisedSite):
         return self._home_model(lab)
 
     def _home_model(self, lab: Lab) -> dict[str, Tensor]:
-        """Return what the silo continues from.
-
-        Raises:
-            SiteError: that is Theta, and it did not come.
-        """
+        """Return what the silo continues from."""
         if self.settings.continue_from == "own":
             return own_model(lab)
         if theta := lab.arrays(MODEL):

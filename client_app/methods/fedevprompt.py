@@ -78,11 +78,7 @@ class FedEvPromptSite(SiteMethod):
         )
 
     def _distillation(self, lab: Lab, vit: PromptedViT) -> Objective | None:
-        """Return the loss on evidence and on the others' maps (eq. 2), None before there are any.
-
-        Raises:
-            SiteError: a map received cannot be one.
-        """
+        """Return the loss on evidence and the others' maps (eq. 2), None before there are any."""
         moments = self._moments(lab, vit)
         if moments is None:
             return None
@@ -149,7 +145,4 @@ def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> s
 
 def _vacuities(lab: Lab, vit: PromptedViT) -> Tensor:
     """Return the vacuity (n,) of every training sample."""
-    inputs = lab.silo.train.inputs
-    return over_batches(
-        vit, inputs, lab.compute, lambda x: vacuity(vit.classify(vit.encode(x)).exp())
-    )
+    return over_batches(vit, lab.silo.train.inputs, lab.compute, lambda x: vacuity(vit(x).exp()))

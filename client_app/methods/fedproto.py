@@ -6,13 +6,10 @@ from typing import cast
 from torch import Tensor
 
 from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteNetwork, TokenClassifier
-from fedsilo.client_app.methods.local import LocalSite, from_others
-from fedsilo.client_app.training.class_means import class_means
+from fedsilo.client_app.methods.local import LocalSite, from_others, reply_by_class
 from fedsilo.client_app.training.loop import Objective
-from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.maths.class_means import ClassTargets, class_targets, matching_loss
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings, NearestPrototype
-from fedsilo.models.networks.exchanged import exchanged_arrays
 
 
 class FedProtoSite(LocalSite):
@@ -30,19 +27,11 @@ class FedProtoSite(LocalSite):
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         lab.fit(network, objective=self._near_prototypes(lab, network))
-        means = class_means(
-            network,
-            lab.silo,
-            lab.compute,
-            lambda inputs: network.encode(inputs).flatten(1),
-            max(self.settings.class_min_count, lab.common.sums_min_count),
-            lab.privacy.means(),
-        )
-        return lab.reply(
-            network,
-            send=with_prefix(PROTOTYPE, {str(label): mean for label, mean in means.items()}),
-            keep=exchanged_arrays(network),
-        )
+
+        def embeddings(inputs: Tensor) -> Tensor:
+            return network.encode(inputs).flatten(1)
+
+        return reply_by_class(lab, network, PROTOTYPE, embeddings, self.settings.class_min_count)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Yield the nearest prototype's answers where they are wanted and there is one.

@@ -1,6 +1,7 @@
 """FedProx at a site: FedAvg with a proximal term in the loss."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from torch import Tensor
 
@@ -30,8 +31,4 @@ def proximal(
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     weights = list(trained.values())
     anchors = [(around or trained)[name].detach().clone().to(p) for name, p in trained.items()]
-
-    def term() -> Tensor:
-        return proximal_term(mu, weights, anchors)
-
-    return term
+    return partial(proximal_term, mu, weights, anchors)

@@ -16,12 +16,7 @@ from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.messages import EVALUATE
-from fedsilo.models.methods.moon import (
-    PROJECTION,
-    MoonSettings,
-    build_projection,
-    contrastive_loss,
-)
+from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projection, contrastive_loss
 from fedsilo.models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
 
 _PREVIOUS, _HEAD = "previous/", "projection."  # as the network's own arrays name the head

@@ -25,21 +25,14 @@ class _Content:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What has been spent in a run, or in all runs of a hospital, and what may be.
+    """What has been spent in a run, or in all runs of a hospital, and what may be."""
 
-    Attributes:
-        path: of its file.
-        cap: on epsilon, whatever servers ask, or 0 for none.
-        delta: at which it holds.
-        hospital: of a run's ledger the hospital's own, which counts the same, if it has one.
-        of_all_runs: whether it is the hospital's own.
-    """
-
-    path: Path
-    cap: float
-    delta: float
+    path: Path  # of its file
+    cap: float  # on epsilon, whatever servers ask, or 0 for none
+    delta: float  # at which it holds
+    # Of a run's ledger the hospital's own, which counts the same, if it has one
     hospital: Self | None = None
-    of_all_runs: bool = False
+    of_all_runs: bool = False  # whether it is the hospital's own
 
     def spend(self, releases: Releases) -> None:
         """Enter releases here and in the hospital's own ledger, before they are made.

@@ -19,15 +19,10 @@ Sums = dict[int, tuple[list[str], str]]  # by round: whose sum it was, and the d
 
 @dataclass(frozen=True)
 class OpenedSums:
-    """The record of one site in one run, and what it says of one round.
+    """The record of one site in one run, and what it says of one round."""
 
-    Attributes:
-        folder: of the site's private state in the run.
-        round: the round.
-    """
-
-    folder: Path
-    round: int
+    folder: Path  # of the site's private state in the run
+    round: int  # the round
 
     def refuse_without(self, partners: Sequence[str]) -> None:
         """Refuse to mask with ``partners`` where one is missing of the sum that is open already.

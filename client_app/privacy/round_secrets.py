@@ -18,23 +18,7 @@ SECRETS = "secure-round.json"
 
 @dataclass
 class RoundSecrets:
-    """What a site knows in one round; in the file bytes are hexadecimal text.
-
-    Attributes:
-        round: the round.
-        masking: private key for masks.
-        sealing: private key for what travels. public: both keys' public halves.
-        own_mask: key of the site's own mask.
-        keys: of all sites that have some, public keys for masks and for what travels; known from
-            the shares on, as are
-        publics: the keys by which they sign.
-        own_shares: what the site keeps of its own secrets.
-        splits: those that all sites measure, of which measurements are summed.
-        threshold: shares that give a secret back. context: what all sites share.
-        partners: the sites with which it is masked, or empty if nothing has left yet.
-        weighed: digest of what it masked.
-        answered: the sites whose weights came, as this site has signed, or empty if it has not yet.
-    """
+    """What a site knows in one round; in the file bytes are hexadecimal text."""
 
     __pydantic_config__: ClassVar = {
         "extra": "forbid",
@@ -42,19 +26,21 @@ class RoundSecrets:
         "val_json_bytes": "hex",
     }
     round: int
-    masking: bytes
-    sealing: bytes
-    public: tuple[bytes, bytes]
-    own_mask: bytes
+    masking: bytes  # private key for masks
+    sealing: bytes  # private key for what travels
+    public: tuple[bytes, bytes]  # both keys' public halves
+    own_mask: bytes  # key of the site's own mask
+    # Of all sites that have some, public keys for masks and for what travels; known from the shares
+    # on, as are the keys by which they sign
     keys: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     publics: dict[str, bytes] = field(default_factory=dict)
-    splits: list[str] = field(default_factory=list)
-    own_shares: list[bytes] = field(default_factory=list)
-    threshold: int = 0
-    context: bytes = b""
-    partners: list[str] = field(default_factory=list)
-    weighed: str = ""
-    answered: list[str] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list)  # those that all sites measure, to be summed
+    own_shares: list[bytes] = field(default_factory=list)  # what the site keeps of its own secrets
+    threshold: int = 0  # shares that give a secret back
+    context: bytes = b""  # what all sites share
+    partners: list[str] = field(default_factory=list)  # with which it is masked; none: not yet
+    weighed: str = ""  # digest of what it masked
+    answered: list[str] = field(default_factory=list)  # whose weights came, as it has signed
 
     @property
     def sites(self) -> list[str]:

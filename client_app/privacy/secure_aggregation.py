@@ -65,31 +65,18 @@ from fedsilo.strategies.wire.signatures import (
 
 @dataclass(frozen=True)
 class SecureSite:
-    """One site in one round of secure aggregation.
+    """One site in one round of secure aggregation."""
 
-    Attributes:
-        site: its name.
-        run: the run's name.
-        round: the round.
-        common: the run's settings.
-        folder: where its secrets are.
-        asked: the record received, of the server.
-        signer: its own key, and whose keys the others' are.
-        summand: what it has to add.
-        terms: digest of the run's settings, which all sites must share.
-        colluding: sites that may work with the server, of which its part stays hidden.
-    """
-
-    site: str
-    run: str
-    round: int
-    common: CommonSettings
-    folder: Path
-    asked: Mapping[str, Any]
-    signer: Signer
-    summand: Summand
-    terms: bytes = b""
-    colluding: int = 0
+    site: str  # its name
+    run: str  # the run's name
+    round: int  # the round
+    common: CommonSettings  # the run's settings
+    folder: Path  # where its secrets are
+    asked: Mapping[str, Any]  # the record received, of the server
+    signer: Signer  # its own key, and whose keys the others' are
+    summand: Summand  # what it has to add
+    terms: bytes = b""  # digest of the run's settings, which all sites must share
+    colluding: int = 0  # sites that may work with the server, of which its part stays hidden
 
     def answer(self, phase: str) -> ConfigRecord:
         """Answer a phase in which nothing is trained.
@@ -257,15 +244,15 @@ class SecureSite:
         if not secrets.answered:
             raise RefusedError("no site has agreed yet whose weights came: begin the round again")
         self._refuse_disagreement(secrets)
-        held = self._opened(secrets)
+        opened_shares = self._opened(secrets)
         self._sums().note(secrets.answered, secrets.weighed)  # before anything leaves
         drop_secrets(self.folder)
         return self._record(
             {
-                "of": list(held),
+                "of": list(opened_shares),
                 "shares": [
                     shares.own_mask if site in secrets.answered else shares.mask_key
-                    for site, shares in held.items()
+                    for site, shares in opened_shares.items()
                 ],
             }
         )
@@ -294,16 +281,16 @@ class SecureSite:
         senders = texts(self.asked, "from")
         received = dict(zip(senders, tokens(self.asked, "sealed", LONGEST_SEALED), strict=False))
         sites, place = secrets.sites, secrets.sites.index(self.site)
-        held = {self.site: Shares(*secrets.own_shares)}
+        shares = {self.site: Shares(*secrets.own_shares)}
         for site in secrets.partners:
             if site == self.site or site not in received:
                 continue
             try:
                 way = sites.index(site), place
-                held[site] = opened(received[site], secrets.seal_key_with(site), way)
+                shares[site] = opened(received[site], secrets.seal_key_with(site), way)
             except SiteError:
                 continue  # the server learns whose shares nobody can open, and names that site
-        return held
+        return shares
 
     def _refuse_few(self, sites: list[str], secrets: RoundSecrets, what: str) -> None:
         if not secrets.keys:

@@ -15,17 +15,12 @@ from fedsilo.strategies.wire.secure_keys import COUNTS, METRICS
 
 @dataclass(frozen=True)
 class Summand:
-    """What a site has to add.
+    """What a site has to add."""
 
-    Attributes:
-        common: the run's settings.
-        counts: samples by split; what it counts for in the mean are those of ``train``.
-        measures: the splits of which its measurements may be summed.
-    """
-
-    common: CommonSettings
+    common: CommonSettings  # the run's settings
+    # Samples by split; what it counts for in the mean are those of ``train``
     counts: Mapping[str, int] = field(default_factory=dict)
-    measures: Sequence[str] = ()
+    measures: Sequence[str] = ()  # the splits of which its measurements may be summed
 
     def numbers(
         self,

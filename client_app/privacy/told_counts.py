@@ -53,5 +53,5 @@ def _noisy(counts: Sequence[int], noise: float) -> list[int]:
     if not sum(counts):
         return list(counts)  # that a split is empty is how the data set is cut
     drawn = with_noise(torch.tensor(counts, dtype=torch.float64), noise, None)
-    told = [int(count) for count in drawn.round().clamp(min=0).tolist()]
-    return told if sum(told) else [1, *told[1:]]
+    reported = [int(count) for count in drawn.round().clamp(min=0).tolist()]
+    return reported if sum(reported) else [1, *reported[1:]]

@@ -50,16 +50,16 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
         prune_cache(find_places("", own_cache(context)).cache, limits.max_cache * MEGABYTE)
         with watched(limits.max_seconds, limits.max_memory):
             return answer(message, context)
-    asked = Instruction.from_config(message.content.config_records[CONFIG])
+    instruction = Instruction.from_config(message.content.config_records[CONFIG])
     with refusing_as(site):
-        seconds = book.enter(asked, settings.rounds, limits)
-    drop_old_states(folder.parent.parent, site, asked.run_name, limits.max_state * MEGABYTE)
+        seconds = book.enter(instruction, settings.rounds, limits)
+    drop_old_states(folder.parent.parent, site, instruction.run_name, limits.max_state * MEGABYTE)
     began = time.monotonic()
     try:
         with watched(seconds, limits.max_memory):
             return answer(message, context)
     finally:
-        book.add_seconds(asked.run_name, time.monotonic() - began)
+        book.add_seconds(instruction.run_name, time.monotonic() - began)
 
 
 def without_paths(text: str, context: Context) -> str:

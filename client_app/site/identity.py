@@ -58,10 +58,6 @@ def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettin
 
     A server that could name paths would learn by digests and errors what is on a hospital's disk,
     and choose where rows are written.
-
-    Raises:
-        RefusedError: 'silo-set' is a file.
-        SettingError: 'backbone-weights' is more than a name.
     """
     if settings.silo_set not in ("", GAIA):
         raise RefusedError(
@@ -81,9 +77,6 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
     """Refuse a plug that this hospital did not choose to have, or has in another version.
 
     A server that could name any module would execute it here.
-
-    Raises:
-        RefusedError: names the plug.
     """
     plugs = plugs_of(settings)
     own = [module_of(entry) for entry in plugin_entries(settings.plugin)]
@@ -116,11 +109,7 @@ def node_cap(context: Context) -> CommonSettings:
 
 
 def _weights_by_name(settings: CommonSettings) -> str:
-    """Return the file of the weights that a server names to a real site: of its cache, by name.
-
-    Raises:
-        SettingError: it is more than a name.
-    """
+    """Return the file of the weights that a server names to a real site: of its cache, by name."""
     name = settings.backbone_weights
     if name in ("", "timm", "random"):
         return name

@@ -18,20 +18,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OwnFile(Generic[T]):
-    """A file that is complete or absent, and readable by its owner alone.
+    """A file that is complete or absent, and readable by its owner alone."""
 
-    Attributes:
-        path: where it is.
-        kind: the type of its content, by which pydantic reads, checks and writes it.
-        what: names it in errors, such as "the hospital's run book runs.json".
-        lost: what to do when it is damaged.
-        full: what to do when it cannot be written.
-    """
-
-    path: Path
-    kind: Any
-    what: str
-    lost: str
+    path: Path  # where it is
+    kind: Any  # the type of its content, by which pydantic reads, checks and writes it
+    what: str  # names it in errors, such as "the hospital's run book runs.json"
+    lost: str  # what to do when it is damaged
+    # What to do when it cannot be written
     full: str = "make room or repair the disk, then resume the run"
 
     @contextmanager

@@ -222,15 +222,11 @@ def answer_under(
 
 
 def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> None:
-    """Refuse what was made under limits that have been tightened since; quotas bound work alone.
-
-    Raises:
-        RefusedError: names the limit.
-    """
+    """Refuse what was made under limits that have been tightened since; quotas bound work alone."""
     usual, quotas = as_mapping(SiteFile()), keys_with(SiteFile, "quota")
     for key in (key for key in _STRICTER if key in now and key not in quotas):
-        held = before.get(key, usual[key])
-        if _STRICTER[key](held, now[key]) != held:
+        earlier = before.get(key, usual[key])
+        if _STRICTER[key](earlier, now[key]) != earlier:
             raise RefusedError(
                 f"the site file's '{key}' was tightened while the message was answered: nothing "
                 "left the site; ask again"

@@ -25,44 +25,37 @@ _DAY = 86400.0  # seconds
 
 @dataclass
 class RunRecord:
-    """What is known of one run.
-
-    Attributes:
-        began: when its first message came, seconds since 1970.
-        messages: answered so far, with those that failed.
-        seconds: of work.
-        round: the furthest that was asked for.
-        asked: how often each phase of the last two rounds was, by ``<round>-<step>``.
-    """
+    """What is known of one run."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
-    began: NonNegativeFloat
-    messages: NonNegativeInt = 0
-    seconds: NonNegativeFloat = 0.0
-    round: NonNegativeInt = 0
+    began: NonNegativeFloat  # when its first message came, seconds since 1970
+    messages: NonNegativeInt = 0  # answered so far, with those that failed
+    seconds: NonNegativeFloat = 0.0  # of work
+    round: NonNegativeInt = 0  # the furthest that was asked for
+    # How often each phase of the last two rounds was, by ``<round>-<step>``
     asked: dict[Annotated[str, Field(pattern=r"^\d+-\d+$")], NonNegativeInt] = field(
         default_factory=dict
     )
 
-    def refuse(self, asked: Instruction, rounds: int, limits: Limits) -> None:
+    def refuse(self, message: Instruction, rounds: int, limits: Limits) -> None:
         """Refuse a message that goes back, repeats itself, or is one too many.
 
         Raises:
             RefusedError: names the quota.
         """
-        name, round_ = asked.run_name, asked.round
-        if not 1 <= round_ <= rounds + 1 or not 0 <= asked.step < MOST_STEPS:
+        name, round_, step = message.run_name, message.round, message.step
+        if not 1 <= round_ <= rounds + 1 or not 0 <= step < MOST_STEPS:
             raise RefusedError(
-                f"round {round_}, step {asked.step} is asked for: run '{name}' has {rounds} rounds"
+                f"round {round_}, step {step} is asked for: run '{name}' has {rounds} rounds"
             )
         if round_ < self.round - 1:
             raise RefusedError(
                 f"run '{name}' asks for round {round_} and was in round {self.round} here: rounds "
                 "only go up; resume it from its newest checkpoint, or choose another 'run-name'"
             )
-        if self.asked.get(_key(asked), 0) >= limits.max_repeats:
+        if self.asked.get(_key(message), 0) >= limits.max_repeats:
             raise RefusedError(
-                f"run '{name}' has had round {round_}, step {asked.step} answered "
+                f"run '{name}' has had round {round_}, step {step} answered "
                 f"{limits.max_repeats} times ('max-repeats'): go on, or choose another 'run-name'"
             )
         if self.messages >= limits.max_messages:
@@ -76,11 +69,11 @@ class RunRecord:
                 "run ('max-seconds')"
             )
 
-    def enter(self, asked: Instruction) -> None:
+    def enter(self, message: Instruction) -> None:
         """Count a message."""
         self.messages += 1
-        self.round = max(self.round, asked.round)
-        self.asked[_key(asked)] = self.asked.get(_key(asked), 0) + 1
+        self.round = max(self.round, message.round)
+        self.asked[_key(message)] = self.asked.get(_key(message), 0) + 1
         last = (self.round, self.round - 1)
         self.asked = {k: n for k, n in self.asked.items() if int(k.partition("-")[0]) in last}
 
@@ -96,11 +89,11 @@ class RunBook:
             "bring it back; what was answered in each run is known by nothing else",
         )
 
-    def enter(self, asked: Instruction, rounds: int, limits: Limits) -> float:
+    def enter(self, message: Instruction, rounds: int, limits: Limits) -> float:
         """Count a message and return the seconds that its run has left.
 
         Args:
-            asked: the message.
+            message: the message.
             rounds: of the run, by its settings.
             limits: the hospital's quotas.
 
@@ -109,11 +102,11 @@ class RunBook:
             CheckpointError: the book is damaged, or cannot be written.
         """
         with self._changed() as runs:
-            if asked.run_name not in runs:
+            if message.run_name not in runs:
                 self._refuse_many(runs, limits)
-            record = runs.setdefault(asked.run_name, RunRecord(time.time()))
-            record.refuse(asked, rounds, limits)
-            record.enter(asked)
+            record = runs.setdefault(message.run_name, RunRecord(time.time()))
+            record.refuse(message, rounds, limits)
+            record.enter(message)
             return limits.max_seconds - record.seconds
 
     def add_seconds(self, run_name: str, seconds: float) -> None:
@@ -159,5 +152,5 @@ class RunBook:
             self.file.write({name: runs[name] for name in newest})
 
 
-def _key(asked: Instruction) -> str:
-    return f"{asked.round}-{asked.step}"
+def _key(message: Instruction) -> str:
+    return f"{message.round}-{message.step}"

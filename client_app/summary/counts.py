@@ -71,11 +71,8 @@ class Answering:
     @property
     def floor(self) -> int:
         """Samples behind a count, at least: of a hospital by its own word alone."""
-        return (
-            self.site.settings.sums_min_count
-            if self.site.simulated
-            else self.site.limits.sums_min_count
-        )
+        bounds = self.site.settings if self.site.simulated else self.site.limits
+        return bounds.sums_min_count
 
     def _about(self, measures: list[Measure], files: list[Measure]) -> About:
         return About(

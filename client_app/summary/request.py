@@ -1,17 +1,26 @@
-"""A survey's question at a site: whether it is answered, with what, and which parts may leave."""
+"""A survey's question at a site: whether it is answered, with what, and which parts may leave.
+
+The first answer is kept for good, and every later question gets it again. Two answers would reveal
+their difference too: of a set of bins moved a little, or of data that have one patient more, it is
+that patient. So a data set's first answer stays until the hospital itself removes it,
+``<state-dir>/.own/<site>/survey.json``.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedsilo.client_app.session import SiteSession, open_session
 from fedsilo.client_app.site.identity import node_cap, own_name, site_settings
 from fedsilo.client_app.site.node import is_simulated, own_folder
+from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.client_app.site.policy import SITE_FILE, read_site_file, refuse_few
 from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.summary.counts import Answering, fingerprint
-from fedsilo.client_app.summary.first_answer import Kept, first_answer
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.errors import DataError, RefusedError
 from fedsilo.models.contract.messages import SURVEYED
@@ -21,6 +30,17 @@ from fedsilo.models.contract.survey import ABOUT, Survey
 
 # What decides which samples there are and what is counted of them
 _DECISIVE = ("dataset", *keys_with(CommonSettings, "partition", "silo", "sampling", "split"))
+_FILE = "survey.json"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A first answer."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    parts: Mapping[str, str]  # of the answer, as they left or may leave
+    settings: Mapping[str, Value]  # those of the run that decided what was counted, by key
+    fingerprint: Mapping[str, str]  # of the data
 
 
 def answer_survey(context: Context) -> RecordDict:
@@ -40,7 +60,7 @@ def answer_survey(context: Context) -> RecordDict:
         )
     allowed = _allowed_parts(context)
     dataset = site_settings(context).dataset
-    kept, new = first_answer(folder, dataset, lambda: _made(context, secret_seed(folder)))
+    kept, new = _first_answer(folder, dataset, lambda: _made(context, secret_seed(folder)))
     parts = dict(kept.parts) if new else _again(context, kept)
     return _record({name: text for name, text in parts.items() if name in allowed})
 
@@ -62,9 +82,6 @@ def _allowed_parts(context: Context) -> set[str]:
     """Return the parts that the hospital's site file names.
 
     A pattern for everything is not enough: files that have one are older than surveys.
-
-    Raises:
-        RefusedError: there is no site file, or it names none.
     """
     if SITE_FILE not in context.node_config:
         raise RefusedError(
@@ -86,6 +103,27 @@ def _made(context: Context, secret: int) -> Kept:
     site, run = _opened(context)
     answer = Answering(site, secret).answer()
     return Kept(answer.to_config(), run, dict(fingerprint(site.silo)))
+
+
+def _first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple[Kept, bool]:
+    """Return a data set's first answer, and whether it was made and kept just now.
+
+    ``folder`` is of what the hospital keeps over all runs.
+    """
+    file: OwnFile[dict[str, Kept]] = OwnFile(
+        folder / _FILE,
+        dict[str, Kept],
+        f"the hospital's own {_FILE}",
+        "bring it back; if it is removed the next survey gets a new answer",
+        "no survey leaves that is not kept; make room or repair the disk",
+    )
+    with file.locked():
+        known = file.read({})
+        if dataset in known:
+            return known[dataset], False
+        made = make()
+        file.write({**known, dataset: made})
+        return made, True
 
 
 def _again(context: Context, kept: Kept) -> dict[str, str]:

@@ -56,11 +56,7 @@ def _changed(image: Tensor, transform: Transform) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _transform(text: str) -> Transform:
-    """Return the transforms of a setting's text as one.
-
-    Raises:
-        SettingError: the text is not a list, a transform is unknown, or it refuses its arguments.
-    """
+    """Return the transforms of a setting's text as one."""
     from torchvision.transforms import v2
 
     composed: Transform = v2.Compose(_built(structured("augmentation", text, _EXAMPLE)))

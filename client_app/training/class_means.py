@@ -17,20 +17,13 @@ from fedsilo.models.privacy.gaussian_mechanism import clipped_rows, with_noise
 
 @dataclass(frozen=True)
 class PrivateMeans:
-    """What makes means of rows, one a patient, private.
+    """What makes means of rows, one a patient, private."""
 
-    Attributes:
-        clip_norm: the L2 norm that a row is clipped to.
-        noise: the noise multiplier.
-        counts: training samples of each class as the site has reported them; sums are divided
-            by these.
-        source: of the noise, or None for the operating system.
-    """
-
-    clip_norm: float
-    noise: float
+    clip_norm: float  # the L2 norm that a row is clipped to
+    noise: float  # the noise multiplier
+    # Training samples of each class as the site has reported them; sums are divided by these
     counts: Sequence[int]
-    source: torch.Generator | None
+    source: torch.Generator | None  # of the noise, or None for the operating system
 
     def mean(self, rows: Tensor) -> Tensor:
         """Return the private mean (d,) of all training samples' rows (n, d), float32."""

@@ -4,7 +4,6 @@ Operations without a deterministic form are named, or refused, as 'deterministic
 which they are as it meets one, by a warning or an error.
 """
 
-import ctypes
 import os
 import re
 import resource
@@ -12,22 +11,21 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from fedsilo.client_app.training.freed_memory import keep_freed_memory
 from fedsilo.client_app.training.streamed import Streamed
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.settings import GPU_SHARE, CommonSettings
 from fedsilo.models.networks.kinds import image_network
 
 _HELD = 2**31  # bytes
-# glibc's numbers of M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, and bytes; the second is its upper limit
-_FREED_MEMORY = {-1: 2**26, -3: 2**25}
 # With AVX2 oneDNN writes beyond the memory of a strided 1 x 1 convolution of fewer than 8 channels,
 # which these do not have (PyTorch 2.15)
 _CHANNELS_LAST_ON_CPU = ("conv", "vgg16-bn")
@@ -37,24 +35,22 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Compute:
-    """A device and a precision.
+    """A device and a precision."""
 
-    Attributes:
-        device: where tensors live.
-        bf16: whether forward passes run under bf16 autocast.
-        fp16: whether they do under fp16 autocast, of a scaled loss.
-        channels_last: whether images and convolutions keep a pixel's channels together in memory.
-    """
-
-    device: torch.device
-    bf16: bool
-    fp16: bool = False
+    device: torch.device  # where tensors live
+    bf16: bool  # whether forward passes run under bf16 autocast
+    fp16: bool = False  # whether they do under fp16 autocast, of a scaled loss
+    # Whether images and convolutions keep a pixel's channels together in memory
     channels_last: bool = False
 
     def autocast(self) -> torch.autocast:
         """Return the block in which forward passes run; it does nothing in fp32."""
         half = torch.float16 if self.fp16 else torch.bfloat16
         return torch.autocast(self.device.type, dtype=half, enabled=self.bf16 or self.fp16)
+
+    def exact(self) -> Self:
+        """Return the same device in fp32, for what is looked at rather than trained."""
+        return replace(self, bf16=False, fp16=False)
 
     def scaler(self) -> GradScaler:
         """Return what scales the loss of a training in fp16, whose gradients would be too small.
@@ -87,16 +83,11 @@ class Compute:
             return self.bring(tensor).__getitem__
         if tensor.nbytes > _HELD:
             return Streamed(tensor, self.device).pick
-        held = self.bring(tensor)
-        return lambda rows: held[rows.pin_memory().to(self.device, non_blocking=True)]
-
-    def begin(self) -> None:
-        """Count the device's peak memory from here."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        resident = self.bring(tensor)
+        return lambda rows: resident[rows.pin_memory().to(self.device, non_blocking=True)]
 
     def peak_memory(self) -> int:
-        """Return the most bytes in use: on the GPU since ``begin``, else by this process ever."""
+        """Return the most bytes in use: on the GPU by this message, else by this process ever."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
         unit = 1 if sys.platform == "darwin" else 1024
@@ -157,18 +148,6 @@ def choose_compute(
     bf16 = precision == "bf16" or (precision == "auto" and native)
     last = use_gpu if memory_format == "auto" else memory_format == "channels-last"
     return Compute(chosen, bf16, fp16=precision == "fp16", channels_last=last)
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep up to 64 MiB that this process has freed for what it allocates next.
-
-    A training step on a CPU frees and allocates the same activations each time. Otherwise glibc
-    returns them to the system, which clears every page that it gives again: a tenth of a step.
-    Without effect where the C library is not glibc.
-    """
-    if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
-        for option, bytes_ in _FREED_MEMORY.items():
-            set_option(option, bytes_)
 
 
 def _device_parts(device: str) -> tuple[str, int]:

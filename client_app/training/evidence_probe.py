@@ -39,9 +39,9 @@ class EvidenceProbe:
         return metrics
 
 
-def vacuity_of(network: SiteNetwork, tokens: Tensor) -> Tensor:
-    """Return the vacuity (batch,) that an evidential network gives tokens (batch, l, c)."""
-    return vacuity(_alpha(network, tokens))
+def vacuity_of(network: SiteNetwork, tokens: Tensor) -> dict[str, Tensor]:
+    """Return the vacuity (batch,), by its name, that ``network`` gives tokens (batch, l, c)."""
+    return {"vacuity": vacuity(_alpha(network, tokens))}
 
 
 def _alpha(network: SiteNetwork, tokens: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -98,8 +98,8 @@ def add_gradients(
     then sees each part alone. With ``scaler`` the gradients are of the scaled loss.
     """
     total = torch.zeros((), device=inputs.device)
-    whole = [slice(0, len(labels))]
-    for part in micro_batches(len(labels), settings.micro_batch) if settings.micro_batch else whole:
+    one = [slice(0, len(labels))]
+    for part in micro_batches(len(labels), settings.micro_batch) if settings.micro_batch else one:
         with compute.autocast():
             loss = objective(float_inputs(inputs[part]), labels[part])
         share = (part.stop - part.start) / len(labels)
@@ -118,26 +118,56 @@ def steps_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
     return sum(map(len, schedule(count, settings, rng, smallest)))
 
 
+class Added(TypedDict, total=False):
+    """What a method adds to a training, or None.
+
+    Attributes:
+        objective: the loss of a batch's inputs and labels; by default the network's own.
+        penalty: a term that is added to each batch's loss.
+        after_step: called with each batch's inputs and the optimiser after its step.
+        beside: an optimiser of what is trained with the network, by the same gradients; it steps
+            after the network's.
+        plan: the passes, each a list of batches of sample numbers; by default ``schedule``'s.
+    """
+
+    objective: Objective | None
+    penalty: Penalty | None
+    after_step: AfterStep | None
+    beside: Optimizer | None
+    plan: Iterable[list[Tensor]] | None
+
+
+class Options(Added, total=False):
+    """The options of ``train_locally``.
+
+    Attributes:
+        optimiser: continues from its state; by default it is a new one.
+        before_pass: called with the number of each pass, from 0.
+        steps_before: steps that the site has taken before, for 'rate-decay' and 'schedule'.
+        total_steps: steps of all rounds, for 'schedule', or 0 if the learning rate has none.
+        minimum_steps: steps that must be taken, 1 by default, or 0 to keep the result of any.
+        minimum_batch: different samples that must be behind each step, 1 by default.
+        private: draws the batches and bounds each patient's gradient; None for plain training.
+        work: counts the steps and the samples that they saw.
+    """
+
+    optimiser: Optimizer | None
+    before_pass: Callable[[int], None] | None
+    steps_before: int
+    total_steps: int
+    minimum_steps: int
+    minimum_batch: int
+    private: PrivateTraining | None
+    work: Counter[str]
+
+
 def train_locally(
     network: SiteNetwork,
     split: Split,
     settings: CommonSettings,
     compute: Compute,
     key: tuple[int | str, ...],
-    *,
-    objective: Objective | None = None,
-    penalty: Penalty | None = None,
-    optimiser: Optimizer | None = None,
-    plan: Iterable[list[Tensor]] | None = None,
-    before_pass: Callable[[int], None] | None = None,
-    after_step: AfterStep | None = None,
-    beside: Optimizer | None = None,
-    steps_before: int = 0,
-    total_steps: int = 0,
-    minimum_steps: int = 1,
-    minimum_batch: int = 1,
-    private: PrivateTraining | None = None,
-    work: Counter[str] | None = None,
+    **options: Unpack[Options],
 ) -> float:
     """Train a network in place and return its mean loss over the last pass.
 
@@ -147,111 +177,97 @@ def train_locally(
         settings: how long, in which batches, by which optimiser, and the seed.
         compute: device and precision.
         key: every random number of the training is keyed on it, such as (round, site).
-        objective: the loss of a batch's inputs and labels, or None for the network's own.
-        penalty: a term that is added to each batch's loss.
-        optimiser: continues from its state, or None for a new one.
-        plan: the passes, each a list of batches of sample numbers, or None for ``schedule``.
-        before_pass: called with the number of each pass, from 0.
-        after_step: called with each batch's inputs and the optimiser after its step.
-        beside: an optimiser of what is trained with the network, by the same gradients; it steps
-            after the network's.
-        steps_before: steps that the site has taken before, for 'rate-decay' and 'schedule'.
-        total_steps: steps of all rounds, for 'schedule', or 0 if the learning rate has none.
-        minimum_steps: steps that must be taken, or 0 to keep the result of any number.
-        minimum_batch: different samples that must be behind each step.
-        private: draws the batches and bounds each patient's gradient; None for plain training.
-        work: counts the steps and the samples that they saw.
+        options: see ``Options``.
 
     Raises:
         SiteError: the loss is not finite.
         RefusedError: fewer samples or steps than the hospital allows are behind the training.
     """
     network.train()
-    optimisers = [optimiser or open_optimiser(network, settings), *([beside] if beside else [])]
-    scaler = compute.scaler() if compute.fp16 else None
-    add = partial(private.add_gradients, network) if private else add_gradients
-    add = partial(add, objective or network.loss, settings=settings, compute=compute)
-    add = partial(add, penalty=penalty, **({"scaler": scaler} if scaler else {}))
-    changes = total_steps or settings.rate_decay != "none"
-    counted = (optimisers, settings, steps_before, total_steps)
-    steps = _Steps(
-        add,
-        optimisers,
-        scaler,
-        compute.hold(split.inputs),
-        compute.hold(split.labels),
-        augmenter(settings, key, compute.device) if settings.augmentation else None,
-        rate_setter(*counted) if changes else None,
-        after_step,
-    )
+    private, smallest = options.get("private"), options.get("minimum_batch", 1)
+    steps = _Steps(network, split, settings, compute, key, options)
     rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
-    plan = schedule(len(split.labels), settings, rng, minimum_batch) if plan is None else plan
+    plan = options.get("plan")
+    plan = schedule(len(split.labels), settings, rng, smallest) if plan is None else plan
     plan = private.plan(len(split.labels)) if private else plan
+    before_pass = options.get("before_pass")
     # One block for all draws of the training: dropout's follow one another over the batches
     with seeded(settings.seed, "training", *key, device=compute.device):
         for number, batches_of_pass in enumerate(plan):
             if before_pass:
                 before_pass(number)
-            if minimum_batch > 1:
-                _refuse_small(batches_of_pass, minimum_batch)
+            if smallest > 1:
+                _refuse_small(batches_of_pass, smallest)
             steps.take(batches_of_pass)
         mean = float(steps.losses) / max(1, steps.samples)
-        (Counter() if work is None else work).update({STEPS: len(steps.rates), SAMPLES: steps.seen})
-        refuse_unusable(mean, steps.rates, minimum_steps, compute.fp16)
+        options.get("work", Counter()).update({STEPS: len(steps.rates), SAMPLES: steps.seen})
+        refuse_unusable(mean, steps.rates, options.get("minimum_steps", 1), compute.fp16)
     return mean
 
 
-@dataclass
 class _Steps:
-    """Takes optimiser steps over the batches of a split.
+    """The optimiser steps of a training, whose arguments are those of ``train_locally``.
 
     Attributes:
-        add_gradients: adds those of a batch's inputs and labels, and returns its loss.
-        optimisers: the network's, and one of what is trained with it.
-        scaler: of the loss, in fp16.
-        pick: returns the inputs of samples.
-        label: returns their labels.
-        augment: changes a batch's inputs.
-        set_rates: sets the learning rates of the next step.
-        after_step: as in ``train_locally``.
         rates: the learning rate of each step that was taken.
         seen: the samples in all steps.
         losses: the sum over the samples of the last pass.
         samples: of the last pass.
     """
 
-    add_gradients: Objective
-    optimisers: Sequence[Optimizer]
-    scaler: GradScaler | None
-    pick: Callable[[Tensor], Tensor]
-    label: Callable[[Tensor], Tensor]
-    augment: Callable[[Tensor], Tensor] | None
-    set_rates: Callable[[], None] | None
-    after_step: AfterStep | None
-    rates: list[float] = field(default_factory=list)
-    seen: int = 0
-    losses: Tensor | float = 0.0
-    samples: int = 0
+    def __init__(
+        self,
+        network: SiteNetwork,
+        split: Split,
+        settings: CommonSettings,
+        compute: Compute,
+        key: tuple[int | str, ...],
+        options: Options,
+    ) -> None:
+        self.rates: list[float] = []
+        self.seen, self.samples = 0, 0
+        self.losses: Tensor | float = 0.0
+        optimiser, beside = options.get("optimiser"), options.get("beside")
+        self._optimisers = [optimiser or open_optimiser(network, settings)]
+        self._optimisers += [beside] if beside else []
+        self._scaler = compute.scaler() if compute.fp16 else None
+        private = options.get("private")
+        self._add_gradients = partial(
+            partial(private.add_gradients, network) if private else add_gradients,
+            options.get("objective") or network.loss,
+            settings=settings,
+            compute=compute,
+            penalty=options.get("penalty"),
+            scaler=self._scaler,
+        )
+        self._pick, self._label = compute.hold(split.inputs), compute.hold(split.labels)
+        augmented = bool(settings.augmentation)
+        self._augment = augmenter(settings, key, compute.device) if augmented else None
+        before, total = options.get("steps_before", 0), options.get("total_steps", 0)
+        changes = total or settings.rate_decay != "none"
+        rates = (self._optimisers, settings, before, total)
+        self._set_rates = rate_setter(*rates) if changes else None
+        self._after_step = options.get("after_step")
 
     def take(self, batches_of_pass: list[Tensor]) -> None:
         """Take the steps of a pass: a batch whose gradients are not finite in fp16 is left out."""
         self.losses, self.samples = 0.0, 0
         for indices in batches_of_pass:
-            batch, labels = self.pick(indices), self.label(indices)
-            batch = self.augment(batch) if self.augment else batch
-            if self.set_rates:
-                self.set_rates()
-            self.optimisers[0].zero_grad(set_to_none=True)
-            loss = self.add_gradients(batch, labels)
-            if self.scaler and not scaled_step(self.optimisers, self.scaler):
+            batch, labels = self._pick(indices), self._label(indices)
+            batch = self._augment(batch) if self._augment else batch
+            if self._set_rates:
+                self._set_rates()
+            self._optimisers[0].zero_grad(set_to_none=True)
+            loss = self._add_gradients(batch, labels)
+            if self._scaler and not scaled_step(self._optimisers, self._scaler):
                 continue
-            for one in [] if self.scaler else self.optimisers:
+            for one in [] if self._scaler else self._optimisers:
                 one.step()
-            for one in self.optimisers[1:]:
+            for one in self._optimisers[1:]:
                 one.zero_grad(set_to_none=True)
-            if self.after_step:
-                self.after_step(batch, self.optimisers[0])
-            self.rates.append(self.optimisers[0].param_groups[0]["lr"])
+            if self._after_step:
+                self._after_step(batch, self._optimisers[0])
+            self.rates.append(self._optimisers[0].param_groups[0]["lr"])
             self.samples += len(indices)
             self.losses = self.losses + loss * len(indices)
         self.seen += self.samples
@@ -292,8 +308,8 @@ def counted_steps(
     rounds: int,
     count: int,
     smallest: int,
-    private: PrivateTraining | None,
-    aside: bool,
+    private: PrivateTraining | None = None,
+    aside: bool = False,
 ) -> tuple[int, int]:
     """Return a site's steps in earlier rounds, and in all rounds that a schedule counts, if any.
 

@@ -1,4 +1,7 @@
-"""Optimisers by their names in torch.optim, with the run's arguments."""
+"""Optimisers by their names in torch.optim, and their moments as named arrays.
+
+By these an optimiser can continue in another round and process.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -6,7 +9,7 @@ from functools import cache
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedsilo.datasets.io.yaml_text import structured
@@ -92,7 +95,7 @@ def check_optimiser(settings: CommonSettings) -> None:
         value.shape
         for weight in weights
         for value in optimiser.state[weight].values()
-        if isinstance(value, torch.Tensor) and value.shape != weight.shape
+        if isinstance(value, Tensor) and value.shape != weight.shape
     }
     if settings.optimiser_state == "run" and shapes - {torch.Size([])}:
         raise SettingError(
@@ -114,3 +117,31 @@ def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
     methods = {name: inspect.unwrap(getattr(base, name)) for name in _GUARDED}
     methods["step"] = torch.no_grad()(inspect.unwrap(base.step))
     return type(base.__name__, (base,), methods)
+
+
+def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
+    """Return the moments of all parameters as ``<parameter>/<moment>``."""
+    return {
+        f"{name}/{moment}": torch.as_tensor(value)
+        for name, parameter in module.named_parameters()
+        for moment, value in optimiser.state[parameter].items()
+    }
+
+
+def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
+    """Put back what ``moments_of`` gave; a parameter without any of its shape starts again."""
+    moments: dict[str, dict[str, Tensor]] = {}
+    for key, value in stored.items():
+        name, _, moment = key.rpartition("/")
+        moments.setdefault(name, {})[moment] = value
+    for name, parameter in module.named_parameters():
+        if name in moments and _fit(moments[name], parameter):
+            optimiser.state[parameter] = {
+                moment: value if moment == "step" else value.to(parameter.device)
+                for moment, value in moments[name].items()
+            }
+
+
+def _fit(moments: Mapping[str, Tensor], parameter: Tensor) -> bool:
+    """Tell whether the moments are of the parameter's shape; a count of steps has none."""
+    return all(value.shape in (parameter.shape, torch.Size()) for value in moments.values())

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
-from fedsilo.client_app.training.optimisers import open_optimiser
+from fedsilo.client_app.training.optimisers import moments_of, open_optimiser, restore_moments
 from fedsilo.models.contract.array_names import arrays_below
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.seeding import generator
@@ -26,21 +25,13 @@ _EPOCH, _POSITION, _ORDER, _OPTIMISER = "epoch", "position", "order", "optimiser
 
 @dataclass
 class Pacing:
-    """Where a site is in its epoch.
+    """Where a site is in its epoch."""
 
-    Attributes:
-        epoch: the epoch, from 0.
-        position: steps of it that the site has taken.
-        order: (n,) the training samples in the order of this epoch.
-        steps: steps of this round.
-        size: samples of a step.
-    """
-
-    epoch: int
-    position: int
-    order: Tensor
-    steps: int
-    size: int
+    epoch: int  # the epoch, from 0
+    position: int  # steps of it that the site has taken
+    order: Tensor  # (n,) the training samples in the order of this epoch
+    steps: int  # steps of this round
+    size: int  # samples of a step
 
     def batches(self) -> list[Tensor]:
         """Return the samples of this round's steps; after the last sample the first comes again.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.models.contract.settings import CommonSettings
@@ -16,20 +17,13 @@ from fedsilo.models.privacy.dp_sgd import Loss, clipped_gradients, noisy_mean, p
 
 @dataclass(frozen=True)
 class PrivateTraining:
-    """One training by DP-SGD.
+    """One training by DP-SGD."""
 
-    Attributes:
-        settings: clip norm C, noise multiplier z and how long.
-        told: training samples, as the site has reported them; the real number would reveal who is
-            there.
-        noise: source of the noise, or None for the operating system.
-        sampling: source of the batches, or None for the operating system.
-    """
-
-    settings: CommonSettings
+    settings: CommonSettings  # clip norm C, noise multiplier z and how long
+    # Training samples, as the site has reported them; the real number would reveal who is there
     told: int
-    noise: torch.Generator | None
-    sampling: torch.Generator | None
+    noise: torch.Generator | None  # source of the noise, or None for the operating system
+    sampling: torch.Generator | None  # source of the batches, or None for the operating system
 
     @property
     def rate(self) -> float:
@@ -57,10 +51,12 @@ class PrivateTraining:
         settings: CommonSettings,
         compute: Compute,
         penalty: Callable[[], Tensor] | None = None,
+        scaler: GradScaler | None = None,
     ) -> Tensor:
         """Give ``network`` the noisy gradients of a batch; return its mean loss, detached.
 
         ``penalty`` is of the parameters alone, which are private already: it needs no noise.
+        ``scaler`` is None, as 'fp16' is refused where gradients are clipped.
         """
         clip_norm, parameters = settings.sample_clip_norm, dict(network.named_parameters())
         with compute.autocast():

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,7 +53,7 @@ def rate_setter(
     """
     rates = [(group, float(group["lr"])) for o in optimisers for group in o.param_groups]
     if total:
-        factors = islice(_factors(_course(settings, total // settings.rounds)), before, None)
+        factors = islice(_factors(settings, total // settings.rounds), before, None)
 
         def follow() -> None:
             factor = next(factors)
@@ -73,57 +73,44 @@ def rate_setter(
     return decay
 
 
-class _Course(NamedTuple):
-    """All that decides the rates of a run at a site."""
-
-    schedule: str
-    arguments: str
-    rate: float
-    warm_up: float  # rounds
-    rounds: int
-    steps: int  # of a round
-
-
-def _course(settings: CommonSettings, steps: int) -> _Course:
-    warm_up, rounds = settings.warm_up, settings.rounds
-    warm_up = warm_up if warm_up >= 1 else warm_up * rounds
-    own = settings.schedule, settings.schedule_arguments, settings.learning_rate
-    return _Course(*own, warm_up, rounds, steps)
-
-
 @lru_cache(maxsize=32)  # sites of a simulation come again each round
-def _factors(course: _Course) -> Sequence[float]:
-    """Return what the learning rate is multiplied by in each step of all rounds."""
-    return array("d", (rate / course.rate for rate in _rates(course)))
+def _factors(settings: CommonSettings, steps: int) -> Sequence[float]:
+    """Return what the learning rate is multiplied by in each step, ``steps`` a round."""
+    return array("d", (rate / settings.learning_rate for rate in _rates(settings, steps)))
 
 
-def _rates(course: _Course) -> Iterator[float]:
+def _rates(settings: CommonSettings, steps: int) -> Iterator[float]:
     """Yield the learning rate of each step of all rounds, by PyTorch's scheduler."""
-    optimiser = eager(torch.optim.SGD)([nn.Parameter(torch.zeros(()))], lr=course.rate)
-    scheduler = _scheduler(optimiser, course)
-    for _ in range(course.rounds * course.steps):
+    rate = settings.learning_rate
+    optimiser = eager(torch.optim.SGD)([nn.Parameter(torch.zeros(()))], lr=rate)
+    scheduler = _scheduler(optimiser, settings, steps)
+    for _ in range(settings.rounds * steps):
         yield float(optimiser.param_groups[0]["lr"])
         optimiser.step()  # without gradients: the scheduler warns if it is not called
         scheduler.step()
 
 
-def _scheduler(optimiser: Optimizer, course: _Course) -> lr_scheduler.LRScheduler:
-    """Return the scheduler of a course; warm-up ends one step before the full learning rate."""
-    warm_up, total = round(course.warm_up * course.steps), course.rounds * course.steps
+def _scheduler(
+    optimiser: Optimizer, settings: CommonSettings, steps: int
+) -> lr_scheduler.LRScheduler:
+    """Return the scheduler of a run; warm-up ends one step before the full learning rate."""
+    rounds, warm_up = settings.rounds, settings.warm_up
+    warm_up = round((warm_up if warm_up >= 1 else warm_up * rounds) * steps)
+    total = rounds * steps
     schedulers: list[lr_scheduler.LRScheduler] = []
     if warm_up:
         schedulers.append(lr_scheduler.LinearLR(optimiser, 1 / (warm_up + 1), 1.0, warm_up))
-    arguments = _arguments(course.schedule, course.arguments)
-    if course.schedule == "one-cycle":
+    arguments = _arguments(settings.schedule, settings.schedule_arguments)
+    if settings.schedule == "one-cycle":
         cycle = lr_scheduler.OneCycleLR(
-            optimiser, course.rate, total, cycle_momentum=False, **arguments
+            optimiser, settings.learning_rate, total, cycle_momentum=False, **arguments
         )
         schedulers.append(cycle)
-    elif course.schedule == "cosine":
+    elif settings.schedule == "cosine":
         left = max(1, total - warm_up)
         schedulers.append(lr_scheduler.CosineAnnealingLR(optimiser, left, **arguments))
-    elif course.schedule == "step":
-        size = round(arguments.pop("step_size") * course.steps)
+    elif settings.schedule == "step":
+        size = round(arguments.pop("step_size") * steps)
         schedulers.append(lr_scheduler.StepLR(optimiser, size, **arguments))
     if len(schedulers) == 1:
         return schedulers[0]
@@ -174,7 +161,7 @@ def check_schedule(settings: CommonSettings) -> None:
             f"{_EXAMPLES['step']}"
         )
     try:
-        rates = list(islice(_rates(_course(settings, 1)), _TRIED))
+        rates = list(islice(_rates(settings, 1), _TRIED))
         usable = all(math.isfinite(rate) and rate >= 0 for rate in rates)
     except (TypeError, ValueError, ArithmeticError) as error:
         reason, usable = one_line(error, 200), False

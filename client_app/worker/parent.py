@@ -26,12 +26,12 @@ import httpx
 import psutil
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
 from flwr.supercore.constant import TaskType
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedsilo.client_app.worker.installed import installed_app
 from fedsilo.client_app.worker.polling import PollInterval, end_with
-from fedsilo.client_app.worker.task import answer_by, answer_task
+from fedsilo.client_app.worker.task import answer_by, answer_task, runtime_client
 from fedsilo.models.contract.errors import FedsiloError, SettingError, error_line
 from fedsilo.strategies.wire.messaging import retry_soon
 
@@ -219,17 +219,10 @@ def _run_theirs(address: str, token: str, hospital: int) -> None:
 
 
 def _client(address: str, secret: bytes) -> RuntimeHttpClient:
-    return RuntimeHttpClient.from_server_address(
-        server_address=address,
-        insecure=True,  # it is the loopback
-        root_certificates=None,
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="SuperExec"),
-            SuperExecAuthHttpInterceptor(
-                master_secret=secret, protected_methods=frozenset({_ACQUIRE})
-            ),
-        ],
+    by_secret = SuperExecAuthHttpInterceptor(
+        master_secret=secret, protected_methods=frozenset({_ACQUIRE})
     )
+    return runtime_client(address, "SuperExec", by_secret)
 
 
 def _secret(path: Path) -> bytes:

@@ -6,6 +6,7 @@ with the run is compared, not executed.
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from flwr.app import Context, Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
@@ -22,6 +23,19 @@ from fedsilo.models.contract.errors import RefusedError
 Answer = Callable[[Message, Context, bytes], Message]
 
 
+def runtime_client(
+    address: str, component: str, interceptor: Any, **options: Any
+) -> RuntimeHttpClient:
+    """Return a client of the SuperNode's Runtime API, as that ``component`` of Flower's."""
+    return RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=True,  # it is the loopback
+        root_certificates=None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name=component), interceptor],
+        **options,
+    )
+
+
 def answer_task(address: str, token: str, answer: Answer) -> bool:
     """Fetch a task's message from the SuperNode, answer it, and return whether a reply was sent.
 
@@ -30,16 +44,8 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
         token: by which the SuperNode knows the task.
         answer: makes a reply from message, context and the run's app.
     """
-    client = RuntimeHttpClient.from_server_address(
-        server_address=address,
-        insecure=True,  # it is the loopback
-        root_certificates=None,
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
-            RuntimeTokenHttpInterceptor(token),
-        ],
-        retry_invoker=make_simple_http_retry_invoker(),
-    )
+    by_token, retrying = RuntimeTokenHttpInterceptor(token), make_simple_http_retry_invoker()
+    client = runtime_client(address, "flwr-clientapp", by_token, retry_invoker=retrying)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
     context, status, details = None, SubStatus.FAILED, "the task was not answered"

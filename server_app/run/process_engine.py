@@ -5,7 +5,6 @@ process that dies the message is known that it was answering. The large parts of
 shared memory without a name: nothing of it stays, in whatever way a process ends.
 """
 
-import ctypes
 import gc
 import os
 import signal
@@ -24,6 +23,7 @@ from types import ModuleType
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
+from fedsilo.client_app.training.freed_memory import return_freed_memory
 from fedsilo.models.contract.errors import ProcessError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import GPU_SHARE
@@ -121,7 +121,7 @@ class ProcessGrid(InlineGrid):
         """Queue messages and return their ids; forget those of before that nobody waits for."""
         self._waiting.clear()
         self._replies.clear()
-        _return_freed_memory()
+        return_freed_memory()
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -174,12 +174,6 @@ class ProcessGrid(InlineGrid):
         """End all processes at once."""
         for worker in [*self._idle, *(worker for _, worker in self._running.values())]:
             worker.end()
-
-
-def _return_freed_memory() -> None:
-    """Have glibc give back what replies took; without effect where the C library is another."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
 
 
 def _killed(message: Message) -> Message:

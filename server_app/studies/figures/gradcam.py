@@ -5,7 +5,6 @@ It runs where the images are, as ``fedsilo explain`` does; nothing is sent.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,7 +134,7 @@ def _chosen(
     held = runs[0][0].silo.splits()[split]
     answers = []
     for method, network in runs:
-        exact = dataclasses.replace(method.compute, bf16=False, fp16=False)
+        exact = method.compute.exact()
         answers.append(over_batches(network, held.inputs, exact, network).argmax(dim=1))
     chosen = by_scenario(held.labels, answers, each)
     if not chosen:

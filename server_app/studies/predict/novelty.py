@@ -7,7 +7,6 @@ decide from which score on a case is unusual: at most 5 % of such samples are.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -191,7 +190,7 @@ def _samples(model: SiteModel, silos: Sequence[Silo], split: str) -> _Samples:
         values, raw = ready.numpy().astype(np.float64), read.numpy().astype(np.float64)
         return _Samples(values, np.isnan(raw), None, raw)
     network, each = model.network, max(1, _IMAGES // len(silos))
-    exact = dataclasses.replace(model.lab.compute, bf16=False)
+    exact = model.lab.compute.exact()
     chosen = [_spread(silo.splits()[split], each) for silo in silos]
     parts = [
         over_batches(network, own.inputs, exact, lambda x: penultimate(network, network.encode(x)))

@@ -54,9 +54,10 @@ def test_the_penultimate_layer_is_what_the_last_linear_one_reads() -> None:
     assert not last._forward_pre_hooks, "nothing is left at the network"
 
 
-def test_embeddings_are_exact_whatever_the_run_was_computed_in() -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_embeddings_are_exact_whatever_the_run_was_computed_in(precision: str) -> None:
     network, inputs = network_of("conv", (1, 16, 16)), images(3, 16)
-    half = Compute(torch.device("cpu"), bf16=True)
+    half = Compute(torch.device("cpu"), bf16=precision == "bf16", fp16=precision == "fp16")
     for layer in ("embedding", PENULTIMATE):
         found = embed(network, inputs, half, layer)
         assert found.dtype == torch.float32

@@ -8,8 +8,7 @@ from torch import nn
 
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training import pacing
-from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
-from fedsilo.client_app.training.optimisers import open_optimiser
+from fedsilo.client_app.training.optimisers import moments_of, open_optimiser, restore_moments
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.networks.exchanged import exchanged_arrays

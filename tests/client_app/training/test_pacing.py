@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.training.optimiser_state import moments_of, restore_moments
+from fedsilo.client_app.training.optimisers import moments_of, restore_moments
 from fedsilo.client_app.training.pacing import open_pacing, shuffled
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
