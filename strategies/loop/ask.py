@@ -202,11 +202,7 @@ class Ask(ABC):
 
 
 class _Asked(Exception):
-    """A question that is not sent."""
-
-    def __init__(self, question: Question) -> None:
-        super().__init__(question.phase)
-        self.question = question
+    """Its only argument is a question that is not sent."""
 
 
 class _FirstQuestion(Ask):
@@ -234,5 +230,6 @@ def first_question(
     try:
         asks(_FirstQuestion(sites, stateful_sites))
     except _Asked as asked:
-        return asked.question
+        question: Question = asked.args[0]
+        return question
     return Question("", {}, {})

@@ -9,6 +9,7 @@ such a sum can have (Cauchy and Schwarz, but for rounding).
 import math
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from flwr.app import RecordDict
@@ -20,7 +21,7 @@ from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.site_facts import SPLITS, SiteFacts, Sums
 from fedsilo.strategies.wire.records import record_bytes
 
-_BYTES = 2**22  # of a whole hello: names and counts of thousands of classes fit
+_BYTES = 2**22  # of a hello or survey: names and counts of thousands of classes fit
 _SOFTWARE = 10  # entries
 _TEXT = 200  # characters of a name
 _CLASSES = 10_000
@@ -42,21 +43,31 @@ def read_hello(content: RecordDict, counted: bool = True) -> SiteFacts:
     Raises:
         SiteError: it cannot be read, or says what cannot be; one line.
     """
-    try:
-        if (size := record_bytes(content)) > _BYTES:
-            raise ValueError(f"it has {size} bytes, more than {_BYTES}")
+    with reading("its hello", content):
         facts = SiteFacts.from_config(content.config_records[CONFIG])
         if counted and not facts.label_counts:
             raise ValueError("it has no 'label-counts'")
-    except Exception as error:  # a stranger's words can make a reader fail in any way
-        reason = one_line(f"{type(error).__name__}: {error}", 200)
-        raise SiteError(
-            f"its hello cannot be read ({reason}): server and site run different versions of "
-            "fedsilo"
-        ) from None
     if fault := next(_faults(facts), ""):
         raise SiteError(one_line(fault))
     return facts
+
+
+@contextmanager
+def reading(what: str, content: RecordDict) -> Iterator[None]:
+    """Read within it what a stranger says: ``content``, of at most 4 MiB, in errors ``what``.
+
+    Raises:
+        SiteError: it is larger, or cannot be read; one line.
+    """
+    try:
+        if (size := record_bytes(content)) > _BYTES:
+            raise ValueError(f"it has {size} bytes, more than {_BYTES}")
+        yield
+    except Exception as error:  # a stranger's words can make a reader fail in any way
+        reason = one_line(f"{type(error).__name__}: {error}", 200)
+        raise SiteError(
+            f"{what} cannot be read ({reason}): server and site run different versions of fedsilo"
+        ) from None
 
 
 def _faults(facts: SiteFacts) -> Iterator[str]:
@@ -83,7 +94,7 @@ def _name_faults(facts: SiteFacts) -> Iterator[str]:
     if len(facts.software) > _SOFTWARE:
         yield f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
     for key, values in texts.items():
-        if not all(_is_plain(value) for value in values):
+        if not all(len(value) <= _TEXT and value.isprintable() for value in values):
             yield f"its '{key}' are not printable text of at most {_TEXT} characters"
     # They are drawn and printed, where these begin a formula or a style
     for key, values in (("distribution", [facts.distribution]), ("class-names", facts.class_names)):
@@ -94,10 +105,6 @@ def _name_faults(facts: SiteFacts) -> Iterator[str]:
         yield f"its 'fingerprints' are not of {', '.join(SPLITS)}"
     elif not all(isinstance(p, str) and _DIGEST.fullmatch(p) for p in prints.values()):
         yield "a fingerprint is no SHA-256"
-
-
-def _is_plain(text: str) -> bool:
-    return len(text) <= _TEXT and text.isprintable()
 
 
 def _shape_faults(facts: SiteFacts) -> Iterator[str]:

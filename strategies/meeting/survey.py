@@ -18,12 +18,9 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.survey import Survey
 from fedsilo.models.contract.versions import own_versions
 from fedsilo.strategies.meeting.admission import Registry
+from fedsilo.strategies.meeting.hello import reading
 from fedsilo.strategies.meeting.participants import HELLO_TIMEOUT, grouped_refusals, wait_for_nodes
 from fedsilo.strategies.wire.messaging import arriving
-from fedsilo.strategies.wire.records import record_bytes
-
-_BYTES = 2**22  # of a whole answer
-_REASON = 200  # characters
 
 
 @dataclass(frozen=True)
@@ -72,18 +69,10 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
     Raises:
         SiteError: it cannot be read, is of another data set, or says what cannot be; one line.
     """
-    try:
-        if (size := record_bytes(content)) > _BYTES:
-            raise ValueError(f"it has {size} bytes, more than {_BYTES}")
+    with reading("its answer to the survey", content):
         if set(content) != {SURVEYED}:
             raise ValueError(f"it has other records than '{SURVEYED}'")
         answer = Survey.from_config(content.config_records[SURVEYED])
-    except Exception as error:  # a stranger's words can make a reader fail in any way
-        reason = one_line(f"{type(error).__name__}: {error}", _REASON)
-        raise SiteError(
-            f"its answer to the survey cannot be read ({reason}): server and site run different "
-            "versions of fedsilo"
-        ) from None
     if fault := site_name_fault(answer.about.site):
         raise SiteError(one_line(fault))
     if answer.about.dataset != dataset:

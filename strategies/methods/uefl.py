@@ -229,9 +229,9 @@ class UEFL(Method):
         return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}
 
     def _fault_of_centroids(self, reply: Reply) -> str | None:
-        told, codes = reply.metrics[NEW_CODEWORDS], self.settings.codes
+        found, codes = reply.metrics[NEW_CODEWORDS], self.settings.codes
         features = self.participants.facts[reply.site].sizes()["train"] * self._features
-        return centroid_fault(reply.arrays, told, codes, features)
+        return centroid_fault(reply.arrays, found, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
         """Say that no silo is uncertain, where that ends the run."""
