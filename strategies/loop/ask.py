@@ -125,16 +125,10 @@ def weighted_mean(
 
 @dataclass(frozen=True)
 class Question:
-    """What a phase sends to each site, and what must come back.
+    """What a phase sends to each site, and what must come back, as ``Ask`` was told to ask it.
 
     Attributes:
-        phase: the phase's name.
         send: the arrays by site; who is not in it is not asked.
-        expect: the arrays of each site's reply.
-        reference: by site, the arrays of which its reply is an update.
-        notes: what else is sent to a site, by site.
-        metrics: metrics that a reply must have.
-        fault: says why a reply of the right form cannot be used, if it cannot.
         records: for secure aggregation, what is sent with the instruction, by site.
         asked: by site that is asked for an earlier round's reply, that round.
     """

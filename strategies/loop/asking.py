@@ -101,12 +101,7 @@ class GridAsk(Ask):
     answered: Sequence[str] = ()
 
     def __init__(
-        self,
-        session: Session,
-        round_: int,
-        sites: Sequence[str],
-        spill: Spill,
-        ends: bool = False,
+        self, session: Session, round_: int, sites: Sequence[str], spill: Spill, ends: bool = False
     ) -> None:
         self.session = session
         self.round = round_

@@ -34,16 +34,7 @@ from fedsilo.strategies.wire.compressed import compression_of
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs
 
-__all__ = [
-    "ArraySpec",
-    "Arrays",
-    "Ask",
-    "Capabilities",
-    "Disclosures",
-    "Method",
-    "Reply",
-    "State",
-]
+__all__ = ["ArraySpec", "Arrays", "Ask", "Capabilities", "Disclosures", "Method", "Reply", "State"]
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,8 @@ def robust_mean(
 ) -> dict[str, NDArray]:
     """Return arrays as 'aggregation', any but "mean", makes them of ``replies``, float32.
 
-    Args:
-        common: names it and how many sites may be faulty.
-        replies: by site, each with all arrays of ``before``.
-        before: what the sites began with.
-        equal: whether sites weigh the same in 'norm-clip', as they do in all others.
+    ``before`` is what the sites began with; with ``equal`` sites weigh the same in 'norm-clip', as
+    they do in all others.
 
     Raises:
         SiteError: too few sites have answered.

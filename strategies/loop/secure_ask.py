@@ -110,11 +110,7 @@ class SecureAsk(Ask):
         records = {site: sum_.record(phase, site) for site in nothing}
         return self.ask.put(
             Question(
-                phase,
-                nothing,
-                {},
-                fault=lambda reply: _fault(sum_, phase, reply),
-                records=records,
+                phase, nothing, {}, fault=lambda reply: _fault(sum_, phase, reply), records=records
             )
         )
 

@@ -100,10 +100,9 @@ def _name_faults(facts: SiteFacts) -> Iterator[str]:
     for key, values in (("distribution", [facts.distribution]), ("class-names", facts.class_names)):
         if any(mark in value for value in values for mark in "$\\"):
             yield f"its '{key}' have a '$' or a '\\', which plots take for a formula"
-    prints = facts.fingerprints
-    if not isinstance(prints, dict) or not prints.keys() <= set(SPLITS):
+    if not facts.fingerprints.keys() <= set(SPLITS):
         yield f"its 'fingerprints' are not of {', '.join(SPLITS)}"
-    elif not all(isinstance(p, str) and _DIGEST.fullmatch(p) for p in prints.values()):
+    elif not all(map(_DIGEST.fullmatch, facts.fingerprints.values())):
         yield "a fingerprint is no SHA-256"
 
 

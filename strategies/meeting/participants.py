@@ -120,10 +120,7 @@ def _refuse_many(nodes: int, silos: int | None) -> None:
 
 
 def meet_sites(
-    grid: Grid,
-    settings: CommonSettings,
-    silos: int | None = None,
-    terms: Terms | None = None,
+    grid: Grid, settings: CommonSettings, silos: int | None = None, terms: Terms | None = None
 ) -> Participants:
     """Ask every connected node who it is; errors of ``hear_sites``, and those named here.
 
@@ -155,10 +152,7 @@ def needed_sites(met: Participants, settings: CommonSettings) -> int:
 
 
 def hear_sites(
-    grid: Grid,
-    settings: CommonSettings,
-    silos: int | None = None,
-    terms: Terms | None = None,
+    grid: Grid, settings: CommonSettings, silos: int | None = None, terms: Terms | None = None
 ) -> Participants:
     """Ask every connected node who it is; there cannot be more of them than ``silos``.
 

@@ -32,10 +32,7 @@ class Surveyed:
 
 
 def survey_sites(
-    grid: Grid,
-    settings: CommonSettings,
-    silos: int | None = None,
-    registry: Registry | None = None,
+    grid: Grid, settings: CommonSettings, silos: int | None = None, registry: Registry | None = None
 ) -> Surveyed:
     """Ask every connected node for a survey; there cannot be more of them than ``silos``.
 

@@ -55,7 +55,7 @@ class DisTrans(FedAvg):
             return network
         return network.also(
             "the site's offset, each round: an array as large as an image, which differs from what "
-            "the site was sent by a sum of gradients at the pixels of its training images",
+            "the site was sent by a sum of gradients at the pixels of its training images"
         )
 
     def initial_state(self) -> State:
