@@ -10,16 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import CONFIG, HELLO
+from fedsilo.models.contract.messages import HELLO
 from fedsilo.models.contract.one_line import by_reason, one_line
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.site_facts import FeatureStatistics, SiteFacts
-from fedsilo.models.contract.versions import own_versions
 from fedsilo.models.maths.standardisation import pooled_statistics
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.meeting.admission import Terms
@@ -31,13 +30,9 @@ from fedsilo.strategies.meeting.alike import (
     task_of,
     unlike,
 )
-from fedsilo.strategies.meeting.hello import read_hello
-from fedsilo.strategies.wire.messaging import arriving
-from fedsilo.strategies.wire.records import record_bytes
+from fedsilo.strategies.meeting.hello import ask_nodes, read_hello
 
 Heard = tuple[int, SiteFacts, tuple[int, int]]  # a node, what it said, bytes down and up
-
-HELLO_TIMEOUT = 600.0  # a first start may have to decode the data
 
 
 @dataclass(frozen=True)
@@ -163,7 +158,8 @@ def hear_sites(
         SiteError: too few, or too many, are connected.
     """
     nodes, terms = wait_for_nodes(grid, settings), terms or Terms()
-    heard, refused = _ask(grid, nodes, settings.away_timeout, settings.trust != SUMS)
+    read = partial(read_hello, counted=settings.trust != SUMS)
+    heard, refused = ask_nodes(grid, nodes, HELLO, read, settings.away_timeout)
     simulated = all(facts.simulated for _, facts, _ in heard)
     heard = _admitted(heard, refused, terms, simulated)
     doubles = _doubles(heard, simulated)
@@ -240,7 +236,7 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     if not new_nodes:
         return participants, []
     counted = all(facts.label_counts for facts in participants.facts.values())
-    heard, refused = _ask(grid, new_nodes, counted=counted)
+    heard, refused = ask_nodes(grid, new_nodes, HELLO, partial(read_hello, counted=counted))
     heard = _admitted(heard, refused, participants.terms, participants.simulated())
     asked = participants.asked | set(new_nodes)
     for node, facts, weight in heard:
@@ -273,32 +269,3 @@ def _why_not(facts: SiteFacts, participants: Participants, joined: Participants)
     if (facts.sums is None) != (participants.facts[first].sums is None):
         return "it sent sums and the others none, or none where they did: see 'standardise'"
     return shared_data(joined.facts).get(facts.site)
-
-
-def _ask(
-    grid: Grid, nodes: Iterable[int], away_timeout: float = 300.0, counted: bool = True
-) -> tuple[list[Heard], list[str]]:
-    """Return what nodes say of themselves, and why others cannot take part.
-
-    Who is disconnected for longer than ``away_timeout`` is given up.
-    """
-    content = RecordDict({CONFIG: ConfigRecord({"hello": True, **own_versions()})})
-    messages = [Message(content, node, HELLO) for node in nodes]
-    heard: list[Heard] = []
-    refused: list[str] = []
-    replies = dict(arriving(grid, messages, HELLO_TIMEOUT, away_timeout))
-    for node in sorted(nodes):
-        reply = replies.get(node)
-        if reply is None:
-            refused.append(f"node {node}: no answer")
-        elif reply.has_error():
-            refused.append(one_line(reply.error.reason or "an error"))
-        else:
-            try:
-                facts = read_hello(reply.content, counted)
-            except SiteError as error:
-                refused.append(f"node {node}: {error}")
-            else:
-                traffic = record_bytes(content), record_bytes(reply.content)
-                heard.append((node, facts, traffic))
-    return heard, refused
