@@ -125,7 +125,7 @@ def weighted_mean(
 
 @dataclass(frozen=True)
 class Question:
-    """What a phase sends to each site, and what must come back: the rest is as ``Ask.__call__`` has it.
+    """What a phase sends to each site, and what must come back; ``Ask.__call__`` has the rest.
 
     Attributes:
         send: the arrays by site; who is not in it is not asked.
