@@ -46,7 +46,7 @@ def refuse_by_first_silo(common: CommonSettings) -> None:
         return
     silo = load_silo(names[0], common)
     if common.initial_weights or _has_resnet_weights(common):
-        from fedsilo.strategies.loop.initial_arrays import starting_network
+        from fedsilo.strategies.loop.method import starting_network
 
         starting_network(common, silo.task)
 

@@ -125,16 +125,10 @@ def weighted_mean(
 
 @dataclass(frozen=True)
 class Question:
-    """What a phase sends to each site, and what must come back.
+    """What a phase sends to each site, and what must come back; ``Ask.__call__`` has the rest.
 
     Attributes:
-        phase: the phase's name.
         send: the arrays by site; who is not in it is not asked.
-        expect: the arrays of each site's reply.
-        reference: by site, the arrays of which its reply is an update.
-        notes: what else is sent to a site, by site.
-        metrics: metrics that a reply must have.
-        fault: says why a reply of the right form cannot be used, if it cannot.
         records: for secure aggregation, what is sent with the instruction, by site.
         asked: by site that is asked for an earlier round's reply, that round.
     """
@@ -202,11 +196,7 @@ class Ask(ABC):
 
 
 class _Asked(Exception):
-    """A question that is not sent."""
-
-    def __init__(self, question: Question) -> None:
-        super().__init__(question.phase)
-        self.question = question
+    """Its only argument is a question that is not sent."""
 
 
 class _FirstQuestion(Ask):
@@ -234,5 +224,6 @@ def first_question(
     try:
         asks(_FirstQuestion(sites, stateful_sites))
     except _Asked as asked:
-        return asked.question
+        question: Question = asked.args[0]
+        return question
     return Question("", {}, {})

@@ -49,7 +49,6 @@ from fedsilo.strategies.wire.records import Bundles, Packed, bundle, record_byte
 from fedsilo.strategies.wire.reply import Reply, Spill, decode
 from fedsilo.strategies.wire.secure_keys import SECURE
 
-_FEWEST = 3  # sites: of two no median tells which is odd
 _CODES = {number: code for code, number in ERROR_CODES.items()}
 
 
@@ -102,12 +101,7 @@ class GridAsk(Ask):
     answered: Sequence[str] = ()
 
     def __init__(
-        self,
-        session: Session,
-        round_: int,
-        sites: Sequence[str],
-        spill: Spill,
-        ends: bool = False,
+        self, session: Session, round_: int, sites: Sequence[str], spill: Spill, ends: bool = False
     ) -> None:
         self.session = session
         self.round = round_
@@ -269,10 +263,9 @@ class _Exchange:
                 self.failed[site] = reason
             else:
                 usable[site] = answers[site]
-        session, reference = self.ask.session, self.question.reference
-        limit = session.common.max_update_norm
-        if limit and reference and len(usable) >= _FEWEST:
-            self.failed |= far_out(limit, reference, usable)
+        session = self.ask.session
+        if limit := session.common.max_update_norm:
+            self.failed |= far_out(limit, self.question.reference, usable)
         usable = {site: reply for site, reply in usable.items() if site not in self.failed}
         self._refuse_too_few(len(usable), session.common.min_sites)
         for site in sorted(self.failed):

@@ -1,12 +1,11 @@
 """What a method takes of what the settings may ask for."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import AUTO, CommonSettings
 from fedsilo.models.maths.pacing import has_quorum
-
-_Asked = tuple[tuple[object, str], ...]  # whether more is asked than there is, and why not
 
 
 @dataclass(frozen=True)
@@ -46,85 +45,69 @@ class Capabilities:
         Raises:
             SettingError: it names the method, the setting and what to set.
         """
-        of_all = (
+        refusals = (
             *self._of_rounds(common),
             *self._of_messages(common),
             *self._of_data(common, is_table),
         )
-        for missing, reason in of_all:
-            if missing:
-                raise SettingError(reason)
+        if refusals:
+            raise SettingError(refusals[0])
 
-    def _of_rounds(self, common: CommonSettings) -> _Asked:
-        """Return of rounds and means what may be asked beyond the method, with why not."""
+    def _of_rounds(self, common: CommonSettings) -> Iterator[str]:
+        """Say of rounds and means what is asked beyond the method, and what to set."""
         method = f"method '{common.method}'"
-        return (
-            (
-                common.epoch_steps and not self.paced_epochs,
-                f"{method} does not take 'epoch-steps', epochs that span rounds: set it to 0",
-            ),
-            (
-                common.initial_weights and not self.initial_weights,
-                f"{method} does not take 'initial-weights': leave it empty",
-            ),
-            (
-                common.sites_per_round and not (self.some_sites and not common.epoch_steps),
+        if common.epoch_steps and not self.paced_epochs:
+            yield f"{method} does not take 'epoch-steps', epochs that span rounds: set it to 0"
+        if common.initial_weights and not self.initial_weights:
+            yield f"{method} does not take 'initial-weights': leave it empty"
+        if common.sites_per_round and not (self.some_sites and not common.epoch_steps):
+            yield (
                 f"{method} asks all sites in each round, as does 'epoch-steps': set "
-                "'sites-per-round' to 0",
-            ),
-            (
-                common.aggregation not in (AUTO, *self.aggregations),
+                "'sites-per-round' to 0"
+            )
+        if common.aggregation not in (AUTO, *self.aggregations):
+            yield (
                 f"{method} does not take 'aggregation' '{common.aggregation}': choose one of "
-                f"{', '.join(self.aggregations)}",
-            ),
-        )
+                f"{', '.join(self.aggregations)}"
+            )
 
-    def _of_messages(self, common: CommonSettings) -> _Asked:
-        """Return the same of what travels and of who may be late."""
-        method = f"method '{common.method}'"
-        return (
-            (
-                common.secure_aggregation != "none" and not self.secure,
+    def _of_messages(self, common: CommonSettings) -> Iterator[str]:
+        """Say the same of what travels and of who may be late."""
+        method, secure = f"method '{common.method}'", common.secure_aggregation != "none"
+        if secure and not self.secure:
+            yield (
                 f"{method} needs more of the sites' arrays than a sum: set 'secure-aggregation' to "
-                "'none', or choose another method",
-            ),
-            (
-                has_quorum(common) and not self.secure,
+                "'none', or choose another method"
+            )
+        if has_quorum(common) and not self.secure:
+            yield (
                 f"{method} does not average what all sites send: set 'round-quorum' to 1 and leave "
-                "'speeds' empty, or choose another method",
-            ),
-            (
-                has_quorum(common) and common.secure_aggregation != "none",
+                "'speeds' empty, or choose another method"
+            )
+        if has_quorum(common) and secure:
+            yield (
                 "a sum in secret needs all sites: set 'round-quorum' to 1 and leave 'speeds' "
-                "empty, or set 'secure-aggregation' to 'none'",
-            ),
-            (
-                has_quorum(common) and bool(common.sites_per_round),
+                "empty, or set 'secure-aggregation' to 'none'"
+            )
+        if has_quorum(common) and common.sites_per_round:
+            yield (
                 "'round-quorum' and 'speeds' ask all sites that are not at work: set "
-                "'sites-per-round' to 0",
-            ),
-            (
-                common.compresses() and not self.updates,
+                "'sites-per-round' to 0"
+            )
+        if common.compresses() and not self.updates:
+            yield (
                 f"{method} does not average updates of what sites were sent: leave "
-                "'wire-precision' and 'wire-down' at 'fp32' and 'wire-top-k' at 1",
-            ),
-        )
+                "'wire-precision' and 'wire-down' at 'fp32' and 'wire-top-k' at 1"
+            )
 
-    def _of_data(self, common: CommonSettings, is_table: bool) -> _Asked:
-        """Return the same of network and data."""
+    def _of_data(self, common: CommonSettings, is_table: bool) -> Iterator[str]:
+        """Say the same of network and data."""
         method = f"method '{common.method}'"
-        return (
-            (
-                common.network == "vit" and not self.vit,
-                f"{method} does not take network 'vit': choose another",
-            ),
-            (
-                is_table and not self.tables,
-                f"{method} is of images, and data set '{common.dataset}' is a table: choose "
-                "another",
-            ),
-            (
-                common.loss == "evidential" and not self.evidence,
-                f"{method} mixes probabilities, which are not evidence: leave 'loss' at 'auto'",
-            ),
-        )
+        if common.network == "vit" and not self.vit:
+            yield f"{method} does not take network 'vit': choose another"
+        if is_table and not self.tables:
+            yield (
+                f"{method} is of images, and data set '{common.dataset}' is a table: choose another"
+            )
+        if common.loss == "evidential" and not self.evidence:
+            yield f"{method} mixes probabilities, which are not evidence: leave 'loss' at 'auto'"

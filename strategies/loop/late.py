@@ -5,7 +5,7 @@ It is part of the checkpoint, so that a resumed run asks for late replies again,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,14 +50,6 @@ class Late:
         for name in [name for name in arrays if name.startswith(_SENT)]:
             del arrays[name]
         return cls(float(facts["now"]), at_work, sent)
-
-
-def quorum_second(due: Mapping[str, float], counted: Iterable[str], needed: int) -> float:
-    """Return the clock's second at which ``needed`` of the sites ``counted`` have answered.
-
-    ``due`` has by site the second at which it answers.
-    """
-    return sorted(due[site] for site in counted)[needed - 1]
 
 
 def discounted(reply: Reply, then: Arrays, now: Arrays, staleness: int) -> Reply:

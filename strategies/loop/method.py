@@ -14,7 +14,10 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import torch
+from torch import nn
 
+from fedsilo.datasets.weights.backbones import load_backbone
+from fedsilo.datasets.weights.initial_weights import load_initial_weights
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.messages import EVALUATE, START
@@ -25,23 +28,13 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.strategies.loop.ask import Ask, Replies
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
 from fedsilo.strategies.loop.late import Late
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.compressed import compression_of
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs
 
-__all__ = [
-    "ArraySpec",
-    "Arrays",
-    "Ask",
-    "Capabilities",
-    "Disclosures",
-    "Method",
-    "Reply",
-    "State",
-]
+__all__ = ["ArraySpec", "Arrays", "Ask", "Capabilities", "Disclosures", "Method", "Reply", "State"]
 
 
 @dataclass(frozen=True)
@@ -238,3 +231,21 @@ class Method(ABC):
     def marks(cls, state: Any) -> dict[int, str]:
         """Return what happened in which round, for the round's line and the learning curves."""
         return {}
+
+
+def initial_weights(network: nn.Module) -> dict[str, NDArray]:
+    """Return the exchanged arrays of a new network; for one seed the same for every method."""
+    return {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
+
+
+def starting_network(common: CommonSettings, task: Task) -> TokenClassifier:
+    """Return the network that a run starts from; given weights only if they are exchanged.
+
+    Raises:
+        SettingError: its weights are missing or of another architecture.
+    """
+    network = build_classifier(common, task)
+    if common.train_backbone or common.network == "resnet22":
+        load_backbone(network, common)
+    load_initial_weights(network, common)
+    return network

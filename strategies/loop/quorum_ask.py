@@ -16,7 +16,7 @@ from fedsilo.models.contract.messages import TRAIN, state_key
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.strategies.loop.ask import Question, Replies
 from fedsilo.strategies.loop.asking import GridAsk, Session
-from fedsilo.strategies.loop.late import Late, discounted, quorum_second
+from fedsilo.strategies.loop.late import Late, discounted
 from fedsilo.strategies.wire.messaging import Unanswered
 from fedsilo.strategies.wire.reply import Arrays, Spill
 
@@ -109,7 +109,7 @@ class QuorumAsk(GridAsk):
         counted = [s for s in due if common.late_replies == "discounted" or s not in asked]
         needed = min(quorum_of(common, len(due)), len(counted))
         if self.quorum.seconds:
-            end = quorum_second(due, counted, needed)
+            end = sorted(due[site] for site in counted)[needed - 1]
             return end, [site for site, second in due.items() if second <= end]
         known = [site for site in self.quorum.order.get(self.round, ()) if site in due]
         if len(set(known) & set(counted)) >= needed:

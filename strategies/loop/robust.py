@@ -2,10 +2,10 @@
 
 Equations:
   (norm-clip) Sun et al. 2019, updates cut to a norm, here the median -> norm_clipped_mean
-  (median) Yin et al. 2018, of each number -> median
-  (trimmed) Yin et al. 2018, mean of each number without the f least and f largest -> trimmed_mean
+  (median) Yin et al. 2018, of each number -> _combined
+  (trimmed) Yin et al. 2018, mean of each number without the f least and f largest -> _combined
   (multikrum) Blanchard et al. 2017, mean of the n - f sites of which each has the nearest
-    n - f - 2 others -> multikrum_mean
+    n - f - 2 others -> chosen_by_krum
 
 Each reads one array of all sites at a time, and multikrum and norm-clip all arrays twice.
 """
@@ -48,11 +48,8 @@ def robust_mean(
 ) -> dict[str, NDArray]:
     """Return arrays as 'aggregation', any but "mean", makes them of ``replies``, float32.
 
-    Args:
-        common: names it and how many sites may be faulty.
-        replies: by site, each with all arrays of ``before``.
-        before: what the sites began with.
-        equal: whether sites weigh the same in 'norm-clip', as they do in all others.
+    ``before`` is what the sites began with; with ``equal`` sites weigh the same in 'norm-clip', as
+    they do in all others.
 
     Raises:
         SiteError: too few sites have answered.
@@ -62,11 +59,29 @@ def robust_mean(
     ordered = dict(sorted(replies.items()))
     if common.aggregation == "norm-clip":
         return norm_clipped_mean(ordered, before, equal)
+    if common.aggregation == "multikrum":
+        chosen = chosen_by_krum(ordered, before, common.aggregation_faulty)
+        ordered = {site: ordered[site] for site in chosen}
+    return {
+        name: np.asarray(_combined(common, _stacked(ordered, name)), np.float32)
+        for name in sorted(before)
+    }
+
+
+def _combined(common: CommonSettings, stacked: NDArray) -> NDArray:
+    """Return an array of what all sites have, ``stacked`` (sites, *shape), each weighing the same.
+
+    The trimmed mean is Flower's own; multikrum's is the mean of the sites that it has chosen.
+    """
+    combined: NDArray
     if common.aggregation == "median":
-        return median(ordered, before)
-    if common.aggregation == "trimmed":
-        return trimmed_mean(ordered, before, common.aggregation_faulty)
-    return multikrum_mean(ordered, before, common.aggregation_faulty)
+        combined = np.median(stacked, axis=0)
+    elif common.aggregation == "trimmed":
+        # Of as many sites Flower takes the floor, below half
+        combined = trim_mean(stacked, (common.aggregation_faulty + 0.25) / len(stacked))
+    else:
+        combined = np.mean(stacked, axis=0)
+    return combined
 
 
 def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str, NDArray]:
@@ -87,34 +102,6 @@ def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str
                 total = total + update * (weight * cut)
             mean[name] = np.asarray(total, np.float32)
     return mean
-
-
-def median(replies: Replies, before: Arrays) -> dict[str, NDArray]:
-    """Return the median of each number, every site weighing the same."""
-    return {
-        name: np.asarray(np.median(_stacked(replies, name), axis=0), np.float32)
-        for name in sorted(before)
-    }
-
-
-def trimmed_mean(replies: Replies, before: Arrays, faulty: int) -> dict[str, NDArray]:
-    """Return the mean of each number without the ``faulty`` least and largest, by Flower's own."""
-    share = (faulty + 0.25) / len(replies)  # of as many sites Flower takes the floor, below half
-    return {
-        name: np.asarray(trim_mean(_stacked(replies, name), share), np.float32)
-        for name in sorted(before)
-    }
-
-
-def multikrum_mean(replies: Replies, before: Arrays, faulty: int) -> dict[str, NDArray]:
-    """Return the mean over the sites that ``chosen_by_krum`` returns, each weighing the same."""
-    chosen = chosen_by_krum(replies, before, faulty)
-    return {
-        name: np.asarray(
-            np.mean(_stacked({site: replies[site] for site in chosen}, name), axis=0), np.float32
-        )
-        for name in sorted(before)
-    }
 
 
 def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:

@@ -7,11 +7,12 @@ of it is in memory alone: a round that a dead server began is begun again with n
 al. 2017, figure 4, all sites as neighbours of each other.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from flwr.app import ArrayRecord
 
+from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import (
     ARRAYS,
     EVALUATE,
@@ -26,10 +27,21 @@ from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.privacy.summed_metrics import summed_metrics
 from fedsilo.strategies.loop.ask import Ask, Question, Replies
 from fedsilo.strategies.loop.asking import GridAsk
-from fedsilo.strategies.loop.secure_replies import secure_fault
 from fedsilo.strategies.loop.secure_round import SecureSum
 from fedsilo.strategies.wire.records import NDArray, unpack
-from fedsilo.strategies.wire.reply import Arrays
+from fedsilo.strategies.wire.reply import Arrays, Reply
+from fedsilo.strategies.wire.secure_keys import (
+    LONGEST_KEY,
+    LONGEST_SEALED,
+    LONGEST_SHARE,
+    SECURE,
+    refuse_no_key,
+    texts,
+    token,
+    tokens,
+    whole,
+)
+from fedsilo.strategies.wire.signatures import bound_to, is_signed, key_words, words
 
 
 class SecureAsk(Ask):
@@ -68,7 +80,7 @@ class SecureAsk(Ask):
         if only_sums:
             summed = summed_metrics(phase == TRAIN, ask.evaluates(phase), sum_.splits)
             sum_.metrics = sorted([*summed, *question.metrics])
-        sum_.bind(self._sent(everything))
+        sum_.bound = bound_to(sum_.context, self._sent(everything), sum_.metrics)
         sum_.take_shares(self._put(sum_, SECURE_SHARES, sum_.keys))
         masked = replace(
             question,
@@ -98,10 +110,58 @@ class SecureAsk(Ask):
         records = {site: sum_.record(phase, site) for site in nothing}
         return self.ask.put(
             Question(
-                phase,
-                nothing,
-                {},
-                fault=lambda reply: secure_fault(sum_, phase, reply),
-                records=records,
+                phase, nothing, {}, fault=lambda reply: _fault(sum_, phase, reply), records=records
             )
         )
+
+
+def _fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
+    """Say why what was received for secure aggregation cannot be used, if it cannot."""
+    record = reply.secure
+    try:
+        if whole(record, "round") != sum_.round:
+            return f"record '{SECURE}' is of round {record['round']!r}, not {sum_.round}"
+        if phase == SECURE_KEYS:
+            _check_keys(sum_, reply)
+        elif phase == SECURE_SHARES:
+            _check_names(texts(record, "to"), set(sum_.keys) - {reply.site})
+            _check_number(tokens(record, "sealed", LONGEST_SEALED), len(sum_.keys) - 1)
+            token(record, "check", LONGEST_KEY)
+        elif phase == SECURE_AGREE:
+            _check_signature(sum_, reply)
+        else:
+            of = texts(record, "of")
+            _check_names(of, set(sum_.sealed) & {*of, reply.site})
+            _check_number(tokens(record, "shares", LONGEST_SHARE), len(of))
+    except SiteError as error:
+        return str(error)
+    return None
+
+
+def _check_keys(sum_: SecureSum, reply: Reply) -> None:
+    record = reply.secure
+    parts = ("mask-key", "seal-key", "public", "terms", "signature")
+    mask, seal, public, terms, signature = (token(record, part, LONGEST_KEY) for part in parts)
+    refuse_no_key(mask)
+    refuse_no_key(seal)
+    (splits,) = texts({"splits": [record.get("splits")]}, "splits")
+    said = key_words(sum_.common.run_name, sum_.round, reply.site, (mask, seal), terms, splits)
+    if not is_signed(public, said, signature):
+        raise SiteError("its signature does not fit its keys: is it of another run or round?")
+
+
+def _check_signature(sum_: SecureSum, reply: Reply) -> None:
+    said = words("answered", sum_.context.hex(), list(sum_.replies))
+    public, _ = sum_.signers[reply.site]
+    if not is_signed(public, said, token(reply.secure, "signature", LONGEST_KEY)):
+        raise SiteError("its signature does not fit the list of sites whose weights came")
+
+
+def _check_names(names: Sequence[str], wanted: set[str]) -> None:
+    if set(names) != wanted or len(names) != len(wanted):
+        raise SiteError(f"record '{SECURE}' is of other sites than those that take part")
+
+
+def _check_number(listed: Sequence[bytes], wanted: int) -> None:
+    if len(listed) != wanted:
+        raise SiteError(f"record '{SECURE}' has {len(listed)} entries, not {wanted}")

@@ -4,7 +4,7 @@ The phases and their messages are in ``strategies.loop.secure_ask``.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -35,21 +35,13 @@ from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs
 from fedsilo.strategies.wire.secure_keys import (
     COUNTS,
-    LONGEST_SEALED,
-    LONGEST_SHARE,
     METRICS,
     joined,
     mask_check,
     mask_key,
     public_half,
-    texts,
-    tokens,
 )
-from fedsilo.strategies.wire.signatures import (
-    bound_to,
-    common_splits,
-    context_of,
-)
+from fedsilo.strategies.wire.signatures import common_splits, context_of
 
 _KEYS = ("mask-key", "seal-key")
 _VARIANCE = "running_var"
@@ -161,17 +153,12 @@ class SecureSum:
         self.splits = common_splits(self._said)
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
-    def bind(self, sent: Mapping[str, NDArray]) -> None:
-        """Bind the masks to the arrays that all sites are sent, and to the metrics."""
-        self.bound = bound_to(self.context, sent, self.metrics)
-
     def take_shares(self, replies: Mapping[str, Reply]) -> None:
         """Take the sealed shares, each for one other site."""
         self._refuse_few(replies, "shared their keys")
         for site, reply in sorted(replies.items()):
             record = reply.secure
-            listed = zip(texts(record, "to"), tokens(record, "sealed", LONGEST_SEALED), strict=True)
-            self.sealed[site] = dict(listed)
+            self.sealed[site] = dict(zip(record["to"], record["sealed"], strict=True))
             self._checks[site] = bytes(record["check"])
 
     def take_masked(self, replies: Mapping[str, Reply]) -> None:
@@ -235,7 +222,10 @@ class SecureSum:
     def _masks_left(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
         """Return the keys of masks to add to the sum, and of those to take off."""
         plus: list[bytes] = []
-        shares = {giver: _shares(reply) for giver, reply in replies.items()}
+        shares = {
+            giver: dict(zip(reply.secure["of"], reply.secure["shares"], strict=True))
+            for giver, reply in replies.items()
+        }
         minus = [self._secret(site, shares) for site in self.replies]
         for gone in sorted(self.sealed.keys() - self.replies.keys()):
             private = self._secret(gone, shares)
@@ -253,7 +243,7 @@ class SecureSum:
         Raises:
             SiteError: no shares give it; names the site that is at fault, as far as can be known.
         """
-        given = {giver: held[site] for giver, held in shares.items() if site in held}
+        given = {giver: gives[site] for giver, gives in shares.items() if site in gives}
         for left_out in (None, *given):
             some = [share for giver, share in given.items() if giver != left_out]
             if len(some) < self.threshold:
@@ -306,15 +296,9 @@ class SecureSum:
         if length > _MARGIN * longest:
             raise self._spoilt(f"has a mean {length:.3g} long where {longest:.3g} is the most")
 
-    def _refuse_few(self, sites: Iterable[str], what: str) -> None:
-        if (number := len(list(sites))) < self.threshold:
+    def _refuse_few(self, replies: Mapping[str, Reply], what: str) -> None:
+        if len(replies) < self.threshold:
             raise SiteError(
-                f"round {self.round}: {number} sites {what}, and {self.threshold} of "
+                f"round {self.round}: {len(replies)} sites {what}, and {self.threshold} of "
                 f"{len(self.keys)} are needed ('secure-threshold'): repair the sites and resume"
             )
-
-
-def _shares(reply: Reply) -> dict[str, bytes]:
-    """Return the shares that a site has given, by the site whose secret they are of."""
-    record = reply.secure
-    return dict(zip(texts(record, "of"), tokens(record, "shares", LONGEST_SHARE), strict=True))

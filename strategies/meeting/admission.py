@@ -9,10 +9,6 @@ from dataclasses import dataclass, field
 from fedsilo.models.contract.site_facts import SiteFacts
 
 
-def _anyone(facts: SiteFacts) -> str | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Registry:
     """Which node may say which name; a node's number belongs to one registered key.
@@ -79,13 +75,14 @@ class Terms:
 
     registry: Registry | None = None
     weights: AgreedWeights | None = None
-    unfit: Callable[[SiteFacts], str | None] = field(default=_anyone, compare=False)
+    unfit: Callable[[SiteFacts], str | None] | None = field(default=None, compare=False)
 
     def fault(self, node: int, facts: SiteFacts, simulated: bool = False) -> str | None:
         """Say in one line why the node cannot take part, if it cannot.
 
         ``simulated``: all of the run's sites are, and have no keys to be known by.
         """
-        by_name = self.registry.fault(node, facts.site) if self.registry and not simulated else None
-        by_count = self.weights.fault(facts) if self.weights else None
-        return by_name or by_count or self.unfit(facts)
+        fault = self.registry.fault(node, facts.site) if self.registry and not simulated else None
+        if self.weights:
+            fault = fault or self.weights.fault(facts)
+        return fault or (self.unfit(facts) if self.unfit else None)

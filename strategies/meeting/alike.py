@@ -7,7 +7,7 @@ standard deviation is more than ``FAR`` times that of the median site: another u
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -34,10 +34,10 @@ def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | 
             "input shape and classes"
         )
     if facts.features != others.features:
-        differing = sorted(set(facts.features) ^ set(others.features))
-        told = one_line(differing, 120) if differing else "the same in another order"
+        odd = sorted(set(facts.features) ^ set(others.features))
+        how = one_line(odd, 120) if odd else "the same in another order"
         return (
-            f"the features of sites {site} and {other} differ ({told}): give all sites the same "
+            f"the features of sites {site} and {other} differ ({how}): give all sites the same "
             "schema"
         )
     if facts.schema != others.schema:
@@ -46,9 +46,9 @@ def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | 
             "marks of missing values, policy or declared figures): give all sites the same schema"
         )
     if facts.backbone != others.backbone:
-        told = f"{one_line(facts.backbone, 70)}; {one_line(others.backbone, 70)}"
+        both = f"{one_line(facts.backbone, 70)}; {one_line(others.backbone, 70)}"
         return (
-            f"the backbones of sites {site} and {other} differ ({told}): give all sites the same "
+            f"the backbones of sites {site} and {other} differ ({both}): give all sites the same "
             "'backbone-weights'"
         )
     return None
@@ -79,16 +79,11 @@ def other_tasks(facts: Facts) -> Refused:
 
     if not facts:
         return {}
-    usual = _usual([facts[site] for site in sorted(facts)], answer)
+    ordered = [facts[site] for site in sorted(facts)]
+    ((most, _),) = Counter(map(answer, ordered)).most_common(1)  # of equally frequent the first
+    usual = next(one for one in ordered if answer(one) == most)
     faults = {site: unlike(site, facts[site], usual.site, usual) for site in sorted(facts)}
     return {site: fault for site, fault in faults.items() if fault}
-
-
-def _usual(facts: Sequence[SiteFacts], answer: Callable[[SiteFacts], Hashable]) -> SiteFacts:
-    """Return the first of those that give the most frequent answer."""
-    counts = Counter(answer(one) for one in facts)  # in the order in which they came
-    most = max(counts.values())
-    return next(one for one in facts if counts[answer(one)] == most)
 
 
 def odd_sums(facts: Facts, pooled: bool) -> Refused:

@@ -1,4 +1,4 @@
-"""A hello as the server takes it: facts within bounds, or one line that says why not.
+"""Asking nodes who they are, and a hello as the server takes it: facts within bounds, or why not.
 
 A hello is read before anybody knows who sent it, so nothing in it may stop a run: whatever it
 holds, its own node alone is left out. A table's sums are compared with the training rows that the
@@ -8,19 +8,27 @@ such a sum can have (Cauchy and Schwarz, but for rounding).
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
 
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import CONFIG
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.site_facts import SPLITS, SiteFacts, Sums
+from fedsilo.models.contract.versions import own_versions
+from fedsilo.strategies.wire.messaging import arriving
 from fedsilo.strategies.wire.records import record_bytes
 
-_BYTES = 2**22  # of a whole hello: names and counts of thousands of classes fit
+T = TypeVar("T")
+
+_TIMEOUT = 600.0  # seconds: a first start may have to decode the data
+_BYTES = 2**22  # of a hello or survey: names and counts of thousands of classes fit
 _SOFTWARE = 10  # entries
 _TEXT = 200  # characters of a name
 _CLASSES = 10_000
@@ -42,21 +50,73 @@ def read_hello(content: RecordDict, counted: bool = True) -> SiteFacts:
     Raises:
         SiteError: it cannot be read, or says what cannot be; one line.
     """
-    try:
-        if (size := record_bytes(content)) > _BYTES:
-            raise ValueError(f"it has {size} bytes, more than {_BYTES}")
+    with reading("its hello", content):
         facts = SiteFacts.from_config(content.config_records[CONFIG])
         if counted and not facts.label_counts:
             raise ValueError("it has no 'label-counts'")
-    except Exception as error:  # a stranger's words can make a reader fail in any way
-        reason = one_line(f"{type(error).__name__}: {error}", 200)
-        raise SiteError(
-            f"its hello cannot be read ({reason}): server and site run different versions of "
-            "fedsilo"
-        ) from None
     if fault := next(_faults(facts), ""):
         raise SiteError(one_line(fault))
     return facts
+
+
+def ask_nodes(
+    grid: Grid,
+    nodes: Iterable[int],
+    kind: str,
+    read: Callable[[RecordDict], T],
+    away_timeout: float = 300.0,
+) -> tuple[list[tuple[int, T, tuple[int, int]]], list[str]]:
+    """Ask nodes who they are, or for a survey.
+
+    Args:
+        grid: over which they are asked.
+        nodes: those that are.
+        kind: of the messages.
+        read: reads an answer; a SiteError says why it cannot be used.
+        away_timeout: seconds after which a node that is disconnected is given up.
+
+    Returns:
+        Of each node its id, what it says, and the bytes of asking, down and up; and in a line each
+        why others say nothing of use.
+    """
+    asks = ConfigRecord({kind.removeprefix("query."): True, **own_versions()})
+    content = RecordDict({CONFIG: asks})
+    messages = [Message(content, node, kind) for node in nodes]
+    replies = dict(arriving(grid, messages, _TIMEOUT, away_timeout))
+    heard: list[tuple[int, T, tuple[int, int]]] = []
+    refused: list[str] = []
+    for node in sorted(nodes):
+        reply = replies.get(node)
+        if reply is None:
+            refused.append(f"node {node}: no answer")
+        elif reply.has_error():
+            refused.append(one_line(reply.error.reason or "an error"))
+        else:
+            try:
+                said = read(reply.content)
+            except SiteError as error:
+                refused.append(f"node {node}: {error}")
+            else:
+                heard.append((node, said, (record_bytes(content), record_bytes(reply.content))))
+    return heard, refused
+
+
+@contextmanager
+def reading(what: str, content: RecordDict) -> Iterator[None]:
+    """Read within it what a stranger says: ``content``, of at most 4 MiB, in errors ``what``.
+
+    Raises:
+        SiteError: it is larger, or cannot be read; one line.
+    """
+    try:
+        if (size := record_bytes(content)) > _BYTES:
+            raise ValueError(f"it has {size} bytes, more than {_BYTES}")
+        yield
+    except Exception as error:  # a stranger's words can make a reader fail in any way
+        reason = one_line(f"{type(error).__name__}: {error}", 200)
+        raise SiteError(
+            f"{what} cannot be read ({reason}): server and site run different versions of fedsilo"
+        ) from None
 
 
 def _faults(facts: SiteFacts) -> Iterator[str]:
@@ -83,21 +143,16 @@ def _name_faults(facts: SiteFacts) -> Iterator[str]:
     if len(facts.software) > _SOFTWARE:
         yield f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
     for key, values in texts.items():
-        if not all(_is_plain(value) for value in values):
+        if not all(len(value) <= _TEXT and value.isprintable() for value in values):
             yield f"its '{key}' are not printable text of at most {_TEXT} characters"
     # They are drawn and printed, where these begin a formula or a style
     for key, values in (("distribution", [facts.distribution]), ("class-names", facts.class_names)):
         if any(mark in value for value in values for mark in "$\\"):
             yield f"its '{key}' have a '$' or a '\\', which plots take for a formula"
-    prints = facts.fingerprints
-    if not isinstance(prints, dict) or not prints.keys() <= set(SPLITS):
+    if not facts.fingerprints.keys() <= set(SPLITS):
         yield f"its 'fingerprints' are not of {', '.join(SPLITS)}"
-    elif not all(isinstance(p, str) and _DIGEST.fullmatch(p) for p in prints.values()):
+    elif not all(map(_DIGEST.fullmatch, facts.fingerprints.values())):
         yield "a fingerprint is no SHA-256"
-
-
-def _is_plain(text: str) -> bool:
-    return len(text) <= _TEXT and text.isprintable()
 
 
 def _shape_faults(facts: SiteFacts) -> Iterator[str]:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import CONFIG, HELLO
+from fedsilo.models.contract.messages import HELLO
 from fedsilo.models.contract.one_line import by_reason, one_line
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.site_facts import FeatureStatistics, SiteFacts
-from fedsilo.models.contract.versions import own_versions
 from fedsilo.models.maths.standardisation import pooled_statistics
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.meeting.admission import Terms
@@ -31,11 +30,9 @@ from fedsilo.strategies.meeting.alike import (
     task_of,
     unlike,
 )
-from fedsilo.strategies.meeting.hello import read_hello
-from fedsilo.strategies.wire.messaging import arriving
-from fedsilo.strategies.wire.records import record_bytes
+from fedsilo.strategies.meeting.hello import ask_nodes, read_hello
 
-HELLO_TIMEOUT = 600.0  # a first start may have to decode the data
+Heard = tuple[int, SiteFacts, tuple[int, int]]  # a node, what it said, bytes down and up
 
 
 @dataclass(frozen=True)
@@ -118,10 +115,7 @@ def _refuse_many(nodes: int, silos: int | None) -> None:
 
 
 def meet_sites(
-    grid: Grid,
-    settings: CommonSettings,
-    silos: int | None = None,
-    terms: Terms | None = None,
+    grid: Grid, settings: CommonSettings, silos: int | None = None, terms: Terms | None = None
 ) -> Participants:
     """Ask every connected node who it is; errors of ``hear_sites``, and those named here.
 
@@ -153,10 +147,7 @@ def needed_sites(met: Participants, settings: CommonSettings) -> int:
 
 
 def hear_sites(
-    grid: Grid,
-    settings: CommonSettings,
-    silos: int | None = None,
-    terms: Terms | None = None,
+    grid: Grid, settings: CommonSettings, silos: int | None = None, terms: Terms | None = None
 ) -> Participants:
     """Ask every connected node who it is; there cannot be more of them than ``silos``.
 
@@ -167,9 +158,10 @@ def hear_sites(
         SiteError: too few, or too many, are connected.
     """
     nodes, terms = wait_for_nodes(grid, settings), terms or Terms()
-    answers = _ask(grid, nodes, settings.away_timeout, settings.trust != SUMS)
-    simulated = all(facts.simulated for _, facts, _ in answers.heard)
-    heard, refused = _admitted(answers, terms, simulated)
+    read = partial(read_hello, counted=settings.trust != SUMS)
+    heard, refused = ask_nodes(grid, nodes, HELLO, read, settings.away_timeout)
+    simulated = all(facts.simulated for _, facts, _ in heard)
+    heard = _admitted(heard, refused, terms, simulated)
     doubles = _doubles(heard, simulated)
     _refuse_many(len(nodes) - len(doubles), silos)
     refused += dict.fromkeys(doubles.values())
@@ -186,13 +178,11 @@ def hear_sites(
     )
 
 
-def _admitted(
-    answers: _Answers, terms: Terms, simulated: bool = False
-) -> tuple[list[Heard], list[str]]:
-    """Return who fulfils the operator's terms and the method's, and why the others are refused."""
-    faults = {node: terms.fault(node, facts, simulated) for node, facts, _ in answers.heard}
-    told = [one_line(fault) for fault in faults.values() if fault]
-    return [one for one in answers.heard if not faults[one[0]]], [*answers.refused, *told]
+def _admitted(heard: list[Heard], refused: list[str], terms: Terms, simulated: bool) -> list[Heard]:
+    """Return who fulfils the terms of operator and method; the others go to ``refused``."""
+    faults = {node: terms.fault(node, facts, simulated) for node, facts, _ in heard}
+    refused += [one_line(fault) for fault in faults.values() if fault]
+    return [one for one in heard if not faults[one[0]]]
 
 
 def _doubles(heard: list[Heard], simulated: bool) -> dict[int, str]:
@@ -209,8 +199,8 @@ def _doubles(heard: list[Heard], simulated: bool) -> dict[int, str]:
         if simulated and len(those) > 1:
             found |= dict.fromkeys(
                 those,
-                f"{_number(len(those))} SuperNodes say that they are site '{site}': give each its "
-                "own 'site' in its node config",
+                f"{'two' if len(those) == 2 else len(those)} SuperNodes say that they are site "
+                f"'{site}': give each its own 'site' in its node config",
             )
         found |= {node: _taken(site, node) for node in sorted(those)[1:] if not simulated}
     return found
@@ -235,10 +225,6 @@ def _unlike_left_out(
     return heard
 
 
-def _number(count: int) -> str:
-    return "two" if count == 2 else str(count)
-
-
 def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participants, list[str]]:
     """Ask nodes that connected since; return all participants, and why others are refused.
 
@@ -250,8 +236,8 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     if not new_nodes:
         return participants, []
     counted = all(facts.label_counts for facts in participants.facts.values())
-    answers = _ask(grid, new_nodes, counted=counted)
-    heard, refused = _admitted(answers, participants.terms, participants.simulated())
+    heard, refused = ask_nodes(grid, new_nodes, HELLO, partial(read_hello, counted=counted))
+    heard = _admitted(heard, refused, participants.terms, participants.simulated())
     asked = participants.asked | set(new_nodes)
     for node, facts, weight in heard:
         if participants.nodes.get(facts.site) in connected:
@@ -283,42 +269,3 @@ def _why_not(facts: SiteFacts, participants: Participants, joined: Participants)
     if (facts.sums is None) != (participants.facts[first].sums is None):
         return "it sent sums and the others none, or none where they did: see 'standardise'"
     return shared_data(joined.facts).get(facts.site)
-
-
-Heard = tuple[int, SiteFacts, tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """What nodes said of themselves, and why others cannot take part.
-
-    ``heard`` has of each node its id, what it said, and the bytes of asking, down and up.
-    """
-
-    heard: list[Heard] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-
-
-def _ask(
-    grid: Grid, nodes: Iterable[int], away_timeout: float = 300.0, counted: bool = True
-) -> _Answers:
-    """Ask nodes who they are; who is disconnected for longer than ``away_timeout`` is given up."""
-    content = RecordDict({CONFIG: ConfigRecord({"hello": True, **own_versions()})})
-    messages = [Message(content, node, HELLO) for node in nodes]
-    answers = _Answers()
-    replies = dict(arriving(grid, messages, HELLO_TIMEOUT, away_timeout))
-    for node in sorted(nodes):
-        reply = replies.get(node)
-        if reply is None or reply.has_error():
-            reason = (
-                f"node {node}: no answer" if reply is None else reply.error.reason or "an error"
-            )
-            answers.refused.append(one_line(reason))
-            continue
-        try:
-            facts = read_hello(reply.content, counted)
-        except SiteError as error:
-            answers.refused.append(f"node {node}: {error}")
-            continue
-        answers.heard.append((node, facts, (record_bytes(content), record_bytes(reply.content))))
-    return answers

@@ -4,26 +4,22 @@ Nothing is trained and no hello is said: of a hospital only what its site file l
 leaves.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import CONFIG, SURVEY, SURVEYED
+from fedsilo.models.contract.messages import SURVEY, SURVEYED
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.survey import Survey
-from fedsilo.models.contract.versions import own_versions
 from fedsilo.strategies.meeting.admission import Registry
-from fedsilo.strategies.meeting.participants import HELLO_TIMEOUT, grouped_refusals, wait_for_nodes
-from fedsilo.strategies.wire.messaging import arriving
-from fedsilo.strategies.wire.records import record_bytes
-
-_BYTES = 2**22  # of a whole answer
-_REASON = 200  # characters
+from fedsilo.strategies.meeting.hello import ask_nodes, reading
+from fedsilo.strategies.meeting.participants import grouped_refusals, wait_for_nodes
 
 
 @dataclass(frozen=True)
@@ -35,32 +31,17 @@ class Surveyed:
 
 
 def survey_sites(
-    grid: Grid,
-    settings: CommonSettings,
-    silos: int | None = None,
-    registry: Registry | None = None,
+    grid: Grid, settings: CommonSettings, silos: int | None = None, registry: Registry | None = None
 ) -> Surveyed:
     """Ask every connected node for a survey; there cannot be more of them than ``silos``.
 
     Raises:
         SiteError: fewer than 'min-sites' are connected, or none answers; names why.
     """
-    content = RecordDict({CONFIG: ConfigRecord({"survey": True, **own_versions()})})
     nodes = wait_for_nodes(grid, settings, silos)
-    messages = [Message(content, node, SURVEY) for node in nodes]
-    replies = dict(arriving(grid, messages, HELLO_TIMEOUT))
-    heard: list[tuple[int, Survey]] = []
-    refused: list[str] = []
-    for node in sorted(nodes):
-        reply = replies.get(node)
-        if reply is None or reply.has_error():
-            refused.append(one_line("no answer" if reply is None else reply.error.reason))
-            continue
-        try:
-            heard.append((node, read_survey(reply.content, settings.dataset)))
-        except SiteError as error:
-            refused.append(f"node {node}: {error}")
-    answers = _known(heard, registry, refused)
+    read = partial(read_survey, dataset=settings.dataset)
+    heard, refused = ask_nodes(grid, nodes, SURVEY, read)
+    answers = _known([(node, answer) for node, answer, _ in heard], registry, refused)
     if not answers:
         raise SiteError(f"no site has answered the survey: {'; '.join(grouped_refusals(refused))}")
     return Surveyed(answers, tuple(refused))
@@ -72,18 +53,10 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
     Raises:
         SiteError: it cannot be read, is of another data set, or says what cannot be; one line.
     """
-    try:
-        if (size := record_bytes(content)) > _BYTES:
-            raise ValueError(f"it has {size} bytes, more than {_BYTES}")
+    with reading("its answer to the survey", content):
         if set(content) != {SURVEYED}:
             raise ValueError(f"it has other records than '{SURVEYED}'")
         answer = Survey.from_config(content.config_records[SURVEYED])
-    except Exception as error:  # a stranger's words can make a reader fail in any way
-        reason = one_line(f"{type(error).__name__}: {error}", _REASON)
-        raise SiteError(
-            f"its answer to the survey cannot be read ({reason}): server and site run different "
-            "versions of fedsilo"
-        ) from None
     if fault := site_name_fault(answer.about.site):
         raise SiteError(one_line(fault))
     if answer.about.dataset != dataset:
@@ -92,10 +65,9 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
 
 
 def _known(
-    heard: Iterable[tuple[int, Survey]], registry: Registry | None, refused: list[str]
+    heard: Sequence[tuple[int, Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
     """Return the answers by site; of two that say one name neither is known to be right."""
-    heard = list(heard)
     simulated = all(answer.about.simulated for _, answer in heard)
     names = [answer.about.site for _, answer in heard]
     answers = {}

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from fedsilo.models.maths.class_means import large_classes
-from fedsilo.strategies.loop.method import ArraySpec, Capabilities
+from fedsilo.strategies.loop.method import ArraySpec, Capabilities, Disclosures
 from fedsilo.strategies.methods.local import Local
 
 
@@ -35,9 +35,16 @@ class ClassMeans(Local):
         """Return the means that ``site`` sends."""
         return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.held(site)}
 
-    def some_leave(self) -> bool:
-        """Tell whether a site sends a mean."""
-        return any(self.held(site) for site in self.participants.sites())
+    def disclosures(self) -> Disclosures:
+        """Name the means, of how few samples they are, and who gets them."""
+        if any(self.held(site) for site in self.participants.sites()):
+            return Disclosures(*self.means_that_leave())
+        reason = f"there is no class that {self.enough()}"
+        return Disclosures(f"each round: no class mean, since {reason}")
+
+    @abstractmethod
+    def means_that_leave(self) -> list[str]:
+        """Say what leaves where a site sends a mean."""
 
     def enough(self) -> str:
         """Say how many training samples of a class a site must have to send its mean."""
@@ -47,10 +54,6 @@ class ClassMeans(Local):
         return f"the site has at least {lowest} training samples of" + (
             f" ({', '.join(higher)})" if higher else ""
         )
-
-    def nothing_leaves(self) -> str:
-        """Say that no site sends a class mean, and why."""
-        return f"each round: no class mean, since there is no class that {self.enough()}"
 
     def fewest(self) -> str:
         """Say of how few training samples a class's mean is at some site; one must send some."""

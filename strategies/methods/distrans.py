@@ -24,8 +24,15 @@ from fedsilo.models.methods.distrans import (
     from_pixels,
     to_pixels,
 )
-from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
-from fedsilo.strategies.loop.method import Arrays, Ask, Disclosures, Reply, State
+from fedsilo.strategies.loop.method import (
+    Arrays,
+    Ask,
+    Disclosures,
+    Reply,
+    State,
+    initial_weights,
+    starting_network,
+)
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.wire.records import NDArray
 
@@ -43,12 +50,12 @@ class DisTrans(FedAvg):
 
     def disclosures(self) -> Disclosures:
         """Name the weights and, unless it stays, the offset."""
+        network = super().disclosures()
         if self.settings.offset_aggregation == "none":
-            return super().disclosures()
-        return Disclosures(
-            *super().disclosures().leaves,
+            return network
+        return network.also(
             "the site's offset, each round: an array as large as an image, which differs from what "
-            "the site was sent by a sum of gradients at the pixels of its training images",
+            "the site was sent by a sum of gradients at the pixels of its training images"
         )
 
     def initial_state(self) -> State:

@@ -22,7 +22,7 @@ class Ensemble(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Have each site train alone; collect the models in the last round."""
         send = {site: self.start(site, ask) for site in ask.sites}
-        if not self._collects(state):
+        if state.round + 1 != self.common.rounds:
             ask(TRAIN, send, expect={})
             return state
         trained = ask(TRAIN, send, expect=dict.fromkeys(ask.sites, self.weight_specs()))
@@ -37,6 +37,3 @@ class Ensemble(Method):
             "once, after the last round: all weights and batch-norm statistics of the site's own "
             "model, which go to all other sites"
         )
-
-    def _collects(self, state: State) -> bool:
-        return state.round + 1 == self.common.rounds

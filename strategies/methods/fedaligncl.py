@@ -60,11 +60,14 @@ class FedAlignCL(FedAvg):
 
     def disclosures(self) -> Disclosures:
         """Name weights and embeddings, and the noise on them."""
-        own = self.settings
-        noise = f" with Gaussian noise of variance {own.noise_variance:g}"
-        if own.noise_scale == "relative":
-            noise = f" with Gaussian noise of {own.noise_variance:g} times their spread"
-        noisy = noise if own.noise_variance else " without noise"
+        own, noisy, noise = self.settings, " without noise", ""
+        if own.noise_variance:
+            size = sizes = f"of variance {own.noise_variance:g}"
+            if own.noise_scale == "relative":
+                size = f"of {own.noise_variance:g} times each array's own spread"
+                sizes = f"of {own.noise_variance:g} times their spread"
+            noisy = f" with Gaussian noise {sizes}"
+            noise = f"Gaussian perturbation {size}, without clipping: no bound on epsilon"
         chosen = "the same all run" if own.embedding_draw == "run" else "in the end of all of them"
         weights = f"all weights of the network{noisy}, and batch-norm statistics as they are"
         sentences = [f"each round: {weights}"]
@@ -80,17 +83,7 @@ class FedAlignCL(FedAvg):
             )
         if own.curriculum or own.count_forgotten:
             sentences.append("each epoch: the share of training images that were forgotten")
-        return Disclosures(*sentences, noise=self._own_noise())
-
-    def _own_noise(self) -> str:
-        """Say what the perturbation is not."""
-        own = self.settings
-        if not own.noise_variance:
-            return ""
-        size = f"of variance {own.noise_variance:g}"
-        if own.noise_scale == "relative":
-            size = f"of {own.noise_variance:g} times each array's own spread"
-        return f"Gaussian perturbation {size}, without clipping: no bound on epsilon"
+        return Disclosures(*sentences, noise=noise)
 
     def round(self, state: FedAlignCLState, ask: Ask) -> FedAlignCLState:
         """Average noisy weights, and keep the embeddings that the next round sends to the others.

@@ -4,6 +4,7 @@ So neither the noise of differential privacy nor a site's answer can move it.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import TRAIN
@@ -16,7 +17,7 @@ from fedsilo.strategies.methods.personal_models import PersonalState
 class FedBABU(FedAvgFT):
     """Averages bodies, then lets each site fine-tune."""
 
-    def initial_state(self) -> PersonalState:
+    def initial_state(self) -> Any:
         """Return the network's initial weights; SettingError if it is a head alone."""
         head = set(last_layers(self.blueprint, 1))
         trained = [name for name, p in self.blueprint.named_parameters() if p.requires_grad]
@@ -25,8 +26,7 @@ class FedBABU(FedAvgFT):
                 "fedbabu trains all but the last layer, and this network has no other: choose "
                 "another 'network'"
             )
-        state: PersonalState = super().initial_state()
-        return state
+        return super().initial_state()
 
     def round(self, state: PersonalState, ask: Ask) -> State:
         """Average bodies; in the last rounds have each site fine-tune its own model."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
-from fedsilo.strategies.loop.method import Arrays, Ask, Disclosures, State
+from fedsilo.strategies.loop.method import Arrays, Ask, State
 from fedsilo.strategies.methods.class_means import ClassMeans
 
 
@@ -25,17 +25,15 @@ class FedDistill(ClassMeans):
     settings: FedDistillSettings
     kind = LOGITS
 
-    def disclosures(self) -> Disclosures:
+    def means_that_leave(self) -> list[str]:
         """Name the logits, of how few samples they are, and who gets them."""
-        if not self.some_leave():
-            return Disclosures(self.nothing_leaves())
         recipients = {1: "nobody gets them", 2: "the other site gets them as they are"}
         means = (
             f"each round: for each class that {self.enough()}, the mean "
             f"logits of those samples, {self.fewest()}; "
         )
         everybody = "each site gets the mean over the other sites that send the class"
-        return Disclosures(means + recipients.get(len(self.participants.sites()), everybody))
+        return [means + recipients.get(len(self.participants.sites()), everybody)]
 
     def round(self, state: State, ask: Ask) -> State:
         """Have sites train on the others' mean logits, and keep the logits that they send."""

@@ -57,7 +57,7 @@ class FedEFM(Decentralised):
     settings: FedEFMSettings
     state_class = FedEFMState
 
-    def initial_state(self) -> FedEFMState:
+    def initial_state(self) -> Any:
         """Return the weights that every silo starts from.
 
         Raises:
@@ -67,8 +67,7 @@ class FedEFM(Decentralised):
         if self.settings.emd_solver == "cvxpylayers":
             network = build_classifier(self.common, self.task)
             refuse_large(map_tokens(network, self.task.input_shape, self.settings))
-        state: FedEFMState = super().initial_state()
-        return state
+        return super().initial_state()
 
     def round(self, state: FedEFMState, ask: Ask) -> FedEFMState:
         """Train at home first; then have models trained at the neighbours and distil them back."""
@@ -156,13 +155,12 @@ class FedEFM(Decentralised):
 
     def disclosures(self) -> Disclosures:
         """Name own and visiting models, and the closeness."""
-        where = f"in the topology '{self.kind()}'"
+        own = super().disclosures()
         if self.settings.visit == "average":
-            return super().disclosures()
-        return Disclosures(
-            "all weights and batch-norm statistics of the silo's own model, each round; they go to "
-            f"its neighbours {where}, and their mean over all silos to all silos",
-            f"each round after the first: the models of its neighbours {where}, trained on "
-            f"this silo's data; each goes back to the silo that it is of",
+            return own
+        return own.also(
+            "each round after the first: the models of its neighbours in the topology "
+            f"'{self.kind()}', trained on this silo's data; each goes back to the silo that it is "
+            "of",
             "each round after the first: the mean closeness of each of them to the silo's model",
         )

@@ -19,7 +19,7 @@ import numpy as np
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings
 from fedsilo.models.networks.kinds import network_kind
-from fedsilo.strategies.loop.method import Arrays, Ask, Disclosures, Reply, State
+from fedsilo.strategies.loop.method import Arrays, Ask, Reply, State
 from fedsilo.strategies.methods.class_means import ClassMeans
 
 
@@ -29,10 +29,8 @@ class FedProto(ClassMeans):
     settings: FedProtoSettings
     kind = PROTOTYPE
 
-    def disclosures(self) -> Disclosures:
+    def means_that_leave(self) -> list[str]:
         """Name the prototypes, and of how few samples one is."""
-        if not self.some_leave():
-            return Disclosures(self.nothing_leaves())
         sentences = [
             f"each round: for each class that {self.enough()}, the mean "
             f"embedding of those samples, {self.fewest()}; the mean over "
@@ -45,7 +43,7 @@ class FedProto(ClassMeans):
                 "mean of each such class's standardised rows; unless 'standardise' is 'declared' "
                 "the mean of the site's other rows follows from it, however few they are"
             )
-        return Disclosures(*sentences)
+        return sentences
 
     def round(self, state: State, ask: Ask) -> State:
         """Have sites train near the global prototypes, and average those that they send (eq. 6)."""

@@ -7,8 +7,7 @@ term is the sites' (``client_app/methods/moon.py``).
 
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projection
-from fedsilo.strategies.loop.initial_arrays import initial_weights
-from fedsilo.strategies.loop.method import Disclosures, State
+from fedsilo.strategies.loop.method import Disclosures, State, initial_weights
 from fedsilo.strategies.methods.fedavg import FedAvg
 
 

@@ -38,7 +38,6 @@ from fedsilo.models.methods.picsr import (
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import load_exchanged
 from fedsilo.models.networks.mixture import EXPERT, expert_array
-from fedsilo.strategies.loop.initial_arrays import initial_weights
 from fedsilo.strategies.loop.method import (
     Arrays,
     ArraySpec,
@@ -47,6 +46,7 @@ from fedsilo.strategies.loop.method import (
     Disclosures,
     Method,
     Reply,
+    initial_weights,
 )
 from fedsilo.strategies.methods.personal_models import PersonalState
 from fedsilo.strategies.wire.records import NDArray

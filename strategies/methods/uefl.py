@@ -72,14 +72,6 @@ class UEFLState(State):
     extended: Mapping[str, Sequence[str]] = field(default_factory=dict)
     refreshed: Sequence[int] = ()
 
-    def books_for(self, site: str) -> Arrays:
-        """Return the network and the books that ``site`` may use."""
-        return {
-            name: array
-            for name, array in sorted(self.arrays.items())
-            if not name.startswith(CODEBOOK) or site in self.access[name.removeprefix(CODEBOOK)]
-        }
-
 
 class UEFL(Method):
     """Extends the codebook of uncertain sites after each iteration."""
@@ -149,10 +141,14 @@ class UEFL(Method):
 
     def model_for(self, site: str, state: UEFLState) -> Arrays:
         """Return the network and the books that ``site`` may use."""
-        return state.books_for(site)
+        return {
+            name: array
+            for name, array in sorted(state.arrays.items())
+            if not name.startswith(CODEBOOK) or site in state.access[name.removeprefix(CODEBOOK)]
+        }
 
     def _books(self, state: UEFLState, sites: Sequence[str]) -> dict[str, Arrays]:
-        return {site: state.books_for(site) for site in sites}
+        return {site: self.model_for(site, state) for site in sites}
 
     def _averaged(self, state: UEFLState, trained: Replies) -> Arrays:
         """Return the mean of the network over all sites, and of each book over its users."""
@@ -229,9 +225,9 @@ class UEFL(Method):
         return {"centroids": ArraySpec((None, dimension)), "counts": ArraySpec((None,))}
 
     def _fault_of_centroids(self, reply: Reply) -> str | None:
-        told, codes = reply.metrics[NEW_CODEWORDS], self.settings.codes
+        found, codes = reply.metrics[NEW_CODEWORDS], self.settings.codes
         features = self.participants.facts[reply.site].sizes()["train"] * self._features
-        return centroid_fault(reply.arrays, told, codes, features)
+        return centroid_fault(reply.arrays, found, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
         """Say that no silo is uncertain, where that ends the run."""

@@ -34,7 +34,7 @@ Arcs = NDArray[np.bool_]  # (from, to)
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """What lies between the sites of a run, the same in both directions.
+    """What is between the sites of a run, the same in both directions.
 
     Attributes:
         latency: seconds until the first bit, (sites, sites).
@@ -59,9 +59,9 @@ def resolve_links(
     graph = link_graph(sites, silo_set)
     if not graph.number_of_edges():
         graph = nx.complete_graph(len(sites))
+    open_ = {"latency": settings.link_latency_ms, "gbps": settings.link_gbps}
     for _, _, link in graph.edges(data=True):
-        link["latency"] = _known(link.get("latency"), settings.link_latency_ms)
-        link["gbps"] = _known(link.get("gbps"), settings.link_gbps)
+        link.update({key: value for key, value in open_.items() if link.get(key) is None})
     shape = (len(sites), len(sites))
     latency, gbps = np.zeros(shape), np.full(shape, np.inf)
     for start, paths in nx.all_pairs_dijkstra_path(graph, weight="latency"):
@@ -71,10 +71,6 @@ def resolve_links(
             latency[start, end] = sum(link["latency"] for link in used) / 1000
             gbps[start, end] = min((link["gbps"] for link in used), default=np.inf)
     return Links(latency, gbps, settings.access_gbps)
-
-
-def _known(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def cycle_time(
@@ -170,6 +166,10 @@ def topology_document(
     none where it is not known how long sites compute.
     """
     links = resolve_links(topology.sites, silo_set, settings)
+
+    def by_site(seconds: Mapping[str, float] | None) -> dict[str, float] | None:
+        return {site: seconds[site] for site in topology.sites} if seconds else None
+
     return {
         "kind": topology.kind,
         "sites": list(topology.sites),
@@ -177,12 +177,8 @@ def topology_document(
         "mixing": topology.weights.tolist(),
         **_matcha(topology),
         "model-bytes": model_bytes,
-        "compute-seconds": {site: compute_seconds[site] for site in topology.sites}
-        if compute_seconds
-        else None,
-        "visit-seconds": {site: visit_seconds[site] for site in topology.sites}
-        if visit_seconds
-        else None,
+        "compute-seconds": by_site(compute_seconds),
+        "visit-seconds": by_site(visit_seconds),
         "access-gbps": links.access_gbps,
         "cycle-times": {
             kind: cycle_time(other, links, model_bytes, compute_seconds, visit_seconds)

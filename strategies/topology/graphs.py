@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from fedsilo.datasets.partition.silo_sets import SiloSet
 
 
+_KINDS = ("complete", "ring", "star", "hub", "matcha", "graph")
+
+
 @dataclass(frozen=True, eq=False)
 class Topology:
     """Sites and the arcs between them.
@@ -53,31 +56,13 @@ class Topology:
 
     def mixing(self, site: str, round_: int) -> dict[str, float]:
         """Return the weights of a site's own model and of its in-neighbours' in a round."""
-        row = self.matrix(round_)[self.sites.index(site)]
-        sources = {site, *self.in_neighbours(site, round_)}
-        return {
-            name: float(weight)
-            for name, weight in zip(self.sites, row, strict=True)
-            if name in sources
-        }
+        row = self.matrix(round_)[self.sites.index(site)].tolist()
+        weights = zip(self.sites, row, strict=True)
+        return {name: weight for name, weight in weights if weight > 0 or name == site}
 
     def in_neighbours(self, site: str, round_: int) -> list[str]:
         """Return the sites whose models ``site`` receives in a round, sorted."""
-        row = self.matrix(round_)[self.sites.index(site)]
-        return [
-            name
-            for name, weight in zip(self.sites, row, strict=True)
-            if weight > 0 and name != site
-        ]
-
-
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """What a kind of topology is built from: sites are numbers here."""
-
-    base: nx.Graph  # the silo set's links, with latencies; no edge if there are none
-    seed: int
-    budget: float
+        return [name for name in self.mixing(site, round_) if name != site]
 
 
 def build_topology(
@@ -99,8 +84,14 @@ def build_topology(
     """
     names = tuple(sorted(sites))
     _refuse(kind, names, silo_set)
-    plan = _Plan(link_graph(names, silo_set), seed, budget)
-    arcs, weights, matcha = _BUILDERS[kind](plan)
+    base = link_graph(names, silo_set)
+    matcha = None
+    if kind == "matcha":
+        base = base if base.number_of_edges() else nx.complete_graph(len(names))
+        matcha = solve_matcha(base, budget, seed)
+        arcs, weights = base.to_directed().edges, matcha.expected()
+    else:
+        arcs, weights = _BUILDERS[kind](base)
     graph = nx.DiGraph()
     graph.add_nodes_from(names)
     for j, i in sorted(arcs):
@@ -120,8 +111,8 @@ def link_graph(names: tuple[str, ...], silo_set: SiloSet | None) -> nx.Graph:
 
 
 def _refuse(kind: str, names: tuple[str, ...], silo_set: SiloSet | None) -> None:
-    if kind not in _BUILDERS:
-        raise SettingError(f"'topology' is '{kind}': choose one of {', '.join(_BUILDERS)}")
+    if kind not in _KINDS:
+        raise SettingError(f"'topology' is '{kind}': choose one of {', '.join(_KINDS)}")
     if len(names) < 2:
         raise SettingError(
             f"topology '{kind}' connects at least 2 silos, and this run has {len(names)}"
@@ -147,8 +138,8 @@ def _refuse_silo_set(names: tuple[str, ...], silo_set: SiloSet) -> None:
             f"'silo-set' does not have the site(s) {', '.join(missing)} of this run: add them, or "
             f"choose a silo set of {len(names)} silos"
         )
-    graph = link_graph(names, silo_set)
-    parts = [", ".join(names[place] for place in sorted(part)) for part in _components(graph)]
+    found = sorted(nx.connected_components(link_graph(names, silo_set)), key=min)
+    parts = [", ".join(names[place] for place in sorted(part)) for part in found]
     if silo_set.links and len(parts) > 1:
         raise SettingError(
             f"'silo-set' is not connected, it falls into {len(parts)} parts: {' | '.join(parts)}; "
@@ -156,63 +147,38 @@ def _refuse_silo_set(names: tuple[str, ...], silo_set: SiloSet) -> None:
         )
 
 
-def _components(graph: nx.Graph) -> list[set[int]]:
-    return sorted(nx.connected_components(graph), key=min)
+# Each builder takes the silo set's links, with latencies: no edge if there are none
+_Built = tuple[Iterable[tuple[int, int]], Matrix]
 
 
-_Built = tuple[Iterable[tuple[int, int]], Matrix, Matcha | None]
+def _complete(base: nx.Graph) -> _Built:
+    size = len(base)
+    return nx.complete_graph(size, nx.DiGraph).edges, np.full((size, size), 1 / size)
 
 
-def _complete(plan: _Plan) -> _Built:
-    size = len(plan.base)
-    return nx.complete_graph(size, nx.DiGraph).edges, np.full((size, size), 1 / size), None
-
-
-def _ring(plan: _Plan) -> _Built:
+def _ring(base: nx.Graph) -> _Built:
     """Let each site receive from its predecessor on a short tour."""
-    order = _tour(plan.base)
+    order = _tour(base)
     arcs = list(zip(order, [*order[1:], order[0]], strict=True))
     weights = np.eye(len(order)) / 2
     for j, i in arcs:
         weights[i, j] = 0.5
-    return arcs, weights, None
+    return arcs, weights
 
 
-def _star(plan: _Plan) -> _Built:
+def _star(base: nx.Graph) -> _Built:
     """Put the server where the hub's site is; all get the mean of all."""
-    arcs, _, _ = _hub(plan)
-    size = len(plan.base)
-    return arcs, np.full((size, size), 1 / size), None
+    arcs, _ = _hub(base)
+    return arcs, np.full((len(base), len(base)), 1 / len(base))
 
 
-def _hub(plan: _Plan) -> _Built:
+def _hub(base: nx.Graph) -> _Built:
     """Put the site in the middle whose slowest link is the quickest, of equal ones the first."""
-    latencies = _latencies(plan.base)
-    places = range(len(plan.base))
+    latencies = _latencies(base)
+    places = range(len(base))
     hub = 0 if latencies is None else min(places, key=lambda i: (max(latencies[i]), i))
     edges = [(hub, place) for place in places if place != hub]
     return _undirected(nx.Graph(edges))
-
-
-def _graph(plan: _Plan) -> _Built:
-    return _undirected(plan.base)
-
-
-def _matcha(plan: _Plan) -> _Built:
-    known = plan.base.number_of_edges() > 0
-    base = plan.base if known else nx.complete_graph(len(plan.base))
-    matcha = solve_matcha(base, plan.budget, plan.seed)
-    return base.to_directed().edges, matcha.expected(), matcha
-
-
-_BUILDERS: dict[str, Callable[[_Plan], _Built]] = {
-    "complete": _complete,
-    "ring": _ring,
-    "star": _star,
-    "hub": _hub,
-    "matcha": _matcha,
-    "graph": _graph,
-}
 
 
 def _undirected(graph: nx.Graph) -> _Built:
@@ -222,7 +188,16 @@ def _undirected(graph: nx.Graph) -> _Built:
     for a, b in graph.edges:
         weights[a, b] = weights[b, a] = 1 / (1 + max(graph.degree[a], graph.degree[b]))
     np.fill_diagonal(weights, 1 - weights.sum(axis=1))
-    return graph.to_directed().edges, weights, None
+    return graph.to_directed().edges, weights
+
+
+_BUILDERS: dict[str, Callable[[nx.Graph], _Built]] = {
+    "complete": _complete,
+    "ring": _ring,
+    "star": _star,
+    "hub": _hub,
+    "graph": _undirected,
+}
 
 
 def _latencies(base: nx.Graph) -> Matrix | None:

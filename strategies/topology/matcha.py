@@ -161,7 +161,8 @@ def activation_probabilities(
     Raises:
         SettingError: see ``solve_matcha``.
     """
-    cvxpy = _cvxpy()
+    import cvxpy  # takes 1.2 s, and the other topologies do without it
+
     basis = _disagreement(size)
     parts = [_within(basis, part) for part in laplacians(size, matchings)]
     shares = cvxpy.Variable(len(matchings))  # p / budget, so that no number is tiny
@@ -209,7 +210,8 @@ def step_size(
     Raises:
         SettingError: see ``solve_matcha``.
     """
-    cvxpy = _cvxpy()
+    import cvxpy
+
     alpha, beta, gain = cvxpy.Variable(), cvxpy.Variable(), cvxpy.Variable()
     mean, square = _moments(size, matchings, probabilities)
     basis, scale = _disagreement(size), float(np.trace(mean)) / size
@@ -251,13 +253,6 @@ def _weighted(weights: Any, parts: Sequence[Matrix]) -> Any:
     return sum(weights[index] * part for index, part in enumerate(parts))
 
 
-def _cvxpy() -> Any:
-    """Import cvxpy, which takes 1.2 s and which the other topologies do without."""
-    import cvxpy
-
-    return cvxpy
-
-
 def _solve(problem: Any) -> None:
     """Solve a semidefinite program.
 
@@ -267,13 +262,13 @@ def _solve(problem: Any) -> None:
     Raises:
         SettingError: there is no optimum.
     """
+    from cvxpy.error import SolverError
+
     for accuracy in _ACCURACIES:
         try:
             problem.solve(solver="SCS", eps_abs=accuracy, eps_rel=accuracy, max_iters=200_000)
             ended = problem.status
-        except (
-            _cvxpy().error.SolverError
-        ):  # a budget of next to nothing: 1 / budget is not a number
+        except SolverError:  # a budget of next to nothing: 1 / budget is not a number
             ended = "failed"
         if ended == "optimal":
             return

@@ -94,11 +94,7 @@ class Compression:
         return {name: from_bf16(a) if a.dtype == bits else a for name, a in arrays.items()}
 
     def packed(
-        self,
-        leaving: Arrays,
-        sent: Arrays,
-        memory: Arrays,
-        uniform: Uniform,
+        self, leaving: Arrays, sent: Arrays, memory: Arrays, uniform: Uniform
     ) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """Return arrays as they travel, and by name what was left out of their updates.
 

@@ -75,12 +75,12 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
             if key not in packed:
                 array = np.asarray(arrays[name], order="C")
                 data = b"".join((_start(array.dtype, array.shape), array.data))
-                whole = Array(str(array.dtype), array.shape, _SERIALISED, data)
-                packed[key] = (arrays[name], whole)
+                sent = Array(str(array.dtype), array.shape, _SERIALISED, data)
+                packed[key] = arrays[name], sent
             record[name] = packed[key][1]
         packed[names] = ArrayRecord(record)
-    whole_record: ArrayRecord = packed[names]
-    return whole_record
+    shared: ArrayRecord = packed[names]
+    return shared
 
 
 @functools.lru_cache(maxsize=4096)
@@ -140,7 +140,7 @@ def unpack(packed: Array) -> NDArray:
     try:
         flat = np.frombuffer(packed.data, header.dtype, offset=header.offset)
         view: NDArray = flat.reshape(header.shape, order="F" if header.fortran else "C")
-    except (ValueError, TypeError, OverflowError):  # a length of 0 beside lengths beyond memory
+    except (ValueError, TypeError, OverflowError):  # a length of 0 and others beyond memory
         raise ArrayError(f"no array is {one_line(header.shape, 80)}") from None
     return view.copy(order="K")
 
@@ -154,8 +154,8 @@ def _parsed(start: bytes) -> Header:
         shape, fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
     except Exception as error:  # numpy's reader fails in any way that bad bytes can make it
         raise ArrayError(f"it has no array's header ({one_line(error, 120)})") from None
-    whole = all(type(length) is int and 0 <= length < 2**62 for length in shape)
-    if not whole or len(shape) > _DIMENSIONS:
+    lengths = all(type(length) is int and 0 <= length < 2**62 for length in shape)
+    if not lengths or len(shape) > _DIMENSIONS:
         raise ArrayError(f"no array is {one_line(shape, 80)}")
     return Header(dtype, shape, fortran, file.tell())
 

@@ -37,7 +37,7 @@ from fedsilo.strategies.wire.signatures import digest, words
 
 _NO_KEY = (ValueError, TypeError, AttributeError, InvalidKey, UnsupportedAlgorithm)
 SECURE = "secure"  # the record's name, in messages and replies
-COUNTS = "secure/counts"  # arrays beside the weights, masked as they are: samples by split,
+COUNTS = "secure/counts"  # arrays with the weights, masked as they are: samples by split,
 METRICS = "secure/metrics"  # and measurements times samples
 SENT = (  # keys of replies
     *("round", "mask-key", "seal-key", "public", "terms", "splits", "signature"),
@@ -183,10 +183,9 @@ def tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes]:
         SiteError: there is none, or one is longer.
     """
     values = record.get(key)
-    fits = isinstance(values, list) and all(
+    if not isinstance(values, list) or not all(
         isinstance(value, bytes) and 0 < len(value) <= longest for value in values
-    )
-    if not isinstance(values, list) or not fits:
+    ):
         raise SiteError(f"record '{SECURE}' has no list '{key}' of at most {longest} bytes each")
     return list(values)
 

@@ -21,7 +21,7 @@ from fedsilo.models.contract.messages import ARRAYS, METRICS
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.prompted_vit import PromptedViT
 from fedsilo.models.networks.site_network import SiteNetwork
-from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
+from fedsilo.strategies.loop.method import initial_weights, starting_network
 from tests.support.lab import answer, steps_of
 
 Opened = Callable[..., Lab]

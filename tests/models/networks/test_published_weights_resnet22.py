@@ -188,7 +188,7 @@ def test_backbone_digest_is_of_named_weights_and_empty_for_the_seeds(
 def test_a_run_starts_from_given_weights(
     published: dict[str, Tensor], saved: Callable[[Any], Path]
 ) -> None:
-    from fedsilo.strategies.loop.initial_arrays import initial_weights, starting_network
+    from fedsilo.strategies.loop.method import initial_weights, starting_network
 
     found = initial_weights(starting_network(settings(saved(published)), TASK))
     given = published["first_conv.weight"].numpy()

@@ -12,7 +12,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.pacing import steps_of_round
 from fedsilo.strategies.loop.ask import weighted_mean
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.late import Late, discounted, quorum_second
+from fedsilo.strategies.loop.late import Late, discounted
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.quorum_ask import Quorum, quorum_of
 from fedsilo.strategies.loop.round_loop import RoundLoop
@@ -46,12 +46,6 @@ def test_a_quorum_is_a_share_rounded_up_and_at_least_min_sites(
     share: float, least: int, sites: int, needed: int
 ) -> None:
     assert quorum_of(CommonSettings(round_quorum=share, min_sites=least), sites) == needed
-
-
-def test_a_round_ends_when_the_last_of_those_needed_has_answered() -> None:
-    due = {"a": 3.0, "b": 1.0, "c": 2.0}
-    assert quorum_second(due, due, 2) == 2.0
-    assert quorum_second(due, ("a", "c"), 1) == 2.0
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,11 @@ def test_a_name_is_bound_to_its_key() -> None:
     assert "the other registration, its line in" in surveyed.refused[0]
 
 
+def test_an_error_without_a_reason_is_still_a_refusal_in_words() -> None:
+    surveyed = survey_sites(_grid({1001: _content(), 1002: Error(0, "")}), SETTINGS)
+    assert surveyed.refused == ("an error",)
+
+
 def test_without_any_answer_it_is_an_error_with_the_reasons() -> None:
     with pytest.raises(SiteError, match="no site has answered the survey: no disk"):
         survey_sites(_grid({1001: Error(0, "no disk")}), SETTINGS)

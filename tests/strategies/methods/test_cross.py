@@ -12,8 +12,7 @@ from fedsilo.models.contract.own_settings import NoSettings
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.initial_arrays import initial_weights
-from fedsilo.strategies.loop.method import State
+from fedsilo.strategies.loop.method import State, initial_weights
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.cross import Cross

@@ -11,7 +11,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.initial_arrays import initial_weights
+from fedsilo.strategies.loop.method import initial_weights
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.methods.uefl import UEFL

@@ -15,7 +15,7 @@ from fedsilo.models.methods.picsr import PICSRSettings, StageNotes, build_router
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.initial_arrays import initial_weights
+from fedsilo.strategies.loop.method import initial_weights
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.personal_models import PersonalState as State
 from fedsilo.strategies.methods.picsr import PICSR

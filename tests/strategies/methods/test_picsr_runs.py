@@ -16,7 +16,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.picsr import PICSRSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.loop.initial_arrays import initial_weights
+from fedsilo.strategies.loop.method import initial_weights
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.picsr import PICSR

@@ -67,7 +67,7 @@ def judging(
 ) -> ScriptedAsk:
     """Return the ask of an iteration's last round that trains nothing and finds ``uncertain``."""
     given = {
-        TRAIN: {site: make_reply(site, before.books_for(site)) for site in ALL},
+        TRAIN: {site: make_reply(site, strategy.model_for(site, before)) for site in ALL},
         UNCERTAINTY: {
             site: make_reply(site, **{ENTROPY: 2.0 if site in uncertain else 1.0}) for site in ALL
         },
@@ -554,7 +554,9 @@ def test_dead_codes_are_split_by_the_use_that_all_users_of_a_book_report(uefl: B
     before = replace(before, access={"0": ALL})
     use = {"s1a": [0, 2], "s2a": [0, 0], "s3a": [0, 1]}
     replies = {
-        site: make_reply(site, {**before.books_for(site), "use.0": np.array(n, np.float32)})
+        site: make_reply(
+            site, {**strategy.model_for(site, before), "use.0": np.array(n, np.float32)}
+        )
         for site, n in use.items()
     }
     after = strategy.round(before, ScriptedAsk(ALL, {TRAIN: replies}))
