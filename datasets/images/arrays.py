@@ -17,15 +17,7 @@ from fedsilo.datasets.io.array_files import kind_of, read_arrays
 from fedsilo.datasets.io.locations import Places, data_folder
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
-from fedsilo.datasets.silo.silos import (
-    SPLITS,
-    DataSet,
-    ImageReader,
-    Silo,
-    Split,
-    cached_silo,
-    save_silo,
-)
+from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, cached_silo, save_silo
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping
@@ -71,8 +63,6 @@ class OwnArrays(DataSet):
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read, split and cache a site's arrays."""
-        import torch
-
         path = self._folder(places) / f"{name}.npz"
         stamp, cut = path.stat(), [as_mapping(settings)[key] for key in sorted(SPLIT_KEYS)]
         x, y, classes = _read(path)
@@ -82,11 +72,7 @@ class OwnArrays(DataSet):
             rows = split_rows(y, settings, _SHARE, settings.fold_seed, str(path))
             if len(rows.train) < 2:
                 raise DataError(f"{path}: {len(rows.train)} training samples are left of {len(y)}")
-            own = {part: getattr(rows, part) for part in SPLITS}
-            parts = {
-                part: Split(torch.from_numpy(x[one]), torch.from_numpy(y[one]))
-                for part, one in own.items()
-            }
+            parts = {part: Split.of(x[own], y[own]) for part, own in vars(rows).items()}
             schema = json_digest([classes, x.shape[1:], str(x.dtype)])
             known = {"name": name, "distribution": name, "classes": classes, "schema": schema}
             save_silo(folder, parts, known)
