@@ -8,6 +8,8 @@ from fedsilo.datasets.images.dataset import SMALLEST_IMAGE
 from fedsilo.datasets.io.locations import Places, find_places
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.partition import cuts
+from fedsilo.datasets.shifted.medmnist import MEDMNIST
+from fedsilo.datasets.shifted.sources import SOURCES
 from fedsilo.datasets.silo.row_splits import check_folds
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo
 from fedsilo.models.contract.errors import DataError, SettingError
@@ -17,19 +19,12 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults
 from fedsilo.models.networks.kinds import OWN_NETWORKS, TIMM
 
-_MEDMNIST = (
-    *("pathmnist", "dermamnist", "octmnist", "retinamnist", "breastmnist", "bloodmnist"),
-    *("tissuemnist", "organamnist", "organcmnist", "organsmnist"),
-)
 _UNREAD = {
     "medmnist": "is several data sets",
     "chestmnist": "is multi-label, up to 14 findings an image, and networks here predict one class",
 }
 DATA_SETS = {
-    **dict.fromkeys(
-        ("digits", "mnist", "fmnist", "cifar10", "cifar100", "gtsrb", *_MEDMNIST),
-        "fedsilo.datasets.shifted.shifted:SHIFTED",
-    ),
+    **dict.fromkeys(SOURCES, "fedsilo.datasets.shifted.shifted:SHIFTED"),
     "heart": "fedsilo.datasets.tables.heart:HEART",
     "heart-imputed": "fedsilo.datasets.tables.heart:HEART_IMPUTED",
     "heart-indicator": "fedsilo.datasets.tables.heart:HEART_INDICATOR",
@@ -52,7 +47,7 @@ DATA_SETS = {
 def data_set(name: str) -> DataSet:
     """Return the data set of that name, or raise a ``SettingError`` with the known ones."""
     if reason := _UNREAD.get(name):
-        raise SettingError(f"data set '{name}' {reason}: name one of {', '.join(_MEDMNIST)}")
+        raise SettingError(f"data set '{name}' {reason}: name one of {', '.join(MEDMNIST)}")
     if name not in DATA_SETS:
         return _plugged(name)
     module, _, attribute = DATA_SETS[name].partition(":")

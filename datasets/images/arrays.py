@@ -13,19 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsilo.datasets.images.decoding import BrokenImageError
-from fedsilo.datasets.io.array_files import kind_of, read_arrays
+from fedsilo.datasets.io.array_files import DAMAGES, kind_of, read_arrays
 from fedsilo.datasets.io.locations import Places, data_folder
 from fedsilo.datasets.io.sealed_folders import json_digest
+from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
-from fedsilo.datasets.silo.silos import (
-    SPLITS,
-    DataSet,
-    ImageReader,
-    Silo,
-    Split,
-    cached_silo,
-    save_silo,
-)
+from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, cached_silo, save_silo
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping
@@ -54,15 +47,21 @@ class OwnArrays(DataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return the reading of a file ``.npy``, a sample as ``x`` holds them."""
         x = _read(self._folder(places) / f"{site}.npz")[0]
+        forms = (x.shape[1:], x.shape[2:]) if x.shape[1] == 1 else (x.shape[1:],)
 
         def read(path: Path) -> npt.NDArray[Any]:
+            if fault := file_fault(path):  # a pipe would be waited for
+                raise BrokenImageError(fault)
             try:
                 sample = np.load(path, allow_pickle=False)
-            except (OSError, ValueError, EOFError):
-                raise BrokenImageError("is not a NumPy array (.npy)") from None
-            if sample.dtype != x.dtype or sample.shape not in (x.shape[1:], x.shape[2:]):
+            except (OSError, *DAMAGES):
+                sample = None
+            if not isinstance(sample, np.ndarray):  # numpy also opens an archive of arrays
+                raise BrokenImageError("is not a NumPy array (.npy)")
+            own = sample.astype(np.float32) if sample.dtype.kind == "f" else sample  # as x is read
+            if own.dtype != x.dtype or own.shape not in forms:
                 raise BrokenImageError(f"is {kind_of(sample)}, and samples are {x.shape[1:]}")
-            return np.asarray(sample.reshape(x.shape[1:]))
+            return own.reshape(x.shape[1:])
 
         return read
 
@@ -71,8 +70,6 @@ class OwnArrays(DataSet):
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read, split and cache a site's arrays."""
-        import torch
-
         path = self._folder(places) / f"{name}.npz"
         stamp, cut = path.stat(), [as_mapping(settings)[key] for key in sorted(SPLIT_KEYS)]
         x, y, classes = _read(path)
@@ -82,11 +79,7 @@ class OwnArrays(DataSet):
             rows = split_rows(y, settings, _SHARE, settings.fold_seed, str(path))
             if len(rows.train) < 2:
                 raise DataError(f"{path}: {len(rows.train)} training samples are left of {len(y)}")
-            own = {part: getattr(rows, part) for part in SPLITS}
-            parts = {
-                part: Split(torch.from_numpy(x[one]), torch.from_numpy(y[one]))
-                for part, one in own.items()
-            }
+            parts = {part: Split.of(x[own], y[own]) for part, own in vars(rows).items()}
             schema = json_digest([classes, x.shape[1:], str(x.dtype)])
             known = {"name": name, "distribution": name, "classes": classes, "schema": schema}
             save_silo(folder, parts, known)

@@ -26,12 +26,7 @@ from fedsilo.datasets.images.index import ImageIndex, check_copies, joined, part
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.silo.measures import Measure
-from fedsilo.datasets.silo.row_splits import (
-    SPLIT_KEYS,
-    RowSplit,
-    cut_fold,
-    split_rows,
-)
+from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, RowSplit, cut_fold, split_rows
 from fedsilo.datasets.silo.silos import (
     SPLITS,
     DataSet,
@@ -61,11 +56,8 @@ class ImageDataSet(DataSet):
         channels, dtype: of an image.
     """
 
-    settings = frozenset(
-        {
-            *("image-size", "colour-constancy", "broken-images", "sample-share", "public-share"),
-            *SPLIT_KEYS,
-        }
+    settings = frozenset(SPLIT_KEYS).union(
+        ("image-size", "colour-constancy", "broken-images", "sample-share", "public-share")
     )
     headline = ("balanced-accuracy", "accuracy", "auc", "calibration-error")
     size: ClassVar[int] = 224
@@ -95,7 +87,7 @@ class ImageDataSet(DataSet):
 
     def content(self, index: ImageIndex) -> list[Any]:
         """Return what decides the pixels, for a cached silo's key: size and time of each file."""
-        return [str(index.folder.resolve()), [_file_facts(index.folder / n) for n in index.names]]
+        return [str(index.folder.resolve()), [file_stamp(index.folder / n) for n in index.names]]
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return what makes of an image's name its pixels (channels, size, size).
@@ -185,13 +177,7 @@ class ImageDataSet(DataSet):
     ) -> Silo:
         """Return the silo, or the public part as one, from the cache or made now.
 
-        Args:
-            kind: 'silo' or 'public'.
-            name: the silo's.
-            index: its images.
-            rows: returns which images are in which part.
-            settings: those of the run.
-            places: the folders of files.
+        ``kind`` is 'silo' or 'public', and ``rows`` returns which images are in which part.
         """
         size = settings.image_size or self.own_size(places)
         classes = self.classes(settings, places)
@@ -224,28 +210,26 @@ class ImageDataSet(DataSet):
         self, index: ImageIndex, rows: RowSplit, size: int, settings: CommonSettings
     ) -> tuple[dict[str, Split], int]:
         """Return the decoded parts and the number of images left out."""
-        import torch
-
         parts: dict[str, Split] = {}
         faults: list[Fault] = []
-        for part in SPLITS:
-            chosen = index.take(getattr(rows, part))
+        for part, own in vars(rows).items():
+            chosen = index.take(own)
             decoded = self.decode(chosen, size, settings)
             faults += decoded.faults
-            labels = torch.from_numpy(chosen.labels[decoded.kept])
-            parts[part] = Split(torch.from_numpy(decoded.images), labels)
-        count = len(rows.train) + len(rows.val) + len(rows.test)
+            parts[part] = Split.of(decoded.images, chosen.labels[decoded.kept])
+        count = sum(map(len, vars(rows).values()))
         safe_names = dict(zip(index.names, index.safe_names, strict=True))
         check_faults(faults, count, safe_names, settings.broken_images, index.where)
         return parts, len(faults)
 
 
-def _file_facts(path: Path) -> list[int] | None:
+def file_stamp(path: Path) -> tuple[int, int] | None:
+    """Return size and time of change of a file, or None if there is none."""
     try:
         stamp = path.stat()
     except OSError:
         return None
-    return [stamp.st_size, stamp.st_mtime_ns]
+    return stamp.st_size, stamp.st_mtime_ns
 
 
 def _given_split(index: ImageIndex, settings: CommonSettings) -> RowSplit:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,15 +171,10 @@ def decode_each(
     dtype: npt.DTypeLike,
     decode: Callable[[str], npt.NDArray[Any]],
 ) -> Decoded:
-    """Decode images, one after the other, into one array.
+    """Decode images of ``shape`` (channels, size, size), one after the other, into one array.
 
-    Images that cannot be decoded are left out of the array and listed (see ``check_faults``).
-
-    Args:
-        names: the images.
-        shape: (channels, size, size) of each.
-        dtype: of the array.
-        decode: returns the image of a name, or raises a ``BrokenImageError``.
+    Those for which ``decode`` raises a ``BrokenImageError`` are left out of the array and listed
+    (see ``check_faults``).
     """
     images = np.empty((len(names), *shape), dtype=dtype)
     kept: list[int] = []
@@ -196,17 +191,10 @@ def decode_each(
 def check_faults(
     faults: Sequence[Fault], images: int, safe_names: Mapping[str, str], policy: str, where: str
 ) -> None:
-    """Refuse faults unless ``policy`` (broken-images) is 'skip'.
-
-    Args:
-        faults: those among all of a site's images.
-        images: how many images it has.
-        safe_names: what each of them is called in errors, by the file's name.
-        policy: 'refuse' or 'skip'.
-        where: names the site in errors.
+    """Refuse the faults of a site's ``images`` unless ``policy`` (broken-images) is 'skip'.
 
     Raises:
-        DataError: counts them and names the first, with their reasons.
+        DataError: counts them and names the first by their ``safe_names``, with their reasons.
     """
     if not faults or policy == "skip":
         return
@@ -262,10 +250,8 @@ def header_measures(paths: Iterable[Path], read: Callable[[Path], Header]) -> li
     """Return width, height and depth of the files that can be read."""
     headers: list[Header] = []
     for path in paths:
-        try:
+        with suppress(BrokenImageError):  # they are counted among those left out
             headers.append(read(path))
-        except BrokenImageError:
-            continue  # they are counted among those left out
     named = {
         "width": ([h.width for h in headers], _SIDES),
         "height": ([h.height for h in headers], _SIDES),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsilo.datasets.images.dataset import Classes, ImageDataSet
+from fedsilo.datasets.images.dataset import Classes, ImageDataSet, file_stamp
 from fedsilo.datasets.images.index import ImageIndex, take_share
 from fedsilo.datasets.io.locations import Places, data_folder, find_places
 from fedsilo.datasets.io.text_files import read_rows
@@ -76,7 +76,7 @@ class Isic2019(ImageDataSet):
         has any image of the centre.
         """
         folder, centre = _folder(places), CENTRES.index(site)
-        lesions = _lesions(folder, *_stamps(folder, *(name for name, _ in _LESIONS)))
+        lesions = _lesions(folder, *(file_stamp(folder / name) for name, _ in _LESIONS))
         rows = {im: target for im, (target, there) in _listed(folder).items() if there == centre}
         if not any(image in lesions for image in rows):
             raise DataError(
@@ -108,15 +108,9 @@ def _image_folder(folder: Path) -> Path:
     raise DataError(f"{folder} has no folder of images: it must be one of {', '.join(_FOLDERS)}")
 
 
-def _stamps(folder: Path, *names: str) -> list[tuple[int, int] | None]:
-    """Return size and time of each file: what is read once is read again when they change."""
-    paths = [folder / name for name in names]
-    stats = [path.stat() if path.is_file() else None for path in paths]
-    return [stat and (stat.st_size, stat.st_mtime_ns) for stat in stats]
-
-
 def _listed(folder: Path) -> dict[str, tuple[int, int]]:
-    return _listing(folder, *_stamps(folder, _LISTING, _AVAILABLE))
+    """Return ``_listing``, which is read again when its files change."""
+    return _listing(folder, file_stamp(folder / _LISTING), file_stamp(folder / _AVAILABLE))
 
 
 @lru_cache(maxsize=4)

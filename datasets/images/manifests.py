@@ -72,24 +72,24 @@ class ManifestDataSet(ImageDataSet):
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return the declared classes."""
-        return self._declared_in(places).classes
+        return self.declaration(places).classes
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the declared sites, in the file's order."""
-        return list(self._declared_in(places).sites)
+        return list(self.declaration(places).sites)
 
     def own_size(self, places: Places) -> int:
         """Return the declared size."""
-        return self._declared_in(places).image_size
+        return self.declaration(places).image_size
 
     def own_share(self, places: Places) -> float:
         """Return the declared share."""
-        return self._declared_in(places).test_share
+        return self.declaration(places).test_share
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Read the site's manifest."""
         folder = self.files_folder(places)
-        declaration = self.declaration(folder)
+        declaration = self.declaration(places)
         manifest = _inside("", declaration.sites[site])
         if manifest is None:
             raise DataError(
@@ -101,7 +101,7 @@ class ManifestDataSet(ImageDataSet):
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
         """Return whether the manifest of a site that is here lists images for validation."""
         folder = self.files_folder(places)
-        here = [s for s, f in self.declaration(folder).sites.items() if (folder / f).is_file()]
+        here = [s for s, f in self.declaration(places).sites.items() if (folder / f).is_file()]
         return any("val" in self.index(site, settings, places).parts for site in here)
 
     def files_folder(self, places: Places) -> Path:
@@ -109,12 +109,9 @@ class ManifestDataSet(ImageDataSet):
         needs = f"with {self.file}, the sites' manifests and their images"
         return data_folder(places, self.name, needs)
 
-    def declaration(self, folder: Path) -> Declaration:
-        """Return the declaration in the data directory ``folder``."""
-        return read_declared(folder / self.file, self.model)
-
-    def _declared_in(self, places: Places) -> Declaration:
-        return self.declaration(self.files_folder(places))
+    def declaration(self, places: Places) -> Declaration:
+        """Return the declaration in the data directory."""
+        return read_declared(self.files_folder(places) / self.file, self.model)
 
 
 class OwnImages(ManifestDataSet):

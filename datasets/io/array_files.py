@@ -14,7 +14,7 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 
 # What numpy lets through of damaged headers, of its own and of Python's tokenizer
-_DAMAGES = (
+DAMAGES = (
     *(zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, MemoryError),
     *(RecursionError, SyntaxError, tokenize.TokenError),
 )
@@ -38,7 +38,7 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
             found = {name: arrays[name] for name in names}
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    except _DAMAGES as error:
+    except DAMAGES as error:
         raise DataError(f"{path} is damaged or not an npz file ({one_line(error, 100)})") from None
     except (NotImplementedError, RuntimeError):  # other compressions, a password
         raise DataError(f"{path} is packed in a way that numpy does not write") from None

@@ -87,16 +87,11 @@ def within(sentence: str) -> PydanticCustomError:
 def checked(
     kind: Any, content: Any, refuse: Callable[[str], FedsiloError], quoted: bool = False
 ) -> Any:
-    """Return the content as a model or another type that pydantic knows.
-
-    Args:
-        kind: the type.
-        content: what a file has.
-        refuse: makes the error of a sentence.
-        quoted: whether the sentence may quote the value.
+    """Return the content of a file as ``kind``: a model or another type that pydantic knows.
 
     Raises:
-        FedsiloError: what ``refuse`` makes of a sentence that says what is wrong first.
+        FedsiloError: what ``refuse`` makes of a sentence that says what is wrong first; the
+            sentence quotes the value only if ``quoted``.
     """
     try:
         return TypeAdapter(kind).validate_python(content)

@@ -25,10 +25,7 @@ _DAMAGES = (
 def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[str]:
     """Download the files of ``source`` into ``data_dir``; yield a line on licence and each file.
 
-    Args:
-        source: the files.
-        data_dir: the data directory; the source's own folder is made in it.
-        base_url: another place with the same file names, or an empty string.
+    The source's own folder is made there. ``base_url`` is another place with the same file names.
 
     Raises:
         DataError: a download failed, a checksum differs, or an archive cannot be unpacked.

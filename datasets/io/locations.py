@@ -27,10 +27,7 @@ def find_places(data_dir: str, cache_dir: str) -> Places:
 def data_folder(places: Places, name: str, needs: str) -> Path:
     """Return the data directory, or raise a ``DataError`` if none is named.
 
-    Args:
-        places: the two folders.
-        name: the data set's name, for the error.
-        needs: what the data directory must hold, for the error.
+    The error says which data set (``name``) ``needs`` what there.
     """
     if places.data is None:
         raise DataError(
@@ -42,9 +39,7 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
 def weight_paths(named: str, places: Places) -> list[Path]:
     """Return where a file of weights may be: in the cache, then in the data directory.
 
-    Args:
-        named: its name, or a path; an absolute one is the only place.
-        places: the two folders.
+    If ``named`` is an absolute path, that is the only place.
     """
     given = Path(named).expanduser()
     folders = [places.cache / BACKBONES] + ([places.data] if places.data else [])

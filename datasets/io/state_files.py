@@ -49,7 +49,9 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            content = _entry((file.metadata() or {}).get(_ENTRY, "{}"))
+            content = json.loads((file.metadata() or {}).get(_ENTRY, "{}"))
+            if not isinstance(content, dict) or not isinstance(content.get("facts"), dict):
+                raise ValueError("its metadata are not fedsilo's")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is truncated or not a state file ({error})") from None
@@ -57,11 +59,3 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
     if content.get("sha256") != state_digest(arrays, facts):
         raise CheckpointError(f"{path} was altered: its checksum does not match its content")
     return arrays, facts
-
-
-def _entry(text: str) -> dict[str, Any]:
-    """Return facts and digest of a state file's metadata; a ``ValueError`` if it has none."""
-    content = json.loads(text)
-    if not isinstance(content, dict) or not isinstance(content.get("facts"), dict):
-        raise ValueError("its metadata are not fedsilo's")
-    return content

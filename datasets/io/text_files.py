@@ -57,13 +57,8 @@ def same_text(token: str) -> str:
 def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, list[str]]]:
     """Return the lines of a CSV text that are not empty, each with its number in the file.
 
-    Args:
-        text: the file's content.
-        where: names the file in errors.
-        delimiter: separates values.
-
     Raises:
-        DataError: it is no CSV; with the line.
+        DataError: it is no CSV; names the file, ``where``, and the line.
     """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
@@ -73,18 +68,11 @@ def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, li
 
 
 def read_rows(
-    path: Path,
-    needed: Sequence[str],
-    optional: Sequence[str] | None = None,
-    delimiter: str = ",",
+    path: Path, needed: Sequence[str], optional: Sequence[str] | None = None, delimiter: str = ","
 ) -> list[tuple[int, dict[str, str]]]:
     """Return the lines of a CSV file with a header: line number, and values by column.
 
-    Args:
-        path: the file.
-        needed: columns that it must have.
-        optional: columns that it may have besides; None for any.
-        delimiter: separates values.
+    It must have the ``needed`` columns, and may have the ``optional`` ones besides, or any if None.
 
     Raises:
         DataError: the file is missing or no CSV, or a column is missing, unknown or named twice.

@@ -4,7 +4,8 @@ PyYAML alone lets the last of two equal keys win, and takes seconds or all memor
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -114,24 +115,20 @@ def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> i
     """
     if id(node) not in sizes:
         sizes[id(node)] = 0
+        below: Iterable[yaml.Node] = ()
         if isinstance(node, yaml.ScalarNode):
             _check_scalar(node)
         elif isinstance(node, yaml.MappingNode):
             _check_keys(node, loader)
-        sizes[id(node)] = 1 + sum(_check(child, loader, sizes) for child in _children(node))
+            below = chain.from_iterable(node.value)
+        else:
+            below = node.value
+        sizes[id(node)] = 1 + sum(_check(child, loader, sizes) for child in below)
         if sizes[id(node)] > _LARGEST:
             raise YamlError(f"has more than {_LARGEST} values")
     elif not sizes[id(node)]:
         raise YamlError(f"refers to itself (line {_line(node)})")
     return sizes[id(node)]
-
-
-def _children(node: yaml.Node) -> Iterator[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        for pair in node.value:
-            yield from pair
-    elif isinstance(node, yaml.SequenceNode):
-        yield from node.value
 
 
 def _check_scalar(node: yaml.ScalarNode) -> None:

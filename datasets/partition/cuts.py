@@ -8,7 +8,8 @@ others have seen. No sample is at two silos, each stays in the part (training, v
 where the data set has it, and the run's seed decides nothing.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -65,17 +66,15 @@ def dealt(
     labels: Mapping[str, Labels], shares: Shares, rng: np.random.Generator
 ) -> list[dict[str, Rows]]:
     """Return each silo's rows of the parts, ascending: of each label its share, at random."""
-    silos = shares.shape[1]
-    found: list[dict[str, Rows]] = [{} for _ in range(silos)]
+    found: list[dict[str, Rows]] = [{} for _ in range(shares.shape[1])]
     for part, of_part in labels.items():
-        own: list[list[Rows]] = [[] for _ in range(silos)]
+        pieces = []  # of each label, by silo
         for label, of_label in enumerate(shares):
             rows = rng.permutation(np.flatnonzero(of_part == label))
             edges = np.rint(np.cumsum(of_label) * len(rows)).astype(int)
-            for silo, piece in enumerate(np.split(rows, edges[:-1])):
-                own[silo].append(piece)
-        for silo, pieces in enumerate(own):
-            found[silo][part] = np.sort(np.concatenate(pieces)) if pieces else np.empty(0, np.int64)
+            pieces.append(np.split(rows, edges[:-1]))
+        for own, of_silo in zip(found, zip(*pieces, strict=True), strict=True):
+            own[part] = np.sort(np.concatenate(of_silo))
     return found
 
 
@@ -84,7 +83,6 @@ UNSEEN, DIRICHLET, LABELS = "unseen", "dirichlet", "labels"
 PARTITIONS = ("own", UNSEEN, DIRICHLET, LABELS)  # others are plugs
 _OF = {"unseen": UNSEEN, "concentration": DIRICHLET, "labels-per-silo": LABELS}
 _FEWEST = 2  # training samples: batch norm has no spread of one
-_last: dict[Hashable, list[dict[str, Rows]]] = {}  # the cut dealt last, one at most
 _MAKER = 1  # raise it when the same rows make other arrays, so that no old cache is read
 
 
@@ -210,33 +208,27 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
 def _rows(
     data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Return each silo's rows; those of part 'val' are training rows if the pool has no other.
-
-    Each silo of a run asks for them, and they are of all silos: they are dealt once a process.
-    """
-    if settings.partition not in PARTITIONS:  # a plug may deal otherwise under the same settings
-        return _dealt_rows(data, pool, settings, names)
-    key = settings, data.name, json_digest(pool.key)
-    if key not in _last:
-        rows = _dealt_rows(data, pool, settings, names)
-        _last.clear()
-        _last[key] = rows
-    return _last[key]
+    """Return each silo's rows; those of part 'val' are training rows if the pool has no other."""
+    # A plug may deal otherwise under the same settings
+    cut = _rows_of_all if settings.partition in PARTITIONS else _shared_rows
+    return cut(data.name, pool, settings, tuple(names))
 
 
-def _dealt_rows(
-    data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
+@lru_cache(maxsize=1)
+def _rows_of_all(
+    dataset: str, pool: CutPool, settings: CommonSettings, names: tuple[str, ...]
 ) -> list[dict[str, Rows]]:
-    if settings.partition == UNSEEN:
-        sets = label_sets(pool.classes, len(names), settings.unseen)
-        cut = LabelCut(pool.labels, sets, names, pool.classes, f"{data.name}, partition 'unseen'")
-        test_size = settings.silo_test_size or pool.test_size if settings.use_test else 0
-        return cut.rows(settings.silo_train_size or pool.train_size, test_size)
-    return _shared_rows(data, pool, settings, names)
+    """Deal out the rows once a process, though each silo of a run asks for them."""
+    if settings.partition != UNSEEN:
+        return _shared_rows(dataset, pool, settings, names)
+    sets = label_sets(pool.classes, len(names), settings.unseen)
+    cut = LabelCut(pool.labels, sets, names, pool.classes, f"{dataset}, partition 'unseen'")
+    test_size = settings.silo_test_size or pool.test_size if settings.use_test else 0
+    return cut.rows(settings.silo_train_size or pool.train_size, test_size)
 
 
 def _shared_rows(
-    data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
+    dataset: str, pool: CutPool, settings: CommonSettings, names: tuple[str, ...]
 ) -> list[dict[str, Rows]]:
     """Share out the rows of each label at random."""
     rng = np.random.default_rng(derive_seed(settings.fold_seed, "partition", settings.partition))
@@ -263,7 +255,7 @@ def _shared_rows(
         elif settings.partition == DIRICHLET:
             advice = "raise 'concentration', lower 'silos', or set another 'fold-seed'"
         raise DataError(
-            f"{data.name}, partition '{settings.partition}' leaves {len(short)} of {len(names)} "
+            f"{dataset}, partition '{settings.partition}' leaves {len(short)} of {len(names)} "
             f"silos without {_FEWEST} training samples, '{short[0]}' first: {advice}"
         )
     return cut

@@ -7,9 +7,8 @@ patients stay test data.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CutPool:
-    """All samples of a data set, by label.
+    """All samples of a data set, by label; pools of one key are equal.
 
     Attributes:
         labels: part -> (n,).
@@ -39,11 +38,11 @@ class CutPool:
             possible.
     """
 
-    labels: Mapping[str, Labels]
-    inputs: Callable[[str, Rows], Tensor]
+    labels: Mapping[str, Labels] = field(compare=False)
+    inputs: Callable[[str, Rows], Tensor] = field(compare=False)
     classes: int
-    key: Sequence[Any]
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    key: Sequence[Any] = field(hash=False)
+    facts: Mapping[str, Any] = field(compare=False)
     train_size: int = 0
     test_size: int = 0
 
@@ -71,22 +70,23 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
     """Return the images that the UEFL silos are cut from, as those of its D1: unrotated."""
     source = data.source
     pool, key = open_pool(source, places)
-    images = {"train": pool.train_images, "val": pool.train_images, "test": pool.test_images}
-    labels = {"train": pool.train_labels, "val": pool.train_labels, "test": pool.test_labels}
-    places_of = {part: np.arange(len(labels[part])) for part in ("train", "test")}
-    places_of["val"] = np.empty(0, np.int64)
+    train, val = np.arange(len(pool.train_labels)), np.empty(0, np.int64)
     if pool.train_tracks is not None:
-        places_of["train"], places_of["val"] = hold_out_tracks(pool.train_tracks, pool.train_labels)
+        train, val = hold_out_tracks(pool.train_tracks, pool.train_labels)
+    parts = {
+        "train": (pool.train_images, pool.train_labels, train),
+        "val": (pool.train_images, pool.train_labels, val),
+        "test": (pool.test_images, pool.test_labels, np.arange(len(pool.test_labels))),
+    }
     if pool.val_images is not None and pool.val_labels is not None:
-        images["val"], labels["val"] = pool.val_images, pool.val_labels
-        places_of["val"] = np.arange(len(pool.val_labels))
+        parts["val"] = (pool.val_images, pool.val_labels, np.arange(len(pool.val_labels)))
 
     def inputs(part: str, rows: Rows) -> Tensor:
-        chosen = images[part][places_of[part][rows]]
-        return scaled(shift(chosen, "D1", noise=False, key=""), source, settings)
+        images, _, own = parts[part]
+        return scaled(shift(images[own[rows]], "D1", noise=False, key=""), source, settings)
 
     return CutPool(
-        labels={part: labels[part][places_of[part]] for part in SPLITS},
+        labels={part: labels[own] for part, (_, labels, own) in parts.items()},
         inputs=inputs,
         classes=source.classes,
         key=[key, settings.pixel_scale],
@@ -98,11 +98,11 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
 
 def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
     """Return the samples of all the data set's own silos, each in the part that it has there."""
-    own = dataclasses.replace(settings, partition="own")
+    own = replace(settings, partition="own")
     silos = [data.load(name, own, places) for name in data.silo_names(own, places)]
     parts = {part: _Mixed([silo.splits()[part] for silo in silos]) for part in SPLITS}
     return CutPool(
-        labels={part: mixed.labels() for part, mixed in parts.items()},
+        labels={part: mixed.labels for part, mixed in parts.items()},
         inputs=lambda part, rows: parts[part].inputs(rows),
         classes=silos[0].task.classes,
         key=[[silo.name, silo.schema, silo.fingerprints] for silo in silos],
@@ -129,15 +129,11 @@ class _Mixed:
     def __init__(self, splits: Sequence[Split]) -> None:
         self.splits = splits
         labels = [split.labels.numpy() for split in splits]
-        self._labels = np.concatenate(labels)
         self._silo = np.repeat(np.arange(len(splits)), [len(part) for part in labels])
         self._row = np.concatenate([np.arange(len(part)) for part in labels])
         place = np.concatenate([_place_in_label(part) for part in labels])
         self._order = np.lexsort((self._row, self._silo, place))
-
-    def labels(self) -> Labels:
-        """Return (n,) labels."""
-        return self._labels[self._order]
+        self.labels: Labels = np.concatenate(labels)[self._order]
 
     def inputs(self, rows: Rows) -> Tensor:
         """Return the samples of ``rows``, (k, *input_shape)."""

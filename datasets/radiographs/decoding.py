@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsilo.datasets.images.decoding import BrokenImageError, opened_image
-from fedsilo.datasets.radiographs.vendor_profiles import Grey
+from fedsilo.datasets.radiographs.vendor_profiles import Grey, Profile
+from fedsilo.models.contract.seeding import derive_seed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -60,15 +61,11 @@ def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
 
 
 def check_depth(depth: int, largest: int, bits: int) -> int:
-    """Return the largest value that ``bits`` can hold.
-
-    Args:
-        depth: bits, 8 or 16, in which a file holds a pixel.
-        largest: the largest value in it.
-        bits: what the files are declared to have.
+    """Return the largest value that ``bits``, those which the files are declared to have, can hold.
 
     Raises:
-        BrokenImageError: the file has another depth, or values that need more bits.
+        BrokenImageError: the file has another ``depth``, 8 or 16 bits a pixel, or its ``largest``
+            value needs more bits.
     """
     top: int = 2**bits - 1
     if depth != (8 if bits <= 8 else 16):
@@ -118,6 +115,17 @@ def resize(picture: Grey, height: int, width: int) -> Grey:
     # As one array in memory order: Pillow reads the buffer
     image = Image.fromarray(np.ascontiguousarray(picture, dtype=np.float32))
     return np.asarray(image.resize((width, height), Resampling.BILINEAR))
+
+
+def as_rendered(picture: Grey, profile: Profile | None, *key: str | int) -> npt.NDArray[np.int16]:
+    """Return ``as_int16`` of a picture as a vendor renders it, or as it is: (1, height, width).
+
+    Names and numbers in ``key`` decide the noise.
+    """
+    if profile:
+        rng = np.random.default_rng(derive_seed(0, "vendor-noise", *key))
+        picture = profile.render(picture, rng)
+    return as_int16(picture)[None]
 
 
 def as_int16(picture: Grey) -> npt.NDArray[np.int16]:

@@ -75,26 +75,19 @@ def read_dicom(path: Path, bits: int) -> Grey:
         raise BrokenImageError("has a header that is damaged") from None
 
 
-def dicom_header(path: Path) -> Header:
-    """Return a DICOM's size and bits a pixel; its pixels are not read.
+def radiograph_header(path: Path) -> Header:
+    """Return the size and bits a pixel of a file that is DICOM or a picture; no pixels are read.
 
     Raises:
-        BrokenImageError: it is missing, damaged, or does not say them.
+        BrokenImageError: it is neither, missing or damaged, or does not say them.
     """
+    if not is_dicom(path):
+        return picture_header(path)
     dataset = _header(path, pixels=False)
     try:
         return Header(int(dataset.Columns), int(dataset.Rows), int(dataset.BitsAllocated))
     except Exception:  # an element that is missing, or is no number
         raise BrokenImageError("is a DICOM without a size") from None
-
-
-def radiograph_header(path: Path) -> Header:
-    """Return the size and bits a pixel of a file that is DICOM or a picture.
-
-    Raises:
-        BrokenImageError: it is neither.
-    """
-    return dicom_header(path) if is_dicom(path) else picture_header(path)
 
 
 def _read(path: Path, bits: int) -> Grey:

@@ -13,12 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsilo.datasets.images.dataset import Reader
-from fedsilo.datasets.images.decoding import (
-    BrokenImageError,
-    Decoded,
-    Pixels,
-    opened_image,
-)
+from fedsilo.datasets.images.decoding import BrokenImageError, Decoded, Pixels, opened_image
 from fedsilo.datasets.images.index import ImageIndex
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.text_files import read_rows

@@ -16,19 +16,18 @@ from fedsilo.datasets.images.dataset import Classes, Reader
 from fedsilo.datasets.images.index import ImageIndex, take_share
 from fedsilo.datasets.io.locations import Places, data_folder
 from fedsilo.datasets.io.text_files import read_rows
-from fedsilo.datasets.radiographs.decoding import as_int16, fit_square, read_grey
+from fedsilo.datasets.radiographs.decoding import as_rendered, fit_square, read_grey
 from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.mammography import RadiographDataSet
-from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
+from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP
 from fedsilo.datasets.silo.silos import ImageReader
 from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
 
 SITES = {"F": "fatty", "G": "glandular", "D": "dense"}
 CLASSES = {"not-malignant": ("N", "B"), "malignant": ("M",)}
 
-_PROFILES = {"F": SHOULDERED, "G": SIGMOID, "D": STEEP}
+_PROFILES = {"fatty": SHOULDERED, "glandular": SIGMOID, "dense": STEEP}
 _COLUMNS = ("image", "patient", "tissue", "severity")
 _BITS = 8
 
@@ -72,33 +71,25 @@ class MiniMias(RadiographDataSet):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return the reading of a file, rendered by the tissue's profile."""
         rows = _listing(index.folder.parent)
+        profiles = _PROFILES if settings.intensity_profiles else {}
 
         def read(name: str) -> npt.NDArray[np.int16]:
             picture = fit_square(read_grey(index.folder / name, _BITS), size)
-            tissue = rows[name]["tissue"] if settings.intensity_profiles else ""
-            return as_int16(_rendered(picture, tissue, name))[None]
+            profile = profiles.get(SITES[rows[name]["tissue"]])
+            return as_rendered(picture, profile, "mini-mias", name)
 
         return read
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return the reading of a file or DICOM of 8 bits, rendered by the site's profile."""
         size = settings.image_size or self.own_size(places)
-        tissues = {name: tissue for tissue, name in SITES.items()}
-        tissue = tissues.get(site, "") if settings.intensity_profiles else ""
+        profile = _PROFILES.get(site) if settings.intensity_profiles else None
 
         def read(path: Path) -> npt.NDArray[Any]:
             picture = fit_square(read_radiograph(path, _BITS), size)
-            return as_int16(_rendered(picture, tissue, f"{path.stem}.png"))[None]
+            return as_rendered(picture, profile, "mini-mias", f"{path.stem}.png")
 
         return read
-
-
-def _rendered(picture: Grey, tissue: str, name: str) -> Grey:
-    """Return a picture as the vendor of a tissue would show it; as it is without one."""
-    if not tissue:
-        return picture
-    rng = np.random.default_rng(derive_seed(0, "vendor-noise", "mini-mias", name))
-    return _PROFILES[tissue].render(picture, rng)
 
 
 def _folder(places: Places) -> Path:

@@ -13,20 +13,13 @@ import numpy.typing as npt
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.public_files import public_data
 from fedsilo.datasets.io.sealed_folders import json_digest
-from fedsilo.datasets.radiographs.decoding import as_int16, resize
+from fedsilo.datasets.radiographs.decoding import as_rendered, resize
 from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.mammography import HEADLINE
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP
 from fedsilo.datasets.shifted import medmnist
 from fedsilo.datasets.shifted.medmnist import SIDE, Labelled
-from fedsilo.datasets.silo.silos import (
-    DataSet,
-    ImageReader,
-    Silo,
-    Split,
-    cached_silo,
-    save_silo,
-)
+from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, cached_silo, save_silo
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
@@ -61,22 +54,18 @@ class PneumoniaMnist(DataSet):
 
         def read(path: Path) -> npt.NDArray[Any]:
             picture = resize(read_radiograph(path, 8), size, size)
-            if profile:
-                key = derive_seed(0, "vendor-noise", site, path.name)
-                picture = profile.render(picture, np.random.default_rng(key))
-            return as_int16(picture)[None]
+            return as_rendered(picture, profile, site, path.name)
 
         return read
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the file, once."""
-        import torch
-
         path = public_data()[self.name].find(places) / _FILE
         stamp, values = path.stat(), as_mapping(settings)
         chosen = {key: values[key] for key in sorted(self.settings)}
         facts = [_MAKER, name, str(path.resolve()), stamp.st_size, stamp.st_mtime_ns, chosen]
         size = settings.image_size or SIDE
+        profile = _PROFILES[name] if settings.intensity_profiles else None
 
         def fill(folder: Path) -> None:
             parts = {}
@@ -85,11 +74,8 @@ class PneumoniaMnist(DataSet):
                 made = np.empty((len(rows), 1, size, size), dtype=np.int16)
                 for place, row in enumerate(rows):
                     picture = resize(images[row] / np.float32(255), size, size)
-                    if settings.intensity_profiles:
-                        key = derive_seed(0, "vendor-noise", name, part, int(row))
-                        picture = _PROFILES[name].render(picture, np.random.default_rng(key))
-                    made[place, 0] = as_int16(picture)
-                parts[part] = Split(torch.from_numpy(made), torch.from_numpy(labels[rows]))
+                    made[place] = as_rendered(picture, profile, name, part, int(row))
+                parts[part] = Split.of(made, labels[rows])
             facts = {"name": name, "distribution": name, "classes": CLASSES}
             save_silo(folder, parts, {**facts, "schema": json_digest([CLASSES, size])})
 

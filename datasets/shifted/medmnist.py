@@ -29,7 +29,7 @@ _ORGANS = (
     *("lung-left", "lung-right", "pancreas", "spleen"),
 )
 # Classes by their labels, as MedMNIST names them
-_COLOUR: Mapping[str, tuple[str, ...]] = {
+_CLASSES: Mapping[str, tuple[str, ...]] = {
     "pathmnist": (
         *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle"),
         *("normal colon mucosa", "cancer-associated stroma"),
@@ -40,15 +40,13 @@ _COLOUR: Mapping[str, tuple[str, ...]] = {
         *("benign keratosis-like lesions", "dermatofibroma", "melanoma", "melanocytic nevi"),
         "vascular lesions",
     ),
+    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
     "retinamnist": ("0", "1", "2", "3", "4"),  # grades of retinopathy
+    "breastmnist": ("malignant", "normal or benign"),
     "bloodmnist": (
         *("basophil", "eosinophil", "erythroblast", "immature granulocytes", "lymphocyte"),
         *("monocyte", "neutrophil", "platelet"),
     ),
-}
-_GREY: Mapping[str, tuple[str, ...]] = {
-    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
-    "breastmnist": ("malignant", "normal or benign"),
     "tissuemnist": (
         *("collecting duct or connecting tubule", "distal convoluted tubule"),
         *("glomerular endothelial cells", "interstitial endothelial cells", "leukocytes"),
@@ -56,6 +54,7 @@ _GREY: Mapping[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("organamnist", "organcmnist", "organsmnist"), _ORGANS),
 }
+_COLOUR = ("pathmnist", "dermamnist", "retinamnist", "bloodmnist")  # the others are grey
 
 
 def read_parts(
@@ -63,14 +62,9 @@ def read_parts(
 ) -> dict[str, Labelled]:
     """Return each part's images (n, 28, 28[, 3]) and labels (n,), by the names of ``SPLITS``.
 
-    Args:
-        path: the file.
-        classes: number of labels.
-        colour: whether the images are in colour.
-        most: bytes of an array.
-
     Raises:
-        DataError: the file is damaged, or an array is missing or of another kind.
+        DataError: the file is damaged, or an array is missing, of another kind or of more than
+            ``most`` bytes.
     """
     arrays = read_arrays(path, [f"{part}_images" for part in SPLITS], most)
     arrays |= read_arrays(path, [f"{part}_labels" for part in SPLITS], min(most, _MOST_LABELS))
@@ -112,17 +106,18 @@ def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
     return Pool(**arrays)
 
 
-# Mean and deviation are the 0.5 that MedMNIST's own code standardises by
-MEDMNIST: dict[str, Source] = {
-    name: Source(
+def _source(name: str) -> Source:
+    classes, colour = _CLASSES[name], name in _COLOUR
+    half = (0.5,) * (3 if colour else 1)  # by which MedMNIST's own code standardises
+    return Source(
         name=name,
-        classes=len(labels),
-        class_names=labels,
-        mean=(0.5,) * channels,
-        std=(0.5,) * channels,
-        decode=partial(_decode, name, len(labels), channels == 3),
+        classes=len(classes),
+        class_names=classes,
+        mean=half,
+        std=half,
+        decode=partial(_decode, name, len(classes), colour),
         noise=False,
     )
-    for channels, sets in ((1, _GREY), (3, _COLOUR))
-    for name, labels in sets.items()
-}
+
+
+MEDMNIST = {name: _source(name) for name in _CLASSES}

@@ -22,14 +22,7 @@ from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.shifted.pools import Pool, Source, cut_by_track, locate, open_pool
 from fedsilo.datasets.shifted.sources import SOURCES
 from fedsilo.datasets.silo.measures import Measure, picture_measures
-from fedsilo.datasets.silo.silos import (
-    DataSet,
-    ImageReader,
-    Silo,
-    Split,
-    cached_silo,
-    save_silo,
-)
+from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, cached_silo, save_silo
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import CommonSettings

@@ -21,6 +21,7 @@ from fedsilo.models.contract.seeding import generator
 
 SIGNS = 43  # classes
 
+_CLASSES = tuple(f"{label:05d}" for label in range(SIGNS))
 _SIDE = 32  # pixels
 _TRAIN = Path("Final_Training") / "Images"
 _TEST = Path("Final_Test") / "Images"
@@ -43,13 +44,12 @@ def list_signs(folder: Path) -> Facts:
 
     A folder's time of change shows images added or removed, not one that was overwritten.
     """
-    classes = [str(_TRAIN / name) for name in _class_names() if (folder / _TRAIN / name).is_dir()]
+    classes = [_TRAIN / name for name in _CLASSES if (folder / _TRAIN / name).is_dir()]
     if not classes:
         return []
-    csvs = facts_of(folder, [*(f"{name}/{_csv_name(Path(name).name)}" for name in classes)])
-    tests = facts_of(folder, _TEST_CSVS)
-    folders = [name for name in (*classes, str(_TEST)) if (folder / name).is_dir()]
-    return csvs + tests + [[name, 0, (folder / name).stat().st_mtime_ns] for name in folders]
+    csvs = facts_of(folder, [*(str(_csv_of(own)) for own in classes), *_TEST_CSVS])
+    folders = [own for own in (*classes, _TEST) if (folder / own).is_dir()]
+    return csvs + [[str(own), 0, (folder / own).stat().st_mtime_ns] for own in folders]
 
 
 def decode_signs(folder: Path) -> Pool:
@@ -58,7 +58,7 @@ def decode_signs(folder: Path) -> Pool:
     Raises:
         DataError: a CSV or an image is missing or unusable, or a class is out of range.
     """
-    train = [sign for name in _class_names() for sign in _training_signs(folder / _TRAIN / name)]
+    train = [sign for name in _CLASSES for sign in _training_signs(folder / _TRAIN / name)]
     test = _test_signs(folder)
     numbers = {track: number for number, track in enumerate(dict.fromkeys(s.track for s in train))}
     train, test = (_shuffled(signs, part) for signs, part in ((train, "train"), (test, "test")))
@@ -66,19 +66,15 @@ def decode_signs(folder: Path) -> Pool:
     return Pool(*_decoded(train), *_decoded(test), tracks)
 
 
-def _class_names() -> list[str]:
-    return [f"{label:05d}" for label in range(SIGNS)]
-
-
-def _csv_name(class_name: str) -> str:
-    return f"GT-{class_name}.csv"
+def _csv_of(folder: Path) -> Path:
+    return folder / f"GT-{folder.name}.csv"
 
 
 def _training_signs(folder: Path) -> list[_Sign]:
     """Return the signs of a class's folder; none if it is not there, as in a part of the set."""
     if not folder.is_dir():
         return []
-    path = folder / _csv_name(folder.name)
+    path = _csv_of(folder)
     if not path.is_file():
         raise DataError(
             f"{folder} has no {path.name}, which names its images: put it there, or {_FETCH}"

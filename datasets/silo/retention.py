@@ -8,9 +8,8 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.datasets.io.sealed_folders import SEAL
@@ -23,24 +22,12 @@ _BEGUN = re.compile(r"\..*-[0-9a-f]{16}\.\w{8}")
 _ABANDONED = 24 * 3600.0  # seconds after which a folder is no longer being made or removed
 
 
-@dataclass(frozen=True)
-class Pruned:
-    """The removed folders, oldest first, and the bytes of all that are left."""
+def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
+    """Remove folders from a cache, the longest unopened first, and return them.
 
-    removed: tuple[Path, ...]
-    left_bytes: int
-
-
-def prune_cache(folder: Path, keep_bytes: int, in_use: Collection[Path] = ()) -> Pruned:
-    """Remove folders from a cache, the longest unopened first, until it is within its bound.
-
-    Other processes may open, make and remove folders meanwhile. A folder is renamed first, so that
-    nobody opens half of it; one that is open stays readable until it is closed.
-
-    Args:
-        folder: the cache directory.
-        keep_bytes: the bound of all folders of derived data together.
-        in_use: folders that stay (``Silo.folder``), even above the bound.
+    As many go as leaves all folders of derived data together within ``keep_bytes``. Other processes
+    may open, make and remove folders meanwhile. A folder is renamed first, so that nobody opens
+    half of it; one that is open stays readable until it is closed.
     """
     for path in _found(folder):
         begun = _BEGUN.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
@@ -48,16 +35,15 @@ def prune_cache(folder: Path, keep_bytes: int, in_use: Collection[Path] = ()) ->
             shutil.rmtree(path, ignore_errors=True)
     derived = [path for path in _found(folder) if _is_derived(path, folder)]
     found = {path: (_changed(path), _bytes(path)) for path in derived}
-    spared = {path.resolve() for path in in_use}
     left = sum(size for _, size in found.values())
     removed = []
     for path, (_, size) in sorted(found.items(), key=lambda item: item[1][0]):
         if left <= keep_bytes:
             break
-        if path.resolve() not in spared and _remove(path):
+        if _remove(path):
             removed.append(path)
             left -= size
-    return Pruned(tuple(removed), left)
+    return removed
 
 
 def _found(folder: Path) -> Iterator[Path]:

@@ -161,16 +161,11 @@ def shared_groups(
 ) -> tuple[Indices, Indices]:
     """Return training and test rows, about ``share`` of all rows and of each class the latter.
 
-    Groups come in random order; one becomes test data if that brings the classes' test rows nearer
-    to their shares (chi-square distance). A second pass also counts how near all test rows are,
-    since of a rare class the share may be less than a row. Each part gets at least a group.
-
-    Args:
-        labels: (n,) class of each row.
-        groups: (n,) number of each row's group, from 0 without gaps.
-        share: share of test rows; 0 for none.
-        seed: seed of the order.
-        where: names the site in errors.
+    ``labels`` (n,) has the class of each row, ``groups`` (n,) the number of its group, from 0
+    without gaps. Groups come in random order; one becomes test data if that brings the classes'
+    test rows nearer to their shares (chi-square distance). A second pass also counts how near all
+    test rows are, since of a rare class the share may be less than a row. Each part gets at least a
+    group.
 
     Raises:
         DataError: there are fewer than two groups.

@@ -47,6 +47,13 @@ class Split:
     inputs: Tensor
     labels: Tensor
 
+    @classmethod
+    def of(cls, inputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Split:
+        """Return the split of two arrays, whose memory it shares."""
+        import torch
+
+        return cls(torch.from_numpy(inputs), torch.from_numpy(labels))
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -247,11 +254,7 @@ def save_silo(folder: Path, splits: Mapping[str, Split], facts: Mapping[str, Any
 
 
 def cached_silo(
-    folder: Path,
-    name: str,
-    facts: Sequence[Any],
-    classes: int,
-    fill: Callable[[Path], None],
+    folder: Path, name: str, facts: Sequence[Any], classes: int, fill: Callable[[Path], None]
 ) -> Silo:
     """Return a silo from the cache; it is made first if it is not there or was altered.
 

@@ -10,15 +10,8 @@ from fedsilo.datasets.io.locations import Places, data_folder
 from fedsilo.datasets.io.text_files import read_text
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
-from fedsilo.datasets.silo.silos import (
-    SPLITS,
-    DataSet,
-    Silo,
-    Split,
-    cached_silo,
-    save_silo,
-)
-from fedsilo.datasets.tables.parsing import Table, parse_table
+from fedsilo.datasets.silo.silos import DataSet, Silo, Split, cached_silo, save_silo
+from fedsilo.datasets.tables.parsing import parse_table
 from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
@@ -66,32 +59,20 @@ class TableDataSet(DataSet):
 
         def fill(folder: Path) -> None:
             table = parse_table(text, schema, where)
-            parts = _split(table, schema, settings, where)
-            save_silo(folder, parts, _facts(name, schema, table.left_out.count))
+            dropped = table.left_out.count
+            rows = split_rows(table.labels, settings, schema.test_share, schema.split_seed, where)
+            if len(rows.train) < 2:
+                raise DataError(
+                    f"{where}: {len(rows.train)} training rows are left ({dropped} rows were "
+                    "dropped for missing values); at least 2 are needed: add rows, or set the "
+                    "schema's 'policy' to 'impute'"
+                )
+            chosen = vars(rows).items()
+            parts = {part: Split.of(table.rows[own], table.labels[own]) for part, own in chosen}
+            save_silo(folder, parts, _facts(name, schema, dropped))
 
-        return cached_silo(
-            places.cache / f"{self.name}-silos", name, facts, len(schema.classes), fill
-        )
-
-
-def _split(
-    table: Table, schema: TableSchema, settings: CommonSettings, where: str
-) -> dict[str, Split]:
-    """Return a table's parts."""
-    import torch
-
-    rows = split_rows(table.labels, settings, schema.test_share, schema.split_seed, where)
-    if len(rows.train) < 2:
-        raise DataError(
-            f"{where}: {len(rows.train)} training rows are left ({table.left_out.count} rows were "
-            "dropped for missing values); at least 2 are needed: add rows, or set the schema's "
-            "'policy' to 'impute'"
-        )
-    chosen = {part: getattr(rows, part) for part in SPLITS}
-    return {
-        part: Split(torch.from_numpy(table.rows[own]), torch.from_numpy(table.labels[own]))
-        for part, own in chosen.items()
-    }
+        folder = places.cache / f"{self.name}-silos"
+        return cached_silo(folder, name, facts, len(schema.classes), fill)
 
 
 def _facts(name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
@@ -109,10 +90,7 @@ def _facts(name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
 
 def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
     """Return the columns of a silo that are read, in the schema's order."""
-    inputs = {
-        split: np.asarray(rows.inputs.numpy(), dtype=np.float64)
-        for split, rows in silo.splits().items()
-    }
+    inputs = {part: split.inputs.double().numpy() for part, split in silo.splits().items()}
     places = {name: place for place, name in enumerate(schema.features())}
     measures = []
     for column in schema.columns:

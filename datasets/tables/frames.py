@@ -29,13 +29,9 @@ def write_frames(
     """Write ``schema.yaml`` and a CSV file for each site into ``folder``.
 
     Numbers and booleans are numeric columns; texts are categorical ones, whose levels are those of
-    all sites together. A column with one value at all sites is ignored.
-
-    Args:
-        folder: where to write.
-        frames: site -> its rows.
-        label: the column of the labels, each value a class.
-        policy: what becomes of rows with a missing value: 'drop' or 'impute'.
+    all sites together. A column with one value at all sites is ignored. Each value of the column
+    ``label`` is a class, and ``policy``, 'drop' or 'impute', is what becomes of rows with a missing
+    value.
 
     Raises:
         DataError: columns differ between sites, the label's is missing, a column is of dates or of

@@ -8,10 +8,10 @@ synthetic twin has sites of the same sizes, features and label rates, and no pat
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -29,11 +29,12 @@ def _schema() -> TableSchema:
     return read_schema(Path(__file__).with_name("heart.yaml"))
 
 
+@dataclass(frozen=True, eq=False)
 class Heart(TableDataSet):
-    """``heart``: the four files; a site needs only its own."""
+    """The four files; a site needs only its own. ``cholesterol`` is what its column declares."""
 
-    name = "heart"
-    cholesterol: ClassVar[Mapping[str, Any]] = {}  # what its column declares besides
+    name: str = "heart"
+    cholesterol: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def licence(self) -> PublicFiles:
@@ -61,20 +62,6 @@ class Heart(TableDataSet):
                 "'fedsilo fetch heart --data-dir DIR'"
             )
         return content.decode(), str(path)
-
-
-class ImputedHeart(Heart):
-    """``heart-imputed``: the same patients; a cholesterol of 0 is imputed like a missing value."""
-
-    name = "heart-imputed"
-    cholesterol: ClassVar[Mapping[str, Any]] = {"unmeasured": ["0"]}
-
-
-class IndicatedHeart(Heart):
-    """``heart-indicator``: the same, and a feature says where cholesterol was not measured."""
-
-    name = "heart-indicator"
-    cholesterol: ClassVar[Mapping[str, Any]] = {"unmeasured": ["0"], "indicator": True}
 
 
 @dataclass(frozen=True)
@@ -146,4 +133,6 @@ def _patient(rng: np.random.Generator, population: _Population, ill: bool) -> st
 
 
 HEART, HEART_SYNTHETIC = Heart(), SyntheticHeart()
-HEART_IMPUTED, HEART_INDICATOR = ImputedHeart(), IndicatedHeart()
+# A cholesterol of 0 is imputed like a missing value; with an indicator a feature says where
+HEART_IMPUTED = Heart("heart-imputed", {"unmeasured": ["0"]})
+HEART_INDICATOR = Heart("heart-indicator", {"unmeasured": ["0"], "indicator": True})

@@ -5,7 +5,7 @@ What is wrong with one row is its own fault and costs no other row its predictio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsilo.datasets.io.text_files import csv_lines, file_fault, read_text
-from fedsilo.datasets.tables.parsing import RowReader, as_matrix
+from fedsilo.datasets.tables.parsing import RowReader, as_matrix, quoted
 from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.models.contract.errors import DataError, SettingError, missing_extra
 from fedsilo.models.contract.one_line import one_line
@@ -51,10 +51,7 @@ class NewRows:
 def read_table(path: Path, delimiter: str = ",") -> Lines:
     """Return the lines of a table file that are not empty; its first sheet, of Excel.
 
-    Args:
-        path: ``.xlsx``, ``.parquet``, or a CSV text, whose separator may be another than
-            ``delimiter`` if that gives more columns.
-        delimiter: the expected one.
+    A CSV text's separator may be another than ``delimiter`` if that gives more columns.
 
     Raises:
         DataError: it is missing or damaged.
@@ -107,14 +104,8 @@ def parse_new_rows(
     A first line that names columns is a header, whatever the schema says; its columns may be in any
     order and case, and others are not read. An empty cell is a missing value.
 
-    Args:
-        lines: of the file.
-        schema: the columns that features are made of.
-        where: names the file in errors.
-        id_column: the column of the patients' ids, or None.
-
     Raises:
-        DataError: a column is missing or named twice, or there is no row.
+        DataError: a column is missing or named twice, or there is no row; with ``where``, the file.
     """
     schema = schema.model_copy(update={"missing": [*schema.missing, ""]})
     names, rows = _columns(lines, schema, where, id_column)
@@ -158,16 +149,12 @@ def _columns(
     missing = [name for name in needed if name not in named]
     twice = [name for name in needed if named.count(name) > 1]
     if missing or twice:
-        what = f"lacks the columns {_listed(missing)}" if missing else f"has {_listed(twice)} twice"
+        what = f"lacks the columns {quoted(missing)}" if missing else f"has {quoted(twice)} twice"
         raise DataError(
             f"{where}: the first line {what}: name each once there, in any order "
-            f"(the schema's are {_listed(used)})"
+            f"(the schema's are {quoted(used)})"
         )
     return named, lines[1:]
-
-
-def _listed(names: Iterable[str]) -> str:
-    return one_line(", ".join(f"'{name}'" for name in names), 300)
 
 
 def _id(line: Sequence[str], place: int) -> str:

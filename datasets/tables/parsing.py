@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,19 +33,20 @@ class Table:
 
 
 def parse_table(text: str, schema: TableSchema, where: str) -> Table:
-    """Return the rows of a CSV text.
-
-    Args:
-        text: the file's content.
-        schema: the expected columns.
-        where: names the file in errors.
+    """Return the rows of a CSV text, whose file errors call ``where``.
 
     Raises:
         DataError: a column too few or too many, a text in a numeric column, a level or label that
             the schema does not know; with line and column.
     """
-    reader, lines = _opened(text, schema, where)
-    used = [name for name in reader.names if name in {*schema.used(), schema.label.column}]
+    lines = csv_lines(text, where, schema.delimiter)
+    names = [*(column.name for column in schema.columns), schema.label.column]
+    if schema.header:
+        first = [name.strip() for name in lines[0][1]] if lines else []
+        _check_header(first, names, where)
+        names, lines = first, lines[1:]
+    reader = RowReader(schema, names, where)
+    used = [name for name in names if name in {*schema.used(), schema.label.column}]
     missing = dict.fromkeys(used, 0)
     rows: list[list[float]] = []
     labels: list[int] = []
@@ -67,19 +67,6 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
 def as_matrix(rows: list[list[float]], schema: TableSchema) -> npt.NDArray[np.float32]:
     """Return (n, features), also of no rows."""
     return np.array(rows, dtype=np.float32).reshape(len(rows), len(schema.features()))
-
-
-def _opened(
-    text: str, schema: TableSchema, where: str
-) -> tuple[RowReader, list[tuple[int, list[str]]]]:
-    """Return a reader of the columns in the file's order, and the lines of rows."""
-    lines = csv_lines(text, where, schema.delimiter)
-    names = [*(column.name for column in schema.columns), schema.label.column]
-    if schema.header:
-        first = [name.strip() for name in lines[0][1]] if lines else []
-        _check_header(first, names, where)
-        names, lines = first, lines[1:]
-    return RowReader(schema, names, where), lines
 
 
 def _check_header(names: list[str], wanted: list[str], where: str) -> None:
@@ -137,7 +124,7 @@ class RowReader:
         if not abs(value) < _LARGEST:  # also not a number
             raise DataError(
                 f"{place}: this is not a number; correct it or use a mark of a missing value "
-                f"({_listed(self.schema.missing)})"
+                f"({quoted(self.schema.missing)})"
             )
         return value
 
@@ -147,7 +134,7 @@ class RowReader:
         level = same_text(token)
         if level not in column.levels:
             raise DataError(
-                f"{place}: this is not one of the declared levels {_listed(column.levels)}; "
+                f"{place}: this is not one of the declared levels {quoted(column.levels)}; "
                 "correct it, or declare the level in the schema of all sites"
             )
         return [float(level == other) for other in column.levels[1:]]
@@ -161,9 +148,10 @@ class RowReader:
                 return index
         raise DataError(
             f"{self.where}, line {number}, column '{self.schema.label.column}': this label is not "
-            f"one of {_listed(chain(*classes))}; correct it, or declare it under 'classes'"
+            f"one of {quoted(chain(*classes))}; correct it, or declare it under 'classes'"
         )
 
 
-def _listed(texts: Iterable[Any]) -> str:
+def quoted(texts: Iterable[str]) -> str:
+    """Return texts in quotes on one line, for errors."""
     return one_line(", ".join(f"'{text}'" for text in texts), 300)

@@ -36,9 +36,8 @@ def weights_file(settings: CommonSettings) -> Path | None:
     if named in ("timm", "random"):
         return None
     tried = weight_paths(named, find_places(settings.data_dir, settings.cache_dir))
-    for path in tried:
-        if path.is_file():
-            return path
+    if found := next(filter(Path.is_file, tried), None):
+        return found
     raise SettingError(
         f"setting 'backbone-weights' is '{named}', and there is no {' or '.join(map(str, tried))}: "
         "give an absolute path, put the file there, or make it with 'fedsilo pretrain'"

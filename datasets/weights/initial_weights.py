@@ -87,9 +87,8 @@ def initial_file(settings: CommonSettings) -> Path:
     """
     places = find_places(settings.data_dir, settings.cache_dir)
     tried = weight_paths(_file_named(settings), places)
-    for path in tried:
-        if path.is_file():
-            return path
+    if found := next(filter(Path.is_file, tried), None):
+        return found
     raise SettingError(
         f"setting 'initial-weights' is '{settings.initial_weights}', and there is no "
         f"{' or '.join(map(str, tried))}: give an absolute path (of a run: its model.safetensors), "

@@ -30,10 +30,8 @@ def provenance_of(settings: CommonSettings) -> dict[str, Value]:
 def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: str) -> None:
     """Refuse weights that may have been trained on what is tested here.
 
-    Args:
-        here: the settings of the data that are used.
-        there: those that the weights were trained by.
-        what: the weights, for the error.
+    The data are used by the settings ``here``; the weights, ``what`` in errors, were trained by
+    those ``there``.
 
     Raises:
         SettingError: a setting that decides which images are test images differs.

@@ -1,5 +1,6 @@
 """Arrays of a site's own, and what of them is refused."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,35 @@ def test_floats_stay_as_they_are_and_a_new_file_is_read_like_them(tmp_path: Path
     assert silo.task.input_shape == (2, 8, 8)
     assert float(silo.train.inputs.min()) < -1
     sample = silo.train.inputs[0].numpy()
-    np.save(tmp_path / "new.npy", sample)
-    assert np.array_equal(image_reader("north", own)(tmp_path / "new.npy"), sample)
-    np.save(tmp_path / "other.npy", sample[:1])
+    for kind in (np.float32, np.float64):  # x was written as the latter
+        np.save(tmp_path / "new.npy", sample.astype(kind))
+        assert np.array_equal(image_reader("north", own)(tmp_path / "new.npy"), sample)
+
+
+def test_a_new_file_of_another_form_is_broken_and_no_crash(tmp_path: Path) -> None:
+    own = save(tmp_path / "data", x=np.linspace(-3, 3, 12 * 2 * 64).reshape(12, 2, 8, 8))
+    sample = np.zeros((2, 8, 8), np.float32)
+    for name, array in (("fewer", sample[:1]), ("flat", sample[0]), ("whole", sample.astype(int))):
+        np.save(tmp_path / f"{name}.npy", array)
+    np.savez(tmp_path / "archive", x=sample)
+    (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
     (tmp_path / "text.npy").write_text("no array")
-    for name, said in (("other", "samples are"), ("text", "is not a NumPy array")):
-        with pytest.raises(BrokenImageError, match=said):
-            image_reader("north", own)(tmp_path / f"{name}.npy")
+    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04 cut short")
+    os.mkfifo(tmp_path / "pipe.npy")
+    for names, said in (
+        (("fewer", "flat", "whole"), "samples are"),
+        (("archive", "text", "zip", "missing"), "is not a NumPy array"),
+        (("pipe",), "is not a file"),
+    ):
+        for name in names:
+            with pytest.raises(BrokenImageError, match=said):
+                image_reader("north", own)(tmp_path / f"{name}.npy")
+
+
+def test_a_grey_file_may_lack_its_channel(tmp_path: Path) -> None:
+    read = image_reader("north", save(tmp_path / "data"))
+    np.save(tmp_path / "grey.npy", IMAGES[3])
+    assert np.array_equal(read(tmp_path / "grey.npy"), IMAGES[3][None])
 
 
 @pytest.mark.parametrize(

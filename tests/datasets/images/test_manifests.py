@@ -160,7 +160,7 @@ def test_sites_whose_classes_labels_or_sizes_differ_have_another_schema(places: 
 def test_a_plain_list_of_classes_names_their_labels(places: Places) -> None:
     assert places.data is not None
     rewrite(places, "images.yaml", lambda _: "sites: {a: a.csv}\nclasses: [x, y]\n")
-    found = IMAGES.declaration(places.data)
+    found = IMAGES.declaration(places)
     assert found.classes == {"x": ["x"], "y": ["y"]}
     assert (found.image_size, found.test_share) == (224, 0.25)
 

@@ -108,10 +108,21 @@ def test_all_silos_of_a_cut_are_dealt_at_once(
 ) -> None:
     counted = Mock(side_effect=dealt)
     monkeypatch.setattr(cuts, "dealt", counted)
-    monkeypatch.setattr(cuts, "_last", {})
+    cuts._rows_of_all.cache_clear()
     for name, seed, deals in (("silo-1", 5, 1), ("silo-2", 5, 1), ("silo-1", 6, 2)):
         load_silo(name, dataclasses.replace(SMALL, fold_seed=seed), small_places)
         assert counted.call_count == deals
+
+
+def test_a_silo_set_that_grew_meanwhile_is_dealt_again(
+    small_places: Places, tmp_path: Path
+) -> None:
+    edges = tmp_path / "ring.csv"
+    settings = dataclasses.replace(SMALL, silos=CommonSettings().silos, silo_set=str(edges))
+    edges.write_text("site,neighbour\na,b\n")
+    assert len(load_silo("b", settings, small_places).train)
+    edges.write_text("site,neighbour\na,b\nb,c\n")
+    assert len(load_silo("c", settings, small_places).train)
 
 
 def test_sizes_are_at_most_those_asked_for(small_places: Places) -> None:

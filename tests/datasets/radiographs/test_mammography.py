@@ -163,7 +163,7 @@ def test_bits_mean_nothing_to_images_of_8(places: Places) -> None:
     assert places.data is not None
     (places.data / "images.yaml").write_text(DECLARATION + "bits: 8\n")
     with pytest.raises(DataError, match="unknown key 'bits'"):
-        IMAGES.declaration(places.data)
+        IMAGES.declaration(places)
 
 
 def test_declaring_other_bits_makes_another_silo(places: Places) -> None:

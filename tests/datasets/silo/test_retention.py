@@ -42,8 +42,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 def test_nothing_goes_within_the_bound(tmp_path: Path, folders: list[Path]) -> None:
     total = sum(map(size, folders))
-    pruned = prune_cache(tmp_path, total)
-    assert (pruned.removed, pruned.left_bytes) == ((), total)
+    assert prune_cache(tmp_path, total) == []
     assert 3 * 36_000 < total < 3 * 40_000
     assert all(folder.is_dir() for folder in folders)
 
@@ -52,20 +51,15 @@ def test_the_longest_unopened_go_first_and_no_more_than_needed(
     tmp_path: Path, folders: list[Path]
 ) -> None:
     opened(tmp_path, "one")  # now the last used
-    pruned = prune_cache(tmp_path, sum(map(size, folders)) - 1)
-    assert pruned.removed == (folders[1],)
-    assert pruned.left_bytes == size(folders[0]) + size(folders[2])
+    assert prune_cache(tmp_path, sum(map(size, folders)) - 1) == [folders[1]]
     assert sorted(path.name for path in folders[0].parent.iterdir()) == sorted(
         [folders[0].name, folders[2].name]
     )
 
 
-def test_what_is_in_use_stays_though_the_bound_be_passed(
-    tmp_path: Path, folders: list[Path]
-) -> None:
-    pruned = prune_cache(tmp_path, 0, in_use=[folders[0]])
-    assert pruned.removed == (folders[1], folders[2])
-    assert pruned.left_bytes == size(folders[0]) > 0
+def test_what_is_left_fills_the_bound_and_no_more(tmp_path: Path, folders: list[Path]) -> None:
+    assert prune_cache(tmp_path, size(folders[2])) == folders[:2]
+    assert folders[2].is_dir()
 
 
 def test_a_silo_that_is_open_is_readable_after_it_was_removed(tmp_path: Path) -> None:
@@ -93,8 +87,7 @@ def test_what_is_no_derived_data_is_never_touched(tmp_path: Path, folders: list[
     elsewhere = tmp_path / "elsewhere"
     folders[2].rename(elsewhere)
     folders[2].symlink_to(elsewhere)
-    pruned = prune_cache(tmp_path, 0)
-    assert pruned.removed == (folders[0], folders[1])
+    assert prune_cache(tmp_path, 0) == folders[:2]
     assert all(path.is_file() for path in kept)
     assert (elsewhere / SEAL).is_file()
 
@@ -113,7 +106,7 @@ def test_what_a_killed_process_had_begun_goes_after_a_day(tmp_path: Path) -> Non
 
 
 def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
-    assert prune_cache(tmp_path / "nowhere", 0).left_bytes == 0
+    assert prune_cache(tmp_path / "nowhere", 0) == []
 
 
 def _open_often(cache: Path, until: float) -> None:
@@ -131,7 +124,7 @@ def test_readers_and_removers_at_once_get_whole_silos(tmp_path: Path) -> None:
         reader.start()
     removed = 0
     while time.monotonic() < until:
-        removed += len(prune_cache(tmp_path, 0).removed)
+        removed += len(prune_cache(tmp_path, 0))
         time.sleep(0.02)  # a reader that never gets to open what it has made gives up, rightly
     for reader in readers:
         reader.join(30)
