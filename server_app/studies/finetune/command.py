@@ -12,7 +12,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.client_app.training.compute import choose_compute, noted_operations
 from fedsilo.datasets.io.atomic_files import build_folder
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.seeding import derive_seed
@@ -58,7 +58,11 @@ def finetune(request: FinetuneRequest, say: Say) -> FinetuneResult:
     study = _study(request, [source for source in sources if source])
     sizes = ", ".join(f"{count} {name}" for name, count in study.data.sizes().items())
     say(f"{study.settings.dataset}, {', '.join(study.data.sites)}: {sizes} images")
-    starts = tuple(_train_start(study, source, say) for source in sources)
+    with noted_operations() as unrepeatable:
+        starts = tuple(_train_start(study, source, say) for source in sources)
+    if unrepeatable:
+        names = ", ".join(sorted(unrepeatable))
+        say(f"other bits each time, since these have no deterministic form on this device: {names}")
     build_folder(request.out, lambda folder: write_results(folder, study, starts, request.images))
     return FinetuneResult(study, starts)
 
@@ -76,7 +80,8 @@ def _study(request: FinetuneRequest, sources: Sequence[Source]) -> Study:
     settings = settings_of(request, network, run_models)
     downstream = (Segmentation if request.task == SEGMENTATION else Downstream)(network)
     data = downstream.data(settings, chosen_sites(settings, request.sites))
-    compute = choose_compute(settings.device, settings.precision, settings.threads)
+    how = settings.precision, settings.threads, settings.deterministic
+    compute = choose_compute(settings.device, *how)
     return Study(
         downstream, settings, data, compute, request.seeds, request.epochs, request.distil_epochs
     )

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +24,13 @@ from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.server_app.studies.finetune.command import finetune as tune
 from fedsilo.server_app.studies.finetune.command import train
 from fedsilo.server_app.studies.finetune.request import FinetuneRequest
-from fedsilo.server_app.studies.finetune.tasks import Pooled, Segmentation, Study, predicted_masks
+from fedsilo.server_app.studies.finetune.tasks import (
+    Pooled,
+    Segmentation,
+    Study,
+    Trained,
+    predicted_masks,
+)
 from tests.support import tiny
 
 CPU = Compute(torch.device("cpu"), bf16=False)
@@ -157,6 +164,23 @@ def test_what_came_of_each_start_is_returned_and_its_lines_are_told_not_printed(
         "scratch, seed 0",
     ]
     assert capsys.readouterr().out == ""
+
+
+def test_operations_without_a_deterministic_form_are_named_at_the_end(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warned(*arguments: Any) -> Trained:
+        said = "nll_loss2d_forward_out does not have a deterministic implementation, but you set"
+        warnings.warn(said, stacklevel=1)
+        return train(*arguments)
+
+    monkeypatch.setattr("fedsilo.server_app.studies.finetune.command.train", warned)
+    weights, out, lines = (str(finished / "fedavg"),), tmp_path / "out", list[str]()
+    request = FinetuneRequest("classification", weights, out, seeds=1, epochs=1, device="cpu")
+    with warnings.catch_warnings(record=True) as passed:
+        tune(request, lines.append)
+    assert lines[-1].endswith("no deterministic form on this device: nll_loss2d_forward_out")
+    assert not any("deterministic" in str(warning.message) for warning in passed)
 
 
 def test_equal_commands_give_equal_bytes(finetune: Finetune, runs: Path, tmp_path: Path) -> None:
