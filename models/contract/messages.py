@@ -156,7 +156,7 @@ class Notes:
         """Return the notes as ``Instruction.notes`` carries them."""
         return {
             name: value if isinstance(value, Value) else json.dumps(value, sort_keys=True)
-            for name, value in vars(self).items()
+            for name, value in dataclasses.asdict(self).items()
         }
 
     @classmethod

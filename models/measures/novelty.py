@@ -68,7 +68,7 @@ class Familiar:
     means: Floats  # (m, f), of the groups
     precision: Floats  # (f, f), the inverse of their shared covariance
     reach: float  # the distance within which 99 % of the training samples are
-    seen: tuple[Seen, ...]  # of each feature; of a network's, where they say nothing, none
+    seen: tuple[Seen, ...]  # of each feature; empty for a network's, which say nothing alone
     rates: Floats  # (f,), the share of training samples that lack each feature
     lacking: float  # the surprise of missing values within which 99 % of them are
 

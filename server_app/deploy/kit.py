@@ -112,7 +112,7 @@ class Kit:
 
 
 def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the zip of a kit that was ``made`` then, ISO 8601.
+    """Return the zip of a kit; ``made`` is the time of its making, ISO 8601.
 
     ``server`` is the address of the Fleet API, host:port, and ``node`` the server's number of the
     site. ``files`` are the authority's certificate, the private key, and the registry.

@@ -117,7 +117,7 @@ class SiteSetup:
         return given(self.settings, reason)
 
     def secrets(self) -> tuple[Path, Path]:
-        """Return the server's certificate and the hospital's key, where both are known to be."""
+        """Return the paths of the authority's certificate and the hospital's key; None is a bug."""
         assert self.authority is not None
         assert self.key is not None
         return self.authority, self.key

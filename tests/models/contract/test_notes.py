@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,16 @@ def test_a_list_travels_as_json_and_a_text_as_it_is() -> None:
     assert list(PoolNotes.from_values({"sites": '["a"]'}).sites) == ["a"]
     assert StageNotes("router").to_values() == {"stage": "router"}
     assert Notes().to_values() == {}
+
+
+@dataclass(frozen=True, slots=True)
+class SlottedNotes(Notes):
+    names: tuple[str, ...]
+    stage: int = 0
+
+
+def test_notes_of_a_plug_may_have_slots() -> None:
+    assert SlottedNotes(("a",), 2).to_values() == {"names": '["a"]', "stage": 2}
 
 
 def test_what_may_be_missing_has_its_default() -> None:
