@@ -195,6 +195,8 @@ class Lab:
             RefusedError: fewer samples or steps than the hospital allows are behind the training.
             SiteError: training diverged.
         """
+        if unknown := sorted(added.keys() - Added.__optional_keys__):
+            raise TypeError(f"Lab.fit() takes no argument {', '.join(map(repr, unknown))}")
         settings, split = settings or self.sampling, self.silo.train if split is None else split
         limits, rounds = self.session.limits, self.instruction.round - 1
         own = replace(settings, local_steps=steps) if steps else settings

@@ -241,12 +241,10 @@ class _Steps:
             scaler=self._scaler,
         )
         self._pick, self._label = compute.hold(split.inputs), compute.hold(split.labels)
-        augmented = bool(settings.augmentation)
-        self._augment = augmenter(settings, key, compute.device) if augmented else None
-        before, total = options.get("steps_before", 0), options.get("total_steps", 0)
-        changes = total or settings.rate_decay != "none"
-        rates = (self._optimisers, settings, before, total)
-        self._set_rates = rate_setter(*rates) if changes else None
+        self._augment = augmenter(settings, key, compute.device) if settings.augmentation else None
+        steps = options.get("steps_before", 0), options.get("total_steps", 0)
+        changes = steps[1] or settings.rate_decay != "none"
+        self._set_rates = rate_setter(self._optimisers, settings, *steps) if changes else None
         self._after_step = options.get("after_step")
 
     def take(self, batches_of_pass: list[Tensor]) -> None:

@@ -283,6 +283,19 @@ def test_private_training_is_in_the_ledger_before_the_first_step(
     assert known == [{(2.0, 0.5): 6}]
 
 
+@pytest.mark.parametrize("name", ["penality", "before_pass", "optimiser", "private"])
+def test_an_argument_that_training_does_not_take_is_refused_before_it_is_paid_for(
+    name: str, opened: Opened
+) -> None:
+    lab, arguments = opened("fedavg", own=PRIVATE), dict[str, Any]({name: lambda *_: None})
+    network = lab.classifier(None)
+    before = {n: p.detach().clone() for n, p in network.named_parameters()}
+    with pytest.raises(TypeError, match=f"no argument '{name}'"):
+        lab.fit(network, **arguments)
+    assert all(torch.equal(p, before[n]) for n, p in network.named_parameters())
+    assert not (lab.state_files.folder / LEDGER).exists()
+
+
 def test_training_that_stays_has_no_noise_and_spends_nothing(opened: Opened) -> None:
     def trained(noise: float, stays: bool) -> Tensor:
         lab = opened("fedavg", own={**PRIVATE, "noise_multiplier": noise})

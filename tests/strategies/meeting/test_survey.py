@@ -14,6 +14,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
 from fedsilo.strategies.meeting.admission import Registry
 from fedsilo.strategies.meeting.survey import read_survey, survey_sites
+from fedsilo.strategies.wire.messaging import arriving
 from tests.models.contract.test_survey import made
 
 SETTINGS = CommonSettings(dataset="table")
@@ -85,6 +86,16 @@ def test_a_name_is_bound_to_its_key() -> None:
 def test_an_error_without_a_reason_is_still_a_refusal_in_words() -> None:
     surveyed = survey_sites(_grid({1001: _content(), 1002: Error(0, "")}), SETTINGS)
     assert surveyed.refused == ("an error",)
+
+
+def test_a_node_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_the_second(*asking: Any) -> list[tuple[int, Message]]:
+        return [(node, reply) for node, reply in arriving(*asking) if node != 1002]
+
+    monkeypatch.setattr("fedsilo.strategies.meeting.hello.arriving", without_the_second)
+    surveyed = survey_sites(_grid({1001: _content(), 1002: _content(site="south")}), SETTINGS)
+    assert list(surveyed.answers) == ["north"]
+    assert surveyed.refused == ("node 1002: no answer",)
 
 
 def test_without_any_answer_it_is_an_error_with_the_reasons() -> None:
