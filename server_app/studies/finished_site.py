@@ -171,7 +171,7 @@ def sites_of(run_dir: Path, wanted: Sequence[str] = ()) -> list[str]:
 
 
 def chosen_of(sites: list[str], wanted: Sequence[str], where: str) -> list[str]:
-    """Return sites, or those ``wanted``; SettingError if one of these is none of them."""
+    """Return all sites, or only those ``wanted``; SettingError if one of these is unknown."""
     for site in wanted:
         if site not in sites:
             raise SettingError(

@@ -166,13 +166,13 @@ def difference_intervals(
 ) -> pd.DataFrame:
     """Return the first experiment's figures minus each other's, run by run on the same split."""
     first, *others = summaries
-    by_group = {(n, m): _by_group(runs, m) for n, runs in summaries.items() for m in metrics}
-    return interval_frame(
-        (first, other, group, metric, interval)
-        for other in others
-        for metric in metrics
-        for group, interval in _intervals(by_group[first, metric] - by_group[other, metric], folds)
-    )
+    records = []
+    for other, metric in product(others, metrics):
+        mine, theirs = (_by_group(summaries[name], metric) for name in (first, other))
+        differences = mine - theirs.reindex(columns=mine.columns)  # of other columns pandas sorts
+        found = _intervals(differences, folds)
+        records += [(first, other, group, metric, interval) for group, interval in found]
+    return interval_frame(records)
 
 
 def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, Interval]]:

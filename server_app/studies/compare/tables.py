@@ -176,7 +176,7 @@ def rich_table(
 ) -> Table:
     """Return lines of cells, the column titles first, as a table for a terminal.
 
-    So many columns are aligned ``left``; there is a rule below a line that ``ends`` a part.
+    The first ``left`` columns are aligned left; there is a rule below a line that ``ends`` a part.
     """
     table = Table(title=title, title_justify="left")
     columns, *body = lines

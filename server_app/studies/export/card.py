@@ -41,8 +41,8 @@ _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibrat
 def card(run_dir: Path, site: str | None = None, out: Path | None = None) -> str:
     """Return the card of a finished run's model; nothing but the run directory is needed.
 
-    ``site`` is whose own model it describes, or None for that of all sites, or every site's. It is
-    written to ``out``, which must not exist, unless that is None.
+    It describes the own model of ``site``; without one that of all sites, or every site's. With
+    ``out``, a file that must not exist, it is written there too.
 
     Raises:
         FedsiloError: the run has not ended, there is no such site, or the file exists already.

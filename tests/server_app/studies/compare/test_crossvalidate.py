@@ -89,6 +89,13 @@ def test_differences_are_taken_run_by_run() -> None:
     assert site.high == pytest.approx(0.2 + math.tan(0.475 * math.pi) * error)
 
 
+def test_differences_come_in_the_first_experiments_order_and_of_its_sites_alone() -> None:
+    more = [{"sites": {**run["sites"], "w": {"accuracy": 0.5}}} for run in RUNS]
+    assert list(difference_intervals({"a": RUNS, "b": more}, ("accuracy",), 2)["group"]) == [
+        *("x", "y", "all")
+    ]
+
+
 def test_pooled_over_all_samples_has_its_own_figure_and_no_site() -> None:
     mine = [{**run, "mean": {POOLED: value}} for run, value in zip(RUNS, (0.5, 0.7), strict=True)]
     others = [{**run, "mean": {POOLED: 0.5}} for run in RUNS]
