@@ -14,6 +14,9 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.tiny import TINY, VIT
 
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU: make test-gpu", allow_module_level=True)
+
 NETWORKS: dict[str, dict[str, Value]] = {
     "conv": {},
     "conv-unnormed": {"network": "conv", "leading-norm": False},

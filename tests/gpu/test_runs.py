@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.app import Message
 
 import fedsilo.server_app.run.inline_engine
@@ -20,6 +21,9 @@ from fedsilo.server_app.studies.finish import finish_run
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.support.tiny import VARIANTS
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU: make test-gpu", allow_module_level=True)
 
 GPU = "cuda"
 ON_GPU: dict[str, Value] = {"device": GPU, "precision": "fp32"}
