@@ -28,8 +28,8 @@ from fedsilo.datasets.registry import load_silo
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.standardisation import pooled_statistics, standardised, sums_of
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.records.finished_run import finished_run
 from fedsilo.server_app.run.planning import RunSources, planned, start
+from fedsilo.server_app.studies.finished_run import finished_run
 
 SITES = ("cleveland", "hungary", "switzerland", "va")
 SEEDS = range(42, 47)

@@ -58,9 +58,12 @@ class OwnArrays(DataSet):
                 sample = None
             if not isinstance(sample, np.ndarray):  # numpy also opens an archive of arrays
                 raise BrokenImageError("is not a NumPy array (.npy)")
-            own = sample.astype(np.float32) if sample.dtype.kind == "f" else sample  # as x is read
+            with np.errstate(over="ignore"):  # beyond float32 a number becomes infinite
+                own = sample.astype(np.float32) if sample.dtype.kind == "f" else sample
             if own.dtype != x.dtype or own.shape not in forms:
                 raise BrokenImageError(f"is {kind_of(sample)}, and samples are {x.shape[1:]}")
+            if not np.isfinite(own).all():  # x has none either
+                raise BrokenImageError("contains non-finite numbers")
             return own.reshape(x.shape[1:])
 
         return read

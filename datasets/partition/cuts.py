@@ -211,7 +211,7 @@ def _rows(
     """Return each silo's rows; those of part 'val' are training rows if the pool has no other."""
     # A plug may deal otherwise under the same settings
     cut = _rows_of_all if settings.partition in PARTITIONS else _shared_rows
-    return cut(data.name, pool, settings, tuple(names))
+    return cut(data.name, pool.without_samples(), settings, tuple(names))
 
 
 @lru_cache(maxsize=1)

@@ -54,6 +54,14 @@ class CutPool:
         labels = np.array(self.labels[whence][rows], dtype=np.int64)
         return Split(self.inputs(whence, rows), torch.from_numpy(labels))
 
+    def without_samples(self) -> CutPool:
+        """Return an equal pool that has labels only, so that who keeps it keeps no file open."""
+        return replace(self, inputs=_no_samples)
+
+
+def _no_samples(part: str, rows: Rows) -> Tensor:
+    raise NotImplementedError("only the labels of this pool were kept")
+
 
 def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
     """Return all samples of ``data``, each in its part.

@@ -61,7 +61,7 @@ def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
 
 
 def check_depth(depth: int, largest: int, bits: int) -> int:
-    """Return the largest value that ``bits``, those which the files are declared to have, can hold.
+    """Return the largest value of ``bits`` bits, the depth that the files are declared to have.
 
     Raises:
         BrokenImageError: the file has another ``depth``, 8 or 16 bits a pixel, or its ``largest``

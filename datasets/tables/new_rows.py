@@ -49,7 +49,7 @@ class NewRows:
 
 
 def read_table(path: Path, delimiter: str = ",") -> Lines:
-    """Return the lines of a table file that are not empty; its first sheet, of Excel.
+    """Return the lines that are not empty of a file: CSV, ``.parquet`` or Excel's first sheet.
 
     A CSV text's separator may be another than ``delimiter`` if that gives more columns.
 
@@ -102,10 +102,11 @@ def parse_new_rows(
     """Return the rows of a table with or without the label's column, which is not read.
 
     A first line that names columns is a header, whatever the schema says; its columns may be in any
-    order and case, and others are not read. An empty cell is a missing value.
+    order and case, and others are not read. An empty cell is a missing value. ``id_column`` names
+    the column of the patients' ids, if there is one.
 
     Raises:
-        DataError: a column is missing or named twice, or there is no row; with ``where``, the file.
+        DataError: a column is missing or named twice, or there is no row; it names ``where``.
     """
     schema = schema.model_copy(update={"missing": [*schema.missing, ""]})
     names, rows = _columns(lines, schema, where, id_column)

@@ -64,6 +64,8 @@ def test_a_new_file_of_another_form_is_broken_and_no_crash(tmp_path: Path) -> No
     sample = np.zeros((2, 8, 8), np.float32)
     for name, array in (("fewer", sample[:1]), ("flat", sample[0]), ("whole", sample.astype(int))):
         np.save(tmp_path / f"{name}.npy", array)
+    for name, value in (("nan", np.nan), ("large", 1e300)):  # the latter is none of float32
+        np.save(tmp_path / f"{name}.npy", np.full((2, 8, 8), value))
     np.savez(tmp_path / "archive", x=sample)
     (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
     (tmp_path / "text.npy").write_text("no array")
@@ -72,6 +74,7 @@ def test_a_new_file_of_another_form_is_broken_and_no_crash(tmp_path: Path) -> No
     for names, said in (
         (("fewer", "flat", "whole"), "samples are"),
         (("archive", "text", "zip", "missing"), "is not a NumPy array"),
+        (("nan", "large"), "contains non-finite numbers"),
         (("pipe",), "is not a file"),
     ):
         for name in names:

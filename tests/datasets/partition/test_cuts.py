@@ -1,7 +1,9 @@
 """Cuts by a Dirichlet draw and by few labels: shares by hand, nothing twice, nothing lost."""
 
 import dataclasses
+import gc
 import sys
+import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +18,7 @@ from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.partition.cuts import dealt, dirichlet_shares, label_shares
+from fedsilo.datasets.partition.pool import CutPool, open_cut_pool
 from fedsilo.datasets.registry import (
     DATA_SETS,
     check_data_settings,
@@ -112,6 +115,23 @@ def test_all_silos_of_a_cut_are_dealt_at_once(
     for name, seed, deals in (("silo-1", 5, 1), ("silo-2", 5, 1), ("silo-1", 6, 2)):
         load_silo(name, dataclasses.replace(SMALL, fold_seed=seed), small_places)
         assert counted.call_count == deals
+
+
+def test_no_sample_is_kept_once_a_cut_is_dealt(
+    small_places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = []
+
+    def opened(*arguments: Any) -> CutPool:
+        pool = open_cut_pool(*arguments)
+        readers.append(weakref.ref(pool.inputs))
+        return pool
+
+    monkeypatch.setattr(cuts, "open_cut_pool", opened)
+    for settings in (SMALL, build(CommonSettings, {"dataset": "digits", "partition": "unseen"})):
+        load_silo(silo_names(settings)[0], settings, small_places)
+        gc.collect()
+        assert readers.pop()() is None
 
 
 def test_a_silo_set_that_grew_meanwhile_is_dealt_again(
