@@ -188,7 +188,7 @@ class Lab:
             steps: optimiser steps, or 0 for those of ``settings``.
             aside: names a training of another model: no loss is reported and nothing is kept.
             stays: what is trained, and what is made of it, never leaves: it needs no noise.
-            added: objective, penalty, after_step, beside and plan, see ``Added``.
+            added: what is added to a training, as ``Added`` says.
 
         Raises:
             EpsilonSpentError: training is private, and its steps would exceed a cap.

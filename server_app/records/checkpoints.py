@@ -20,7 +20,7 @@ KEPT = 2  # as many as a site keeps states of
 class CheckpointHook(Hook):
     """Stores the round state and the other hooks' states, one file a round; keeps the newest two.
 
-    A resumed run must share ``settings``. Of ``hooks`` those that have a name are stored.
+    A resumed run must share ``settings``. Those of ``hooks`` that have a name are stored.
     """
 
     def __init__(

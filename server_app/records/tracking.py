@@ -169,7 +169,7 @@ TRACKERS: Mapping[str, Callable[[Path, Settings, bool], Tracker]] = {
 class TrackingHook(Hook):
     """Sends a tracker what the recorder has written; comes after the recorder and the checkpoint.
 
-    Of the settings it sends ``decisive``, those that decide the run's result.
+    It sends ``decisive`` settings, which decide the run's result.
     """
 
     def __init__(
