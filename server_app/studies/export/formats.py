@@ -200,14 +200,17 @@ def _cannot(name: str, error: Exception) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the exporters' own messages, which are for their authors, off the terminal."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def write_bundle(program: Program, folder: Path) -> float:
