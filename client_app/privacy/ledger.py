@@ -30,7 +30,7 @@ class Ledger:
     path: Path  # of its file
     cap: float  # on epsilon, whatever servers ask, or 0 for none
     delta: float  # at which it holds
-    # Of a run's ledger the hospital's own, which counts the same, if it has one
+    # A run's ledger has the hospital's own here, if there is one: it counts the same
     hospital: Self | None = None
     of_all_runs: bool = False  # whether it is the hospital's own
 

@@ -30,8 +30,8 @@ class RoundSecrets:
     sealing: bytes  # private key for what travels
     public: tuple[bytes, bytes]  # both keys' public halves
     own_mask: bytes  # key of the site's own mask
-    # Of all sites that have some, public keys for masks and for what travels; known from the shares
-    # on, as are the keys by which they sign
+    # Each site's public keys, for masks and for what travels, and below it the key by which it
+    # signs; known once shares are exchanged
     keys: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     publics: dict[str, bytes] = field(default_factory=dict)
     splits: list[str] = field(default_factory=list)  # those that all sites measure, to be summed

@@ -77,7 +77,7 @@ def _combined(common: CommonSettings, stacked: NDArray) -> NDArray:
     if common.aggregation == "median":
         combined = np.median(stacked, axis=0)
     elif common.aggregation == "trimmed":
-        # Of as many sites Flower takes the floor, below half
+        # trim_mean rounds down how many it drops at each end: a quarter more outweighs rounding
         combined = trim_mean(stacked, (common.aggregation_faulty + 0.25) / len(stacked))
     else:
         combined = np.mean(stacked, axis=0)

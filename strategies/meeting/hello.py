@@ -76,8 +76,8 @@ def ask_nodes(
         away_timeout: seconds after which a node that is disconnected is given up.
 
     Returns:
-        Of each node its id, what it says, and the bytes of asking, down and up; and in a line each
-        why others say nothing of use.
+        The nodes that answered: id, answer, and the bytes down and up. Then a line for each other
+        node, why its answer cannot be used.
     """
     asks = ConfigRecord({kind.removeprefix("query."): True, **own_versions()})
     content = RecordDict({CONFIG: asks})

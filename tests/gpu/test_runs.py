@@ -48,7 +48,7 @@ def finished(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Finished:
         values |= {name.replace("_", "-"): value for name, value in changes.items()}
         return run_inline(resolve(values), 3)
 
-    return functools.partial(run, **{k.replace("-", "_"): v for k, v in ON_GPU.items()})
+    return functools.partial(run, **ON_GPU)
 
 
 def measured(directory: RunDirectory) -> dict[tuple[str, ...], float]:

@@ -80,8 +80,9 @@ def _study(request: FinetuneRequest, sources: Sequence[Source]) -> Study:
     settings = settings_of(request, network, run_models)
     downstream = (Segmentation if request.task == SEGMENTATION else Downstream)(network)
     data = downstream.data(settings, chosen_sites(settings, request.sites))
-    how = settings.precision, settings.threads, settings.deterministic
-    compute = choose_compute(settings.device, *how)
+    compute = choose_compute(
+        settings.device, settings.precision, settings.threads, settings.deterministic
+    )
     return Study(
         downstream, settings, data, compute, request.seeds, request.epochs, request.distil_epochs
     )
