@@ -4,6 +4,7 @@ They are in the folder of the site's state, readable by their owner alone, and a
 round's sum is open.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -30,6 +31,7 @@ class RoundSecrets:
     sealing: bytes  # private key for what travels
     public: tuple[bytes, bytes]  # both keys' public halves
     own_mask: bytes  # key of the site's own mask
+    terms: bytes  # digest of the run's settings, under which the keys were signed
     # Each site's public keys, for masks and for what travels, and below it the key by which it
     # signs; known once shares are exchanged
     keys: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
@@ -76,6 +78,11 @@ def read_secrets(folder: Path, round_: int) -> RoundSecrets:
             "asked for: begin the round again"
         )
     return secrets
+
+
+def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
+    """Let one message at a time use the secrets: two at once would both find keys unused."""
+    return _file(folder).locked()
 
 
 def drop_secrets(folder: Path) -> None:

@@ -22,7 +22,12 @@ from flwr.app import ConfigRecord
 from torch import Tensor
 
 from fedsilo.client_app.privacy.opened_sums import OpenedSums
-from fedsilo.client_app.privacy.round_secrets import RoundSecrets, drop_secrets, read_secrets
+from fedsilo.client_app.privacy.round_secrets import (
+    RoundSecrets,
+    drop_secrets,
+    one_at_a_time,
+    read_secrets,
+)
 from fedsilo.client_app.privacy.signing import Signer
 from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.models.contract.errors import RefusedError, SiteError
@@ -85,11 +90,13 @@ class SecureSite:
             SiteError: the message is not as it must be, or of another round.
             RefusedError: it would tell more than a sum.
         """
-        if phase == SECURE_KEYS:
-            return self._made_keys()
-        if phase == SECURE_SHARES:
-            return self._shared()
-        return self._agreed() if phase == SECURE_AGREE else self._unmasked()
+        ways = {
+            SECURE_KEYS: self._made_keys,
+            SECURE_SHARES: self._shared,
+            SECURE_AGREE: self._agreed,
+        }
+        with one_at_a_time(self.folder):
+            return ways.get(phase, self._unmasked)()
 
     def masked(
         self,
@@ -109,13 +116,14 @@ class SecureSite:
             RefusedError: masked weights have left by these keys already, too few sites mask, or a
                 sum of this round is open in which this site weighted something else.
         """
-        secrets, partners = self.ready()
-        way, splits = quantisation(self.common, len(secrets.keys)), secrets.splits
-        numbers = self.summand.numbers(way, updates, splits, portions)
-        secrets.partners, secrets.weighed = partners, arrays_digest(numbers).hex()
-        self._sums().refuse_other(secrets.weighed)
-        secrets.write(self.folder)  # before anything leaves
-        bound = bound_to(secrets.context, received, portions)
+        with one_at_a_time(self.folder):
+            secrets, partners = self.ready()
+            way, splits = quantisation(self.common, len(secrets.keys)), secrets.splits
+            numbers = self.summand.numbers(way, updates, splits, portions)
+            secrets.partners, secrets.weighed = partners, arrays_digest(numbers).hex()
+            self._sums().refuse_other(secrets.weighed)
+            secrets.write(self.folder)  # before anything leaves
+        bound = bound_to(secrets.context, received, [*numbers, *portions])
         plus, minus = [secrets.own_mask], list[bytes]()
         for other in partners:
             if other != self.site:
@@ -128,10 +136,17 @@ class SecureSite:
 
         Raises:
             SiteError: it knows no keys of this round.
-            RefusedError: masked weights have left by these keys already, too few sites mask, or
+            RefusedError: the run's settings are others than those under which all sites signed
+                their keys, masked weights have left by these keys already, too few sites mask, or
                 others than those of this round's sum that is open already.
         """
         secrets = read_secrets(self.folder, self.round)
+        if secrets.terms != self.terms:  # by one site's own 'secure-samples' it would weigh most
+            raise RefusedError(
+                "the run's settings are others than when the keys of this round were signed, and "
+                "sites that weigh by different ones give away single sites' weights: begin the "
+                "round again"
+            )
         if secrets.partners:
             raise RefusedError(
                 "weights masked by the keys of this round have left already, and what leaves "
@@ -145,9 +160,8 @@ class SecureSite:
     def _made_keys(self) -> ConfigRecord:
         masking, sealing = new_key_pair(), new_key_pair()
         public = masking.public, sealing.public
-        RoundSecrets(self.round, masking.private, sealing.private, public, os.urandom(KEY)).write(
-            self.folder
-        )
+        private, own_mask = (masking.private, sealing.private), os.urandom(KEY)
+        RoundSecrets(self.round, *private, public, own_mask, self.terms).write(self.folder)
         splits = ",".join(self.summand.measures)
         said = self._key_words(self.site, public, splits)
         return self._record(

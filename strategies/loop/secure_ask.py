@@ -80,7 +80,8 @@ class SecureAsk(Ask):
         if only_sums:
             summed = summed_metrics(phase == TRAIN, ask.evaluates(phase), sum_.splits)
             sum_.metrics = sorted([*summed, *question.metrics])
-        sum_.bound = bound_to(sum_.context, self._sent(everything), sum_.metrics)
+        asked = [*sum_.masked_specs(), *sum_.metrics]
+        sum_.bound = bound_to(sum_.context, self._sent(everything), asked)
         sum_.take_shares(self._put(sum_, SECURE_SHARES, sum_.keys))
         masked = replace(
             question,

@@ -74,17 +74,17 @@ def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
     return total.digest()
 
 
-def bound_to(context: bytes, received: Mapping[str, NDArray], metrics: Iterable[str]) -> bytes:
+def bound_to(context: bytes, received: Mapping[str, NDArray], masked: Iterable[str]) -> bytes:
     """Return to what the masks between sites are bound, 32 bytes.
 
-    The masks of sites that are sent other arrays, or asked for other metrics, do not cancel.
+    The masks of sites that are sent other arrays, or mask other ones, do not cancel.
 
     Args:
         context: of the round.
         received: all arrays that a site is sent, by record and name.
-        metrics: what it is asked to sum.
+        masked: names of the arrays and metrics that it masks.
     """
-    return digest("bound", context, arrays_digest(received), sorted(metrics))
+    return digest("bound", context, arrays_digest(received), sorted(masked))
 
 
 def public_text(private: EllipticCurvePrivateKey) -> bytes:

@@ -4,7 +4,9 @@ The hospitals are the app's own code; of those that work with the server it also
 """
 
 import contextlib
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from fedsilo.client_app.privacy.round_secrets import RoundSecrets, read_secrets
+from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
 from fedsilo.models.privacy.secure_sum import masked, needed_sites, quantisation, tolerated
@@ -118,7 +121,7 @@ class Attacker:
 
     def unmasked(self, own_mask: bytes, private: bytes) -> list[float]:
         """Return the victim's update from both of its secrets."""
-        bound = bound_to(self.context, CAME, {})
+        bound = bound_to(self.context, CAME, ["secure/counts", "w"])
         plus, minus = [], [own_mask]
         for other in self.round.names[1:]:  # all come after the victim: it has added their masks
             minus.append(mask_key(private, bytes(self.round.keys[other]["mask-key"]), bound))
@@ -250,6 +253,53 @@ def test_a_server_cannot_choose_weights(tmp_path: Path) -> None:
         zeros = {"secure/counts": np.zeros(1, np.uint32), "w": total}
         sums.append(quantisation(round_.common, 3).total(masked(zeros, [], own)["w"], 3).tolist())
     assert sums[0] == sums[1] == pytest.approx([1.5, -1.5], abs=1e-6)
+
+
+def test_a_server_cannot_change_the_settings_once_keys_are_signed(tmp_path: Path) -> None:
+    """By a 'secure-samples' of their own all but the victim would hardly count in the sum."""
+    round_ = a_round(tmp_path, 3, 3)
+    round_.masked("s0", VICTIM)
+    altered = replace(round_.common, secure_samples=10**6)
+    others = replace(round_, common=altered, terms=b"other terms")
+    with pytest.raises(RefusedError, match="the run's settings are others than when the keys"):
+        others.masked("s1", [0.5, 0.5])
+
+
+def test_what_one_site_alone_is_asked_to_train_is_in_no_sum(tmp_path: Path) -> None:
+    """The others only measure: their counts are where the victim's first weights are."""
+    round_ = a_round(tmp_path, 3, 3)
+    total, own = np.zeros(1, np.uint32), []
+    for name in round_.names:
+        site = round_.site(name, sites=list(round_.names))
+        updates = {"a": torch.tensor(VICTIM)} if name == "s0" else {}
+        masks = site.masked(updates, CAME, {})
+        total = total + masks["a" if name == "s0" else "secure/counts"][:1]
+        own.append(disk(round_, name).own_mask)
+    read = quantisation(round_.common, 3).total(masked({"w": total}, [], own)["w"], 1)
+    assert read != pytest.approx(VICTIM[:1], abs=1e-6)
+
+
+def test_of_two_messages_at_once_one_alone_is_masked_by_the_keys(tmp_path: Path) -> None:
+    round_ = a_round(tmp_path, 3, 3)
+    both = threading.Barrier(2)
+
+    class Slow(Summand):
+        def numbers(self, *arguments: Any) -> dict[str, Any]:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(1)  # each has found the keys unused, if both come here
+            return super().numbers(*arguments)
+
+    def answer(number: int) -> bool:
+        site = round_.site("s0", sites=list(round_.names))
+        slow = Slow(site.common, {"train": 10})
+        try:
+            replace(site, summand=slow).masked({"w": torch.tensor(VICTIM)}, CAME, {})
+        except RefusedError:
+            return False
+        return True
+
+    with ThreadPoolExecutor() as pool:
+        assert sorted(pool.map(answer, range(2))) == [False, True]
 
 
 def test_a_server_cannot_sum_the_measurement_of_one_site(tmp_path: Path) -> None:
