@@ -4,7 +4,6 @@ A method (``client_app/methods``) says in what order these happen. Whatever leav
 ``Lab.reply``; ``Lab.fit`` and ``Lab.privacy`` hide each patient in what is trained and averaged.
 """
 
-import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -45,7 +44,6 @@ from fedsilo.models.contract.settings import SERVER, SUMS, CommonSettings
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
-from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND
 from fedsilo.strategies.wire.records import unpack
 
 
@@ -199,17 +197,18 @@ class Lab:
             raise TypeError(f"Lab.fit() takes no argument {', '.join(map(repr, unknown))}")
         settings, split = settings or self.sampling, self.silo.train if split is None else split
         limits, rounds = self.session.limits, self.instruction.round - 1
+        smallest = self.privacy.smallest_batch()
         own = replace(settings, local_steps=steps) if steps else settings
         private = self.privacy.training(own, aside) if own.is_private() and not stays else None
         # The real number of samples would be in the learning rate and in the loss
         samples = private.told if private else len(split.labels)
         before = total = 0
         if settings.rate_decay != "none" or settings.schedule != "constant" or settings.warm_up:
-            counted = samples, limits.minimum_batch, private, bool(aside)
+            counted = samples, smallest, private, bool(aside)
             before, total = counted_steps(settings, own, rounds, *counted)
         anneal = None
         if evidences(network):
-            anneal = annealed(network, rounds, samples, settings, limits.minimum_batch)
+            anneal = annealed(network, rounds, samples, settings, smallest)
         options: dict[str, Any] = {
             **added,
             "before_pass": anneal,
@@ -217,7 +216,7 @@ class Lab:
             "total_steps": 0 if added.get("plan") else total,
             # Not even a refusal may reveal what stays
             "minimum_steps": 0 if stays and self.session.cap else limits.minimum_steps_per_reply,
-            "minimum_batch": self.privacy.smallest_batch() if private else limits.minimum_batch,
+            "minimum_batch": smallest,
             "private": private,
             "work": self.outbound.work,
         }
@@ -300,7 +299,7 @@ class Lab:
                     self.compute,
                     (self.instruction.round, self.site, model, split),
                     one.probe(split) if one.probe else None,
-                    LOSS_BOUND if self.session.cap else math.inf,
+                    self.session.loss_bound,
                     self.common.sums_min_count if final and one.names is None else None,
                 )
                 for metric, value in found.items():

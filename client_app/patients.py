@@ -70,10 +70,11 @@ class PatientPrivacy:
         return PrivateMeans(settings.statistics_clip_norm, noise, counts, source)
 
     def smallest_batch(self) -> int:
-        """Return the samples that must be behind a private optimiser step.
+        """Return the samples that must be behind an optimiser step.
 
-        Under a cap of the hospital's own noise hides who is in a batch, and so does its size.
-        Without one the server chooses how little noise there is: the floor holds.
+        Under a cap of the hospital's own noise hides who is in a batch, or what is trained stays:
+        a refusal would tell how few there are. Without one the server chooses how little noise
+        there is: the floor holds.
         """
         return 1 if self.session.cap else self.session.limits.minimum_batch
 

@@ -8,6 +8,7 @@ opened again at the hello with which a run begins.
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ from fedsilo.models.contract.plugs import with_plugin_settings
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
+from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND
 from fedsilo.models.privacy.promises import check_privacy_settings, statistics_noise
 from fedsilo.strategies.wire.compressed import Compression, compression_of
 
@@ -120,6 +122,11 @@ class SiteSession:
         data = {**self.silo.fingerprints, "data set": self.settings.dataset}
         noise = statistics_noise(self.settings)
         return told_counts(self.silo.label_counts(), data, noise, self.cap)
+
+    @property
+    def loss_bound(self) -> float:
+        """How much a sample's loss counts at most where it is measured."""
+        return LOSS_BOUND if self.cap else math.inf
 
     def noise(self, *key: int | str) -> torch.Generator | None:
         """Return the source of noise for ``key``, or None at a real site: the operating system.

@@ -70,7 +70,8 @@ class UEFLSite(SiteMethod):
     def uncertainty(self, lab: Lab) -> Answer:
         """Answer with the entropy of the incoming model on validation data (eq. 8)."""
         key = (lab.instruction.round, lab.site, "uncertainty")
-        values = measure(lab.open(), lab.silo.val, lab.sampling, lab.compute, key)
+        bound = lab.session.loss_bound
+        values = measure(lab.open(), lab.silo.val, lab.sampling, lab.compute, key, None, bound)
         lab.metrics[ENTROPY] = values["entropy"]
         return lab.reply()
 

@@ -41,7 +41,8 @@ def augmenter(
 
     def augment(batch: Tensor) -> Tensor:
         with seeded(settings.seed, "augmentation", *key, next(numbers), device=device):
-            return torch.stack([_changed(image, transform) for image in batch])
+            changed = [_changed(image, transform) for image in batch]
+        return torch.stack(changed) if changed else batch  # a private batch may be empty
 
     return augment
 

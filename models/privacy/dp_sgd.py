@@ -16,6 +16,8 @@ from fedsilo.models.privacy.gaussian_mechanism import normals, uniforms
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _HELD = 2**26  # numbers of gradients that are held at once
+# Of one sample: a sum beyond float32 would be an error, by which one sample would be seen
+_LARGEST_LOSS = 1e27
 
 
 def poisson_batch(count: int, rate: float, rng: torch.Generator | None) -> Tensor:
@@ -76,7 +78,7 @@ def clipped_gradients(
         gradients = {n: g for n, g in zip(copies, found, strict=True) if g is not None}
         for name, gradient in _clipped(gradients, clip_norm).items():
             sums[name] += gradient
-        total += _finite(losses.detach()).sum()
+        total += _finite(losses.detach()).clamp(-_LARGEST_LOSS, _LARGEST_LOSS).sum()
     return {name.removeprefix("network."): value for name, value in sums.items()}, total
 
 

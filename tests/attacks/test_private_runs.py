@@ -204,3 +204,35 @@ def test_a_cap_without_a_folder_for_its_ledger_is_refused(hospital: Make, tmp_pa
     del context.node_config["state-dir"]
     with pytest.raises(RefusedError, match="no 'state-dir' for its ledger"):
         open_session(context)
+
+
+def test_losses_too_large_for_their_sum_do_not_end_in_an_error(hospital: Make) -> None:
+    """One patient's loss of 1e38 in each step adds up to infinity, and others' do not."""
+    weights = np.stack([np.full(13, 1e37), np.full(13, -1e37)])
+    site = hospital(node={**NOBODY, "max-epsilon": 500.0}, **{**PRIVATE, "local_steps": 20})
+    arrays = {"head.1.weight": weights, "head.1.bias": np.zeros(2)}
+    assert site.train(arrays) is not None, site.refusals
+
+
+def test_the_entropy_by_which_uefl_judges_uncertainty_is_bounded_per_patient(
+    hospital: Make,
+) -> None:
+    """A mean that is no number would tell that a patient is there who overflows."""
+    own = {"uefl__codes": 3, "uefl__codeword_start": "gaussian", "uefl__refresh": "none"}
+    plan = {**PRIVATE, "dropout": 0.1, "mc_passes": 2, "network": "mlp", "width": 4}
+    node = {**NOBODY, "allow-folds": True}
+    site = hospital(node=node, method="uefl", val_folds=2, **own, **plan)
+    arrays = _start("fedbabu") | {"codebook.0": np.full((3, 4), WIDE)}
+    arrays["head.1.weight"] = np.full((2, 4), WIDE)
+    reply = site.send("train", arrays, phase="uncertainty", evaluate=False)
+    assert reply is not None, site.refusals
+    assert np.isfinite(float(str(reply["metrics"]["incoming.val.entropy"])))
+
+
+def test_a_model_that_stays_is_trained_on_however_few_the_site_has(
+    hospital: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 are told and 30 are there: a refusal for too small a batch would say how many."""
+    monkeypatch.setattr(SiteSession, "told", lambda self: {"train": [20, 20], "test": [20, 20]})
+    site = hospital("switzerland", {**NOBODY, "minimum-batch": 31}, method="local", **PRIVATE)
+    assert site.send("train", None, returns=False) is not None, site.refusals

@@ -54,6 +54,10 @@ def test_images_of_a_batch_are_changed_each_by_itself_and_alike_for_the_same_key
     assert not torch.equal(augment(batch), augment(batch)), "the second batch has its own key"
 
 
+def test_a_batch_without_images_as_private_batches_may_be_stays_as_it_is() -> None:
+    assert augmented(EITHER, images(0), 1, "a").shape == images(0).shape
+
+
 def test_transforms_of_transforms_are_made() -> None:
     text = (
         "[{RandomApply: {transforms: [RandomHorizontalFlip, {RandomVerticalFlip: {p: 1}}], p: 1}}]"
