@@ -1,7 +1,7 @@
 """A site's answer to a survey, made of its silo: counts, means and percentiles above its floors."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -105,12 +105,11 @@ class Answering:
 
         So one patient far out moves them by no more than another.
         """
-        for one in measures:
-            values = self._told(one, split)
-            if values is None or not one.edges or len(values) < self.floor:
+        for one in (one for one in measures if one.edges):
+            ends = (-np.inf, np.inf) if self.site.simulated else (one.edges[0], one.edges[-1])
+            values = self._told(replace(one, values={split: one.values[split].clip(*ends)}), split)
+            if values is None or len(values) < self.floor:
                 continue
-            if not self.site.simulated:
-                values = values.clip(one.edges[0], one.edges[-1])
             mean, sd = float(values.mean()), float(values.std())
             yield one.name, Spread(mean=mean, sd=sd)
 

@@ -145,6 +145,20 @@ def test_the_patient_far_out_is_in_no_number_that_leaves(table: Callable[..., Ho
     assert ages[-1] is None, "nobody here lacks an age, and that is not told"
 
 
+def test_no_mean_tells_how_many_are_beyond_an_edge(
+    table: Callable[..., Hospital], tmp_path: Path
+) -> None:
+    """All doses differ, and within the edges there are two numbers: the mean would count one."""
+    _table(tmp_path, _rows(160))
+    schema = tmp_path / "data" / "schema.yaml"
+    schema.write_text(SCHEMA.replace("mean: 10, std: 2", "edges: [20, 30]"))
+    answer = _read(_asked(table()))
+    for split in ("train", "test"):
+        assert (answer.histograms or {})[split]["dose"].count(None) > 1
+        assert "dose" not in (answer.means or {})[split]
+        assert "age" in (answer.means or {})[split]
+
+
 def test_one_hospital_gives_one_answer_to_questions_side_by_side(
     table: Callable[..., Hospital],
 ) -> None:
