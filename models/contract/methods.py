@@ -159,6 +159,18 @@ def why_not_private(name: str) -> str | None:
     )
 
 
+# Of what sites send by these the mean by samples is enough, so that it can be summed in secret
+_SUMMED = (
+    *("apfl", "ditto", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "feddyn", "fednova"),
+    *("fedper", "fedprox", "fedrep", "fedswa", "fedyogi", "moon", "scaffold"),
+)
+
+
+def needs_sums_only(name: str) -> bool:
+    """Tell whether a method, or the one that a plug extends, needs only sums of what sites send."""
+    return (name if name in METHODS else _extended(_server_side(name))) in _SUMMED
+
+
 def settings_class(name: str) -> type:
     """Return the dataclass of the settings that method ``name`` has of its own."""
     settings: type = method_part("models", name, "Settings")

@@ -1,7 +1,7 @@
 """Which settings keep the promise of the level of trust that a run is made for."""
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.methods import why_not_private
+from fedsilo.models.contract.methods import needs_sums_only, why_not_private
 from fedsilo.models.contract.settings import AUTO, NOBODY, SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults
 
@@ -101,6 +101,11 @@ def _check_trust(common: CommonSettings, table: bool) -> None:
 
 
 def _check_secure_settings(common: CommonSettings) -> None:
+    if not needs_sums_only(common.method):
+        raise SettingError(
+            f"method '{common.method}' needs more of the sites' arrays than a sum: set "
+            "'secure-aggregation' to 'none', or choose another method"
+        )
     if not common.clip_norm:
         raise SettingError(
             "setting 'secure-aggregation' is 'secagg' and 'clip-norm' is 0: a sum has room for "

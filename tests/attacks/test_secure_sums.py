@@ -5,7 +5,7 @@ The hospitals are the app's own code; of those that work with the server it also
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +29,16 @@ from fedsilo.strategies.wire.signatures import (
     simulated_key,
     words,
 )
+from tests.support.hospital import Hospital
 from tests.support.secure_round import CAME, COMMON, Round
 
+SUMS: dict[str, Any] = {
+    "trust": "sums",
+    "secure_aggregation": "secagg",
+    "clip_norm": 5.0,
+    "standardise": "declared",
+    "rounds": 10,
+}
 VICTIM = [1.25, -0.5]
 
 
@@ -321,3 +329,14 @@ def test_splits_that_are_said_for_a_site_are_signed_by_it(tmp_path: Path) -> Non
     round_.make_keys()
     with pytest.raises(SiteError, match="the signature of site b does not fit its keys"):
         round_.site("a", **round_.all_keys(splits=["", "test", "", ""])).answer(SECURE_SHARES)
+
+
+@pytest.mark.parametrize("least", [199, 200])
+def test_no_method_that_needs_more_than_sums_tells_how_many_patients_there_are(
+    hospital: Callable[..., Hospital], least: int
+) -> None:
+    """PICSR's hello is refused below a number that the run names; in 16 hellos it is found."""
+    named = {"method": "picsr", "picsr.prototype-min-count": least}
+    site = hospital(node={"trust": "sums"}, unchecked=named, **SUMS)
+    assert site.send("query.hello") is None
+    assert "method 'picsr' needs more of the sites' arrays than a sum" in site.refusals[0]

@@ -12,6 +12,7 @@ from fedsilo.models.contract.methods import (
     METHODS,
     about,
     method_part,
+    needs_sums_only,
     settings_class,
     title_of,
     why_not_private,
@@ -21,6 +22,7 @@ from fedsilo.models.contract.settings_schema import defaults, setting
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.methods.registry import strategy_class
 
 PARTS = [("models", "Settings"), ("strategies", ""), ("client_app", "Site")]
 
@@ -193,3 +195,8 @@ def test_a_class_of_several_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_each_method_has_a_line_about_it(method: str) -> None:
     assert len(about(method)) > 20
+
+
+def test_sites_and_server_agree_of_which_methods_sums_are_enough() -> None:
+    secure = {name for name in METHODS if strategy_class(name).capabilities.secure}
+    assert {name for name in METHODS if needs_sums_only(name)} == secure
