@@ -6,6 +6,7 @@ They hold with or without a site file, before the method sees the message.
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from flwr.app import Context, Message, RecordDict
 
@@ -18,7 +19,7 @@ from fedsilo.client_app.site.trust import refuse_distrusted
 from fedsilo.client_app.site.watch import watched
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.silo.retention import prune_cache
-from fedsilo.models.contract.messages import CONFIG, HELLO, SURVEY, Instruction
+from fedsilo.models.contract.messages import CONFIG, EVALUATE, HELLO, SURVEY, Instruction
 from fedsilo.models.contract.settings import CommonSettings
 
 Answer = Callable[[Message, Context], RecordDict]
@@ -51,6 +52,8 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
         with watched(limits.max_seconds, limits.max_memory):
             return answer(message, context)
     instruction = Instruction.from_config(message.content.config_records[CONFIG])
+    if message.metadata.message_type == EVALUATE:  # its answer does not depend on the phase
+        instruction = replace(instruction, phase=EVALUATE)
     with refusing_as(site):
         seconds = book.enter(instruction, settings.rounds, limits)
     drop_old_states(folder.parent.parent, site, instruction.run_name, limits.max_state * MEGABYTE)

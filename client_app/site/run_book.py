@@ -4,6 +4,7 @@ A run is known by its name, which a server chooses: a name that has gone further
 again, so that no run can wipe another's state, and the same round is answered a few times only.
 """
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,8 +18,10 @@ from fedsilo.client_app.site.limits import Limits
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.messages import Instruction
+from fedsilo.models.contract.one_line import shown
 
 MOST_STEPS = 16  # phases of a round; methods have up to four, secure aggregation three more
+_PHASE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _KNOWN_RUNS = 1000
 _DAY = 86400.0  # seconds
 
@@ -32,8 +35,8 @@ class RunRecord:
     messages: NonNegativeInt = 0  # answered so far, with those that failed
     seconds: NonNegativeFloat = 0.0  # of work
     round: NonNegativeInt = 0  # the furthest that was asked for
-    # How often each phase of the last two rounds was, by ``<round>-<step>``
-    asked: dict[Annotated[str, Field(pattern=r"^\d+-\d+$")], NonNegativeInt] = field(
+    # How often each phase of the last two rounds was, by ``<round>-<phase>``
+    asked: dict[Annotated[str, Field(pattern=r"^\d+-[\w-]+$")], NonNegativeInt] = field(
         default_factory=dict
     )
 
@@ -44,9 +47,11 @@ class RunRecord:
             RefusedError: names the quota.
         """
         name, round_, step = message.run_name, message.round, message.step
-        if not 1 <= round_ <= rounds + 1 or not 0 <= step < MOST_STEPS:
+        named = _PHASE.fullmatch(message.phase)
+        if not named or not 1 <= round_ <= rounds + 1 or not 0 <= step < MOST_STEPS:
             raise RefusedError(
-                f"round {round_}, step {step} is asked for: run '{name}' has {rounds} rounds"
+                f"{shown(message.phase)} of round {round_}, step {step} is asked for: run '{name}' "
+                f"has {rounds} rounds"
             )
         if round_ < self.round - 1:
             raise RefusedError(
@@ -55,7 +60,7 @@ class RunRecord:
             )
         if self.asked.get(_key(message), 0) >= limits.max_repeats:
             raise RefusedError(
-                f"run '{name}' has had round {round_}, step {step} answered "
+                f"run '{name}' has had '{message.phase}' of round {round_} answered "
                 f"{limits.max_repeats} times ('max-repeats'): go on, or choose another 'run-name'"
             )
         if self.messages >= limits.max_messages:
@@ -153,4 +158,4 @@ class RunBook:
 
 
 def _key(message: Instruction) -> str:
-    return f"{message.round}-{message.step}"
+    return f"{message.round}-{message.phase.replace('_', '-')}"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-from fedsilo.models.contract.messages import HELLO, TRAIN
+from fedsilo.models.contract.messages import EVALUATE, HELLO, TRAIN
 from tests.support.hospital import Hospital, files_below
 
 Make = Callable[..., Hospital]
@@ -69,6 +69,10 @@ def test_a_round_is_answered_a_few_times(hospital: Make) -> None:
     site = hospital(method="local", rounds=2)
     answers = [site.send(TRAIN, round=1) for _ in range(25)]
     assert sum(answer is not None for answer in answers) == 3
+    asked_again = [site.send(TRAIN, round=1, step=step) for step in range(1, 16)]
+    assert not [answer for answer in asked_again if answer is not None], "as another step"
+    ends = [site.send(EVALUATE, round=1, step=n, phase=f"phase-{n}") for n in range(16)]
+    assert sum(answer is not None for answer in ends) == 3, "under whatever name"
     steps = [site.send(TRAIN, round=1, step=step, phase="dream") for step in range(1, 30)]
     assert not [answer for answer in steps if answer is not None]
     assert "step 16 is asked for" in " ".join(site.refusals)
