@@ -18,7 +18,7 @@ OWN = ".own"  # in the 'state-dir'; no run can be called so, for its name begins
 
 def is_simulated(context: Context) -> bool:
     """Tell whether this is a site of a simulation: by its own node config, never by a message."""
-    own = {"site", "state-dir"} & context.node_config.keys()
+    own = {"site", "state-dir", "site-file", "trust"} & context.node_config.keys()
     return "partition-id" in context.node_config and not own
 
 

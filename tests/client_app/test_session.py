@@ -77,6 +77,7 @@ def test_an_unknown_device_of_a_node_is_refused_when_a_method_is_opened(
     [
         ({"partition-id": 0, "num-partitions": 3}, True),
         ({"partition-id": 0, "site": "s1a"}, False),
+        ({"partition-id": 0, "site-file": "/etc/site.yaml"}, False),
         ({"partition-id": 0, "state-dir": "/private", "trust": "server"}, False),
         ({"site": "s1a", "state-dir": "/private", "trust": "server"}, False),
         ({"site": "s1a"}, False),
