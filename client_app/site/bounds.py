@@ -42,8 +42,8 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
         refuse_distrusted(context.node_config, settings)
         limits.refuse_settings(settings)
     folder = own_folder(context, site)
-    if folder is None or CONFIG not in message.content.config_records:
-        return answer(message, context)  # which refuses both before anything is trained
+    if folder is None:
+        return answer(message, context)  # which refuses it before anything is trained
     book = RunBook(folder)
     if message.metadata.message_type in (HELLO, SURVEY):
         with refusing_as(site):
@@ -51,7 +51,7 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
         prune_cache(find_places("", own_cache(context)).cache, limits.max_cache * MEGABYTE)
         with watched(limits.max_seconds, limits.max_memory):
             return answer(message, context)
-    instruction = Instruction.from_config(message.content.config_records[CONFIG])
+    instruction = Instruction.from_config(message.content.config_records.get(CONFIG, {}))
     if message.metadata.message_type == EVALUATE:  # its answer does not depend on the phase
         instruction = replace(instruction, phase=EVALUATE)
     with refusing_as(site):

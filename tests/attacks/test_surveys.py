@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Message, RecordDict
 
+from fedsilo.client_app.app import app
 from fedsilo.models.contract.messages import SURVEY, SURVEYED
 from fedsilo.models.contract.survey import Survey
 from tests.support.hospital import Hospital
@@ -217,6 +219,8 @@ def test_surveys_are_rationed_as_hellos_are(hospital: Make, tmp_path: Path) -> N
     answers = [_asked(site) for _ in range(20)]
     assert sum(answer is not None for answer in answers) == 13
     assert "'max-runs-per-day'" in site.refusals[-1]
+    with_nothing = Message(RecordDict(), 1001, SURVEY, group_id="1")
+    assert "'max-runs-per-day'" in str(app(with_nothing, site.context()).error.reason)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"table": 3}', '{"table": {"parts": {}}}'])

@@ -194,7 +194,7 @@ def test_a_failure_is_logged_as_one_and_not_as_a_refusal(hospital: Hospital, mes
     assert "has no phase 'dream'" in reason_of(app(message(TRAIN, phase="dream"), node))
     broken = message(TRAIN)
     del broken.content[CONFIG]
-    assert reason_of(app(broken, node)).startswith("KeyError (its text")
+    assert reason_of(app(broken, node)).startswith("a message lacks 'round'")
     assert [line["outcome"] for line in log_of(node)] == ["failed", "failed"]
 
 
