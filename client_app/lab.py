@@ -19,7 +19,7 @@ from fedsilo.client_app.patients import PatientPrivacy
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
 from fedsilo.client_app.training.evaluation import Probe, measure, of_labels
-from fedsilo.client_app.training.initial_network import initial_classifier
+from fedsilo.client_app.training.initial_network import class_weights, initial_classifier
 from fedsilo.client_app.training.loop import Added, annealed, counted_steps, train_locally
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
 from fedsilo.datasets.silo.silos import Split
@@ -206,7 +206,9 @@ class Lab:
         if settings.rate_decay != "none" or settings.schedule != "constant" or settings.warm_up:
             counted = samples, smallest, private, bool(aside)
             before, total = counted_steps(settings, own, rounds, *counted)
-        anneal = None
+        anneal = weights = None
+        if settings.class_weights != "none":
+            weights = class_weights(self.common, self.silo)[split.labels]
         if evidences(network):
             anneal = annealed(network, rounds, samples, settings, smallest)
         options: dict[str, Any] = {
@@ -217,6 +219,7 @@ class Lab:
             # Not even a refusal may reveal what stays
             "minimum_steps": 0 if stays and self.session.cap else limits.minimum_steps_per_reply,
             "minimum_batch": smallest,
+            "weights": weights,
             "private": private,
             "work": self.outbound.work,
         }

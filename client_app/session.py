@@ -28,7 +28,7 @@ from fedsilo.client_app.site.private_state import settings_digest_of
 from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.training.augmentation import check_images
 from fedsilo.client_app.training.compute import Compute, compute_of
-from fedsilo.client_app.training.initial_network import effective_samples
+from fedsilo.client_app.training.initial_network import class_weights, effective_samples
 from fedsilo.client_app.training.standardised import figures_for, with_figures
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import SPLITS, Silo
@@ -103,8 +103,9 @@ class SiteSession:
 
         Under a cap of the hospital's own each sample's gradient is clipped, and noise hides it.
         """
-        least, effective = self.limits.minimum_batch, effective_samples(self.settings, self.silo)
-        if not self.simulated and self.cap is None and not effective >= least:
+        weights = class_weights(self.settings, self.silo)[self.silo.train.labels]
+        least, effective = self.limits.minimum_batch, effective_samples(weights)
+        if not self.simulated and self.cap is None and effective < least:
             raise RefusedError(
                 f"site {self.silo.name}: by the run's 'class-weights' fewer than {least} training "
                 "samples decide a step ('minimum-batch'): set them closer to one another or to "

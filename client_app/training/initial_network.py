@@ -1,6 +1,7 @@
 """The network that a run starts from, as one site opens it: the same weights everywhere."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.weights.backbones import load_backbone
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.one_line import listed, shown
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import evidences, skewed_prior
@@ -54,16 +55,28 @@ def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
     return torch.tensor(given)
 
 
-def effective_samples(common: CommonSettings, silo: Silo) -> float:
-    """Return how many training samples of equal weights those of 'class-weights' are worth.
+def effective_samples(weights: Tensor) -> float:
+    """Return how many samples of equal weights those of ``weights`` (n,) are worth.
 
-    It is Kish's effective sample size, (sum w)^2 / sum w^2; NaN where no sample has a weight.
-
-    Raises:
-        SettingError: as of ``class_weights``.
+    It is Kish's effective sample size, (sum w)^2 / sum w^2; 0 where no sample has a weight.
     """
-    each = class_weights(common, silo)[silo.train.labels].double()
-    return float(each.sum() ** 2 / (each**2).sum())
+    each = weights.double()
+    return float((each.sum() ** 2 / (each**2).sum()).nan_to_num())
+
+
+def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None) -> None:
+    """Refuse steps of fewer than ``minimum`` different samples, as their ``weights`` count them."""
+    different = [torch.unique(batch) for batch in batches]
+    if weights is None:
+        sizes: list[float] = [len(batch) for batch in different]
+    else:
+        sizes = [effective_samples(weights[batch]) for batch in different]
+    if (smallest := min(sizes, default=minimum)) < minimum:
+        raise RefusedError(
+            f"{smallest:.3g} samples would be behind an optimiser step, and at least {minimum} "
+            "must be ('minimum-batch'): ask for larger batches or for 'class-weights' closer to "
+            "one another, or leave the site out"
+        )
 
 
 def _given_weights(common: CommonSettings) -> list[float]:

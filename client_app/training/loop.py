@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from fedsilo.client_app.training.augmentation import augmenter
 from fedsilo.client_app.training.compute import Compute, scaled_step
+from fedsilo.client_app.training.initial_network import refuse_small
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.client_app.training.private import PrivateTraining
 from fedsilo.client_app.training.rates import is_scheduled, rate_setter
@@ -147,6 +148,7 @@ class Options(Added, total=False):
         total_steps: steps of all rounds, for 'schedule', or 0 if the learning rate has none.
         minimum_steps: steps that must be taken, 1 by default, or 0 to keep the result of any.
         minimum_batch: different samples that must be behind each step, 1 by default.
+        weights: of the samples (n,) in the loss, or None where all count the same.
         private: draws the batches and bounds each patient's gradient; None for plain training.
         work: counts the steps and the samples that they saw.
     """
@@ -157,6 +159,7 @@ class Options(Added, total=False):
     total_steps: int
     minimum_steps: int
     minimum_batch: int
+    weights: Tensor | None
     private: PrivateTraining | None
     work: Counter[str]
 
@@ -197,7 +200,7 @@ def train_locally(
             if before_pass:
                 before_pass(number)
             if smallest > 1:
-                _refuse_small(batches_of_pass, smallest)
+                refuse_small(batches_of_pass, smallest, options.get("weights"))
             steps.take(batches_of_pass)
         mean = float(steps.losses) / max(1, steps.samples)
         options.get("work", Counter()).update({STEPS: len(steps.rates), SAMPLES: steps.seen})
@@ -269,15 +272,6 @@ class _Steps:
             self.samples += len(indices)
             self.losses = self.losses + loss * len(indices)
         self.seen += self.samples
-
-
-def _refuse_small(batches_of_pass: list[Tensor], minimum: int) -> None:
-    smallest = min((len(set(batch.tolist())) for batch in batches_of_pass), default=minimum)
-    if smallest < minimum:
-        raise RefusedError(
-            f"{smallest} samples would be behind an optimiser step, and at least {minimum} must "
-            "be ('minimum-batch'): ask for larger batches, or leave the site out"
-        )
 
 
 def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -> None:

@@ -121,6 +121,19 @@ def test_no_weights_leave_a_step_to_a_single_patient(hospital: Make, weights: st
         assert site.send(HELLO) is not None
 
 
+@pytest.mark.parametrize(("size", "answered"), [(8, False), (32, False), (85, True)])
+def test_no_weights_leave_a_batch_to_a_single_patient(
+    hospital: Make, size: int, answered: bool
+) -> None:
+    """Of 85 patients 19 are healthy: of a batch of eight one or two, whose rows were read."""
+    site = hospital("va", class_weights="1,0", batch_size=size, local_steps=2)
+    arrays = {"head.1.weight": np.zeros((2, FEATURES)), "head.1.bias": np.zeros(2)}
+    assert site.send(HELLO) is not None
+    asked = [site.train(arrays, round=round_) for round_ in range(1, 11)]
+    assert [change is not None for change in asked].count(True) == (10 if answered else 0)
+    assert answered or "samples would be behind an optimiser step" in site.refusals[0]
+
+
 @pytest.mark.parametrize("gamma", [0.0, 1e-9])
 def test_a_step_at_no_learning_rate_is_none(hospital: Make, gamma: float) -> None:
     """Of two steps a schedule leaves one: its gradient would leave alone."""
@@ -134,4 +147,7 @@ def test_a_step_at_no_learning_rate_is_none(hospital: Make, gamma: float) -> Non
 
 
 def test_weights_of_classes_with_enough_patients_are_taken(hospital: Make) -> None:
-    assert hospital(class_weights="balanced").send(HELLO) is not None
+    for name in ("cleveland", "va"):
+        site = hospital(name, class_weights="balanced")
+        arrays = {"head.1.weight": np.zeros((2, FEATURES)), "head.1.bias": np.zeros(2)}
+        assert site.train(arrays, run_name=name) is not None, site.refusals

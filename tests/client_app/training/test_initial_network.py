@@ -41,8 +41,9 @@ def test_balanced_weights_are_samples_over_classes_times_those_of_the_class() ->
 def test_effective_samples_are_the_squared_sum_over_the_sum_of_squares() -> None:
     """Balanced, of 3 and 1: 4 / (1/3 + 1/1); of a weight for one class that class alone."""
     silo = silo_of(0, 0, 0, 1)
-    assert effective_samples(settings_of("balanced"), silo) == pytest.approx(3.0)
-    assert effective_samples(settings_of("0,2,0"), silo) == pytest.approx(1.0)
+    for weights, worth in (("balanced", 3.0), ("0,2,0", 1.0), ("0,0,2", 0.0)):
+        each = class_weights(settings_of(weights), silo)[silo.train.labels]
+        assert effective_samples(each) == pytest.approx(worth)
 
 
 def test_a_class_without_samples_is_none_of_the_classes_that_are_balanced() -> None:
