@@ -197,7 +197,7 @@ class Lab:
             raise TypeError(f"Lab.fit() takes no argument {', '.join(map(repr, unknown))}")
         settings, split = settings or self.sampling, self.silo.train if split is None else split
         limits, rounds = self.session.limits, self.instruction.round - 1
-        smallest = self.privacy.smallest_batch()
+        smallest = self.session.smallest_batch
         own = replace(settings, local_steps=steps) if steps else settings
         private = self.privacy.training(own, aside) if own.is_private() and not stays else None
         # The real number of samples would be in the learning rate and in the loss

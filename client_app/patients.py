@@ -69,17 +69,8 @@ class PatientPrivacy:
         counts = self.session.told()["train"]
         return PrivateMeans(settings.statistics_clip_norm, noise, counts, source)
 
-    def smallest_batch(self) -> int:
-        """Return the samples that must be behind an optimiser step.
-
-        Under a cap of the hospital's own noise hides who is in a batch, or what is trained stays:
-        a refusal would tell how few there are. Without one the server chooses how little noise
-        there is: the floor holds.
-        """
-        return 1 if self.session.cap else self.session.limits.minimum_batch
-
     def _refuse_small_batches(self, private: PrivateTraining) -> None:
-        floor, size = self.smallest_batch(), private.settings.batch_size
+        floor, size = self.session.smallest_batch, private.settings.batch_size
         if private.rate < 1 and floor > 1 and size < _CROWD * floor:
             raise RefusedError(
                 f"private batches are drawn at random, {size} samples on average, and fewer than "

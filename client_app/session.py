@@ -64,6 +64,11 @@ class SiteSession:
     sampling: CommonSettings = field(init=False)  # ``settings`` with the seed by which it draws
     # How updates travel, or None if this site sends what it has
     compression: Compression | None = field(init=False, default=None)
+    # How much a sample's loss counts at most, and how many samples must be behind a step. Under a
+    # cap of the hospital's own noise hides who is in a batch, or what is trained stays: a refusal
+    # would tell how few there are
+    loss_bound: float = field(init=False, default=math.inf)
+    smallest_batch: int = field(init=False, default=1)
     digest: str = field(init=False, default="")  # of the settings that decide what a state means
     method: Any = field(init=False, default=None)  # the run's method at this site
     # In place of ``train_locally``, once this site and others were trained as one
@@ -94,6 +99,10 @@ class SiteSession:
         # A hospital may change its own cap during a run: the digest is of the run's settings
         self.digest = settings_digest_of(built(CommonSettings, self.run_config), own)
         self.compute, self.sampling = compute_of(self.settings), self.settings
+        if self.cap:
+            self.loss_bound = LOSS_BOUND
+        else:
+            self.smallest_batch = self.limits.minimum_batch
         self.compression = compression_of(self.settings)
         self.method = method
         return self
@@ -123,11 +132,6 @@ class SiteSession:
         data = {**self.silo.fingerprints, "data set": self.settings.dataset}
         noise = statistics_noise(self.settings)
         return told_counts(self.silo.label_counts(), data, noise, self.cap)
-
-    @property
-    def loss_bound(self) -> float:
-        """How much a sample's loss counts at most where it is measured."""
-        return LOSS_BOUND if self.cap else math.inf
 
     def noise(self, *key: int | str) -> torch.Generator | None:
         """Return the source of noise for ``key``, or None at a real site: the operating system.

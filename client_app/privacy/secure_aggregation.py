@@ -90,13 +90,12 @@ class SecureSite:
             SiteError: the message is not as it must be, or of another round.
             RefusedError: it would tell more than a sum.
         """
-        ways = {
-            SECURE_KEYS: self._made_keys,
-            SECURE_SHARES: self._shared,
-            SECURE_AGREE: self._agreed,
-        }
         with one_at_a_time(self.folder):
-            return ways.get(phase, self._unmasked)()
+            if phase == SECURE_KEYS:
+                return self._made_keys()
+            if phase == SECURE_SHARES:
+                return self._shared()
+            return self._agreed() if phase == SECURE_AGREE else self._unmasked()
 
     def masked(
         self,

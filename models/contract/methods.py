@@ -167,8 +167,9 @@ _SUMMED = (
 
 
 def needs_sums_only(name: str) -> bool:
-    """Tell whether a method, or the one that a plug extends, needs only sums of what sites send."""
-    return (name if name in METHODS else _extended(_server_side(name))) in _SUMMED
+    """Tell whether a method needs only sums of what sites send; a plug's server side says so."""
+    own: Any = None if name in METHODS else _server_side(name)
+    return own.capabilities.secure if own else name in _SUMMED
 
 
 def settings_class(name: str) -> type:

@@ -74,11 +74,6 @@ class Capabilities:
     def _of_messages(self, common: CommonSettings) -> Iterator[str]:
         """Say the same of what travels and of who may be late."""
         method, secure = f"method '{common.method}'", common.secure_aggregation != "none"
-        if secure and not self.secure:
-            yield (
-                f"{method} needs more of the sites' arrays than a sum: set 'secure-aggregation' to "
-                "'none', or choose another method"
-            )
         if has_quorum(common) and not self.secure:
             yield (
                 f"{method} does not average what all sites send: set 'round-quorum' to 1 and leave "

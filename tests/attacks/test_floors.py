@@ -121,7 +121,7 @@ def test_no_weights_leave_a_step_to_a_single_patient(hospital: Make, weights: st
         assert site.send(HELLO) is not None
 
 
-@pytest.mark.parametrize(("size", "answered"), [(8, False), (32, False), (85, True)])
+@pytest.mark.parametrize(("size", "answered"), [(8, False), (85, True)])
 def test_no_weights_leave_a_batch_to_a_single_patient(
     hospital: Make, size: int, answered: bool
 ) -> None:
