@@ -314,7 +314,7 @@ def chosen_document(
         "experiment": experiment,
         "chosen": dict(best.settings),
         "why": why,
-        "warnings": [*at_an_edge(grid, best.settings), *same, *failed],
+        "warnings": [*at_an_edge(grid, best.settings, sampler), *same, *failed],
         "sampler": sampler,
         "metric": metric,
         "budget": vars(budget),
