@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from rich.table import Table
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.locations import find_places
-from fedsilo.datasets.registry import data_set, load_silo
+from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.models.contract.errors import (
     DataError,
     RunDirectoryError,
@@ -63,7 +65,7 @@ from fedsilo.server_app.studies.compare.tables import (
     rich_table,
 )
 from fedsilo.server_app.studies.compare.trials import run_missing, runs_at_once
-from fedsilo.server_app.studies.finished_run import FinishedRun, has_begun, has_ended
+from fedsilo.server_app.studies.finished_run import FinishedRun, has_begun, has_ended, same_split
 
 # experiment -> seed -> summary of the split
 Summaries = Mapping[str, Mapping[int, Mapping[str, Any]]]
@@ -223,6 +225,8 @@ def compare(
     budgets = planned_budgets({job.experiment: job.settings for job in all_jobs}, sources)
     if not unequal:
         budgets.refuse_unequal("give all the same, or mark the row by --unequal")
+    if own_splits:
+        _refuse_one_split(all_jobs)
     _run_all([job for job in all_jobs if not job.finished()], jobs, tell)
     runs = {name: [job.directory for job in all_jobs if job.experiment == name] for name in names}
     budgets = Budgets({name: budget.taken(runs[name]) for name, budget in budgets.of.items()})
@@ -236,7 +240,9 @@ def compare(
             significance(metric, values_by_seed(summaries, metric), paired)
             for metric in chosen_metrics(tests, _all(summaries), "--tests")
         ]
-    remarks = notes(tested[0], seeds, paired, _same_split(runs)) if tested else []
+    same = {same_split(by_seed) for by_seed in runs.values()}
+    cut = None if None in same else False not in same
+    remarks = notes(tested[0], seeds, paired, cut) if tested else []
     return Comparison(results, split, tested, remarks, budgets)
 
 
@@ -276,13 +282,26 @@ def _results(
     return joined(frames)
 
 
-def _same_split(runs: Mapping[str, Sequence[FinishedRun]]) -> bool:
-    """Tell whether all seeds of each experiment saw the same split."""
+def _refuse_one_split(jobs: Sequence[Job]) -> None:
+    """Refuse splits of their own where 'fold-seed' decides nothing, before anything runs.
 
-    def split(run: FinishedRun) -> dict[str, Any]:
-        return {site: facts["fingerprints"] for site, facts in run.silos.items()}
+    Raises:
+        SettingError: the first two seeds of an experiment have the same split.
+    """
 
-    return all(split(run) == split(first) for first, *others in runs.values() for run in others)
+    def cut(job: Job) -> list[Mapping[str, str]]:
+        common = job.settings.common
+        return [load_silo(site, common).fingerprints for site in silo_names(common)]
+
+    for one, other in pairwise(jobs):
+        if {one.settings.common.seed, other.settings.common.seed} != {0, 1}:
+            continue
+        with suppress(DataError):  # without data here finished runs are shown, and no other begins
+            if cut(one) == cut(other):
+                raise SettingError(
+                    f"--splits: the seeds of experiment '{one.experiment}' all have the same "
+                    "split, as it has no part by 'fold-seed': set 'test-folds', or leave it out"
+                )
 
 
 def _job(

@@ -24,6 +24,7 @@ from fedsilo.server_app.studies.compare.tables import (
     spread_cell,
 )
 from fedsilo.server_app.studies.figures.learning_curves import CURVES, series
+from fedsilo.server_app.studies.finished_run import same_split
 from fedsilo.server_app.studies.report.dpo import value_text
 from fedsilo.server_app.studies.report.headline import facts, head_of
 from fedsilo.server_app.studies.report.numbers import NONE, counted, with_interval
@@ -42,7 +43,6 @@ def research_data(runs: Runs) -> dict[str, Any]:
     split = "test" if any(run.summary["mean"] for run in runs) else "val"
     first, experiments = runs[0], experiments_of(runs)
     seeds = {tuple(sorted(by_seed)) for by_seed in experiments.values()}
-    cuts = [{site: facts["fingerprints"] for site, facts in run.silos.items()} for run in runs]
     data_sets = sorted({str(run.summary["dataset"]) for run in runs})
     alone = len(experiments) < 2
     operations = {run.name: run.summary["unrepeatable-operations"] for run in runs}
@@ -63,7 +63,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "compared": [] if alone or len(data_sets) > 1 else [*_compared(runs, split)],
         "one_seed": max(map(len, seeds)) < 2,
         "paired": len(seeds) == 1,
-        "same_split": all(cut == cuts[0] for cut in cuts),
+        "same_split": same_split(runs),
         "unequal": _unequal(experiments),
         "cost": [_cost(run) for run in runs],
         "cost_picture": [*_cost_against(runs, split)] if len(data_sets) == 1 else [],
