@@ -38,7 +38,8 @@ def chosen_runs(rows: Sequence[Row], seeds: int) -> dict[tuple[str, str], list[R
             ran.setdefault(row.cell, []).append(row)
     chosen = {}
     for cell, runs in ran.items():
-        best = max((row for row in runs if row.seed == 0), key=lambda row: row.merit)
+        trials = [row for row in runs if row.seed == 0]
+        best = max(trials, key=lambda row: row.merit, default=runs[0])
         own = sorted((row for row in runs if row.point == best.point), key=lambda r: r.seed or 0)
         if len(own) == seeds and not any(row.note for row in own):
             chosen[cell] = own

@@ -70,6 +70,8 @@ def test_a_method_without_all_seeds_or_with_a_failed_one_has_no_result() -> None
     assert chosen_runs([row("fedavg", 0, 0.1, 0.6, 0.9)], 2) == {}
     failed = row("fedavg", 1, 0.1, 0.6, 0.9, note="a run failed: it diverged")
     assert chosen_runs([row("fedavg", 0, 0.1, 0.6, 0.9), failed], 2) == {}
+    late = [row("fedavg", seed, 0.1, 0.6, 0.9) for seed in (1, 2)]
+    assert chosen_runs(late, 3) == {}, "the lines of its trials were deleted"
     assert results_table([], 2).empty
 
 
