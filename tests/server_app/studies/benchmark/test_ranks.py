@@ -7,7 +7,6 @@ import pytest
 from fedsilo.server_app.studies.benchmark.ranks import (
     chosen_runs,
     equals,
-    interval,
     ranking,
     relative_costs,
     results_table,
@@ -42,13 +41,6 @@ def test_a_method_that_lacks_a_setting_has_no_rank() -> None:
     found = ranking(figures)
     assert found.ranks == {"a": 1.0, "c": 2.0}
     assert found.statistic is None, "two methods are too few for the test"
-
-
-def test_an_interval_is_students() -> None:
-    low, high = interval([0.7, 0.8, 0.9])  # sd 0.1, t 4.303 of two degrees of freedom
-    assert (low, high) == pytest.approx(
-        (0.8 - 4.303 * 0.1 / 3**0.5, 0.8 + 4.303 * 0.1 / 3**0.5), abs=1e-4
-    )
 
 
 def test_the_choice_reads_validation_figures_alone() -> None:
