@@ -2,7 +2,7 @@
 
 It is computed where predictions are made and nothing of it leaves. A table's rows are compared as
 the network gets them, images by the network's penultimate features. Samples that nobody trained on
-decide from which score on a case is unusual: at most 5 % of such samples are.
+decide from which score on a case is unusual: of 45 and more, nine times in ten at most 5 % are.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from fedsilo.models.measures.novelty import (
     Novelty,
     familiar,
     limit_of,
+    rows_for_certainty,
 )
 from fedsilo.server_app.studies.finished_site import sites_of
 from fedsilo.server_app.studies.predict.model import SiteModel
@@ -54,9 +55,14 @@ class Reference:
     def lines(self) -> list[str]:
         """Return what it rests on and what it does not know, a sentence each."""
         limit = (
-            f"its limit on {self.held} {self.split} samples: at most {SHARE:.0%} of such samples "
-            "are beyond it"
+            f"its limit on {self.held} {self.split} samples: nine times in ten at most {SHARE:.0%} "
+            "of such samples are beyond it"
         )
+        if self.held < rows_for_certainty(SHARE):
+            limit = (
+                f"its limit is the highest score of {self.held} {self.split} samples: on average "
+                f"{1 / (self.held + 1):.1%} of such samples are beyond it"
+            )
         if self.limit is None:
             limit = (
                 f"every case is answered, since a limit takes {rows_needed(1 - SHARE)} held-out "
