@@ -277,8 +277,10 @@ def _results(
         experiment_results(name, runs, metrics or data_set(data_sets[name]).headline)
         for name, runs in summaries.items()
     ]
-    for job in {job.settings.common.dataset: job for job in jobs}.values():
-        frames.append(constant_results(job.directory.silos, split, metrics))
+    for name in dict(zip(data_sets.values(), data_sets, strict=True)).values():  # one a data set
+        own = [job.directory for job in jobs if job.experiment == name]
+        cuts = own if same_split(own) is False else own[:1]
+        frames += [constant_results(r.silos, split, metrics, seed) for seed, r in enumerate(cuts)]
     return joined(frames)
 
 

@@ -11,7 +11,8 @@ from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory, config_document
-from fedsilo.server_app.studies.compare.over_seeds import Job
+from fedsilo.server_app.studies.compare.over_seeds import Job, _results
+from fedsilo.server_app.studies.compare.tables import over_seeds
 from fedsilo.server_app.studies.finished_run import FinishedRun, same_split
 
 SILOS = [f"s{distribution}{letter}" for distribution in "123" for letter in "abc"]
@@ -275,11 +276,27 @@ def test_splits_of_their_own_that_are_all_the_same_are_refused_before_anything_r
     assert not (tmp_path / "out").exists()
 
 
-def _run_of(folder: Path, digests: dict[str, str]) -> FinishedRun:
+def _run_of(folder: Path, digests: dict[str, str], counts: tuple[int, int] = (1, 1)) -> FinishedRun:
     directory = RunDirectory(folder)
     directory.path.mkdir()
-    directory.write_json("silos.json", {"one": {"fingerprints": digests}})
+    facts = {"fingerprints": digests, "distribution": "d", "label_counts": {"test": counts}}
+    directory.write_json("silos.json", {"one": facts})
     return FinishedRun(folder)
+
+
+@pytest.mark.parametrize(("digests", "seeds", "mean"), [("ab", 2, 0.5), ("aa", 1, 0.25)])
+def test_predicting_one_class_is_scored_on_each_split_there_is(
+    tmp_path: Path, digests: str, seeds: int, mean: float
+) -> None:
+    jobs = []
+    for seed, counts in enumerate([(6, 2), (2, 6)]):  # groups of patients are of several sizes
+        _run_of(tmp_path / f"x-{seed}", {"test": digests[seed]}, counts)
+        keys = {"out": str(tmp_path), "run-name": f"x-{seed}", "seed": seed}
+        jobs.append(Job("x", resolve({**keys, "dataset": "heart-synthetic"}), 1, []))
+    figures = {"mean": {"accuracy": 0.9}, "distributions": {}, "method": "fedavg"}
+    table = over_seeds(_results(jobs, {"x": {0: figures, 1: figures}}, "test", "accuracy"))
+    constant = table[(table["method"] == "constant") & (table["group"] == "all")].iloc[0]
+    assert (constant["mean"], constant["seeds"]) == (mean, seeds)
 
 
 def test_same_split_is_not_known_where_a_site_does_not_tell(tmp_path: Path) -> None:
