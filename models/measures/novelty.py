@@ -127,11 +127,6 @@ def limit_of(scores: Floats, share: float) -> float:
     return float(np.sort(scores)[int(sure.argmax()) if sure.any() else count - 1])
 
 
-def rows_for_certainty(share: float) -> int:
-    """Return the fewest scores whose ``limit_of`` has no more than ``share`` beyond it for sure."""
-    return math.ceil(math.log(1 - _CERTAINTY) / math.log(1 - share))
-
-
 def _seen(values: Floats, missing: Booleans) -> Seen:
     found: Floats = np.unique(values[~missing])
     few = len(found) <= _FEW_VALUES

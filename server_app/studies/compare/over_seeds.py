@@ -195,22 +195,12 @@ def compare(
     jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Run what is missing and compare all runs.
+    """Run what is missing of seeds 0 to ``seeds - 1`` and compare all runs.
 
-    Args:
-        experiments: their names; a name given twice counts once.
-        sources: settings that override those of each experiment.
-        engine: ``ray`` or ``inline``.
-        supernodes: simulated sites, or None for the experiment's number or all silos.
-        seeds: seeds 0 to ``seeds - 1``.
-        own_splits: whether each seed has a split of its own.
-        split: ``test`` or ``val``.
-        metrics: names and patterns, separated by commas, or None for the data set's headline.
-        tests: the metrics for which to test whether experiments differ, or None.
-        paired: whether those tests are of the differences by seed.
-        unequal: whether rows on unequal terms (see budgets.py) are compared, and marked.
-        jobs: runs at once, 0 for as many as there are cores for, or Slurm's parameters.
-        tell: is called with a line each time a run has ended.
+    ``metrics`` are names and patterns, separated by commas, or None for the data set's headline;
+    ``tests`` likewise those for which to test whether experiments differ. Rows on unequal terms
+    (see budgets.py) are compared, and marked, if ``unequal``. ``jobs`` are the runs at once, 0 for
+    as many as there are cores for; ``tell`` is called with a line each time a run has ended.
 
     Raises:
         FedsiloError: a setting is wrong, rows are on unequal terms, or a run failed; finished runs
@@ -285,24 +275,16 @@ def _results(
 
 
 def _refuse_one_split(jobs: Sequence[Job]) -> None:
-    """Refuse splits of their own where 'fold-seed' decides nothing, before anything runs.
-
-    Raises:
-        SettingError: the first two seeds of an experiment have the same split.
-    """
-
-    def cut(job: Job) -> list[Mapping[str, str]]:
-        common = job.settings.common
-        return [load_silo(site, common).fingerprints for site in silo_names(common)]
-
-    for one, other in pairwise(jobs):
-        if {one.settings.common.seed, other.settings.common.seed} != {0, 1}:
+    """Refuse splits of their own where the first two seeds of an experiment have the same."""
+    for one, other in pairwise(job.settings.common for job in jobs):
+        if (one.seed, other.seed) != (0, 1):
             continue
         with suppress(DataError):  # without data here finished runs are shown, and no other begins
-            if cut(one) == cut(other):
+            cuts = [[load_silo(s, c).fingerprints for s in silo_names(c)] for c in (one, other)]
+            if cuts[0] == cuts[1]:
                 raise SettingError(
-                    f"--splits: the seeds of experiment '{one.experiment}' all have the same "
-                    "split, as it has no part by 'fold-seed': set 'test-folds', or leave it out"
+                    f"--splits: '{one.run_name}' and '{other.run_name}' have the same split, as no "
+                    "part of it is by 'fold-seed': set 'test-folds', or leave it out"
                 )
 
 

@@ -30,12 +30,12 @@ from fedsilo.models.measures.novelty import (
     Novelty,
     familiar,
     limit_of,
-    rows_for_certainty,
 )
 from fedsilo.server_app.studies.finished_site import sites_of
 from fedsilo.server_app.studies.predict.model import SiteModel
 
 SHARE = 0.05  # of held-out samples that may be taken for unusual
+_SURE = 45  # held-out samples: as 0.95^45 is below 0.1, one is beyond the share nine times in ten
 _IMAGES = 300  # of which features are computed, for training samples and for held-out ones
 _SITES = 50  # whose samples are read
 
@@ -58,7 +58,7 @@ class Reference:
             f"its limit on {self.held} {self.split} samples: nine times in ten at most {SHARE:.0%} "
             "of such samples are beyond it"
         )
-        if self.held < rows_for_certainty(SHARE):
+        if self.held < _SURE:
             limit = (
                 f"its limit is the highest score of {self.held} {self.split} samples: on average "
                 f"{1 / (self.held + 1):.1%} of such samples are beyond it"

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from fedsilo.models.measures.novelty import Seen, familiar, limit_of, rows_for_certainty
+from fedsilo.models.measures.novelty import Seen, familiar, limit_of
 
 
 def test_values_between_seen_ones_are_0_and_others_1_and_their_distance() -> None:
@@ -57,6 +57,5 @@ def test_a_limit_takes_19_samples_and_of_few_is_the_largest() -> None:
     assert limit_of(np.arange(44.0), 0.05) == 43.0
     # 0.95^45 < 0.1: the largest of 45 is the first that is sure, of 77 the second largest
     assert limit_of(np.arange(45.0), 0.05) == 44.0
-    assert rows_for_certainty(0.05) == 45  # 0.95^44 = 0.105 and 0.95^45 = 0.099
     assert limit_of(np.arange(76.0), 0.05) == 75.0
     assert limit_of(np.arange(77.0), 0.05) == 75.0

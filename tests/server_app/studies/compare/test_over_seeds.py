@@ -271,7 +271,7 @@ def test_splits_of_their_own_that_are_all_the_same_are_refused_before_anything_r
     command[command.index("--seeds") + 1] = "3"
     assert main([*command, "--splits"]) == 1
     error = capsys.readouterr().err
-    assert "--splits: the seeds of experiment 'own' all have the same split" in error
+    assert "--splits: 'own-split0' and 'own-split1' have the same split" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
