@@ -85,8 +85,9 @@ def at_an_edge(grid: Grid, best: Mapping[str, Value], sampler: str) -> Iterator[
             continue
         (low, high), value = ends, best[key]
         at = _place(float(str(value)), low, high)
-        if at <= margin or at >= 1 - margin:
-            end = "lower" if at <= margin else "upper"
+        lower = at <= margin and low > 0  # no setting may be negative
+        if lower or at >= 1 - margin:
+            end = "lower" if lower else "upper"
             yield (
                 f"the best '{key}', {value}, is at the {end} end of {low:g} to {high:g}: what is "
                 "beyond may be better; widen the grid and tune again"
