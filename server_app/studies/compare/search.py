@@ -87,10 +87,9 @@ def at_an_edge(grid: Grid, best: Mapping[str, Value], sampler: str) -> Iterator[
         at = _place(float(str(value)), low, high)
         lower = at <= margin and low > 0  # no setting may be negative
         if lower or at >= 1 - margin:
-            end = "lower" if lower else "upper"
             yield (
-                f"the best '{key}', {value}, is at the {end} end of {low:g} to {high:g}: what is "
-                "beyond may be better; widen the grid and tune again"
+                f"the best '{key}', {value}, is at the {'lower' if lower else 'upper'} end of "
+                f"{low:g} to {high:g}: what is beyond may be better; widen the grid and tune again"
             )
 
 
