@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedsilo.datasets.registry import data_set
@@ -13,6 +13,7 @@ from fedsilo.models.figures.palette import line_styles
 from fedsilo.models.measures.intervals import Estimate, of_mean
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.progress import bytes_text
+from fedsilo.server_app.records.summary import by_distribution, means
 from fedsilo.server_app.studies.compare.budgets import Budgets, budget_of
 from fedsilo.server_app.studies.compare.results import experiment_results, of_split, values_by_seed
 from fedsilo.server_app.studies.compare.significance import significance
@@ -31,6 +32,7 @@ from fedsilo.server_app.studies.report.numbers import NONE, counted, with_interv
 from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import curves, estimates, scatter
 from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of, taking_part
+from fedsilo.server_app.studies.report.shown import last_figures
 
 _PAIRS = 15  # of experiments whose differences are drawn
 _NAMED = 6  # lines whose last value the description of a picture has; the table has all
@@ -126,16 +128,21 @@ def _curves(runs: Runs, split: str) -> Iterator[Picture]:
 
 
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
-    """Return the lines of a metric: of one run by distribution, of several by experiment."""
+    """Return the lines of a metric: of one run by distribution, of several by experiment.
+
+    Of several only sites count whose figures every run shows in every round.
+    """
     if len(runs) == 1:
         distribution_of = {s: str(f["distribution"]) for s, f in runs[0].silos.items()}
         return series(runs[0].metrics, metric, distribution_of, split)
     lines: dict[str, dict[int, float]] = {}
+    hidden = {row["site"] for run in runs for row in _hidden(run, split) if row["metric"] == metric}
     for experiment, by_seed in experiments_of(runs).items():
         at: dict[int, list[float]] = {}
         for run in by_seed.values():
             alike = dict.fromkeys(run.silos, "all")
-            line = series(run.metrics, metric, alike, split).get("all", {})
+            rows = [row for row in run.metrics if row["site"] not in hidden]
+            line = series(rows, metric, alike, split).get("all", {})
             for round_, value in line.items():
                 at.setdefault(round_, []).append(value)
         if at:
@@ -144,11 +151,40 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
 
 
 def _summaries(runs: Runs, split: str) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return experiment -> seed -> summary with the figures of a split."""
+    """Return experiment -> seed -> summary with those figures of a split that every run shows.
+
+    Otherwise the mean of a run that is right for all of a small site would be without that site.
+    """
+    hidden = {
+        (row["site"], row["metric"])
+        for run in runs
+        for row in _hidden(run, split)
+        if int(row["round"]) == run.summary["rounds"]
+    }
     return {
-        name: {seed: of_split(run.summary, split) for seed, run in by_seed.items()}
+        name: {seed: _without(run, split, hidden) for seed, run in by_seed.items()}
         for name, by_seed in experiments_of(runs).items()
     }
+
+
+def _hidden(run: ReportedRun, split: str) -> Iterator[Mapping[str, str]]:
+    """Yield the rows of a split that are not shown, of metrics that are shown of other sites."""
+    known = {row["metric"] for row in run.metrics if row["split"] == split}
+    rows = (r for r in run.whole.metrics if r["split"] == split and r["metric"] in known)
+    yield from (row for row in rows if not run.shows(row))
+
+
+def _without(run: ReportedRun, split: str, hidden: Container[tuple[str, str]]) -> dict[str, Any]:
+    """Return a run's summary of a split without the hidden figures, site and metric."""
+    summary, own = of_split(run.summary, split), last_figures(run, split)
+    sites = {
+        site: {metric: value for metric, value in row.items() if (site, metric) not in hidden}
+        for site, row in own.items()
+    }
+    if sites == own:
+        return summary
+    groups = {site: str(facts["distribution"]) for site, facts in run.silos.items()}
+    return {**summary, "mean": means(sites), "distributions": by_distribution(sites, groups)}
 
 
 def _final(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
