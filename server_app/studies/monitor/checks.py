@@ -120,13 +120,7 @@ def _merged(old: list[int], now: list[int], floor: int) -> tuple[list[int], list
 
 
 def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> Check:
-    """Return whether prediction sets still hold the true class as often as promised.
-
-    Args:
-        sets: (n, classes) bool.
-        labels: (n,) int64.
-        coverage: what was promised.
-    """
+    """Return whether sets (n, classes) bool hold the class of labels (n,) as often as promised."""
     right, n = int(sets.gather(1, labels[:, None]).sum()), len(labels)
     around = wilson(right, n)
     return Check(
@@ -138,12 +132,7 @@ def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> Check:
 
 
 def certainty_check(probabilities: Tensor, labels: Tensor) -> Check:
-    """Return whether the model is as often right as its probabilities say.
-
-    Args:
-        probabilities: (n, classes), rows summing to 1.
-        labels: (n,) int64.
-    """
+    """Return whether the model is as often right as its probabilities (n, classes) say."""
     confidence, predicted = probabilities.max(dim=1)
     right, n, said = int((predicted == labels).sum()), len(labels), confidence.mean().item()
     around = wilson(right, n)

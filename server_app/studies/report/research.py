@@ -13,7 +13,6 @@ from fedsilo.models.figures.palette import line_styles
 from fedsilo.models.measures.intervals import Estimate, of_mean
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.progress import bytes_text
-from fedsilo.server_app.records.summary import by_distribution, means
 from fedsilo.server_app.studies.compare.budgets import Budgets, budget_of
 from fedsilo.server_app.studies.compare.results import experiment_results, of_split, values_by_seed
 from fedsilo.server_app.studies.compare.significance import significance
@@ -130,7 +129,7 @@ def _curves(runs: Runs, split: str) -> Iterator[Picture]:
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
     """Return the lines of a metric: of one run by distribution, of several by experiment.
 
-    Of several only sites count whose figures every run shows in every round.
+    Lines of several runs are of the sites whose figures every run shows in every round.
     """
     if len(runs) == 1:
         distribution_of = {s: str(f["distribution"]) for s, f in runs[0].silos.items()}
@@ -181,10 +180,7 @@ def _without(run: ReportedRun, split: str, hidden: Container[tuple[str, str]]) -
         site: {metric: value for metric, value in row.items() if (site, metric) not in hidden}
         for site, row in own.items()
     }
-    if sites == own:
-        return summary
-    groups = {site: str(facts["distribution"]) for site, facts in run.silos.items()}
-    return {**summary, "mean": means(sites), "distributions": by_distribution(sites, groups)}
+    return {**summary, **run.means(summary, own, sites)}
 
 
 def _final(runs: Runs, split: str) -> Iterator[dict[str, Any]]:

@@ -103,8 +103,8 @@ class ShownRun(FinishedRun):
         return {
             **whole,
             "sites": test,
-            **self._means(whole, whole["sites"], test),
-            "validation": self._means(whole["validation"], last, validation),
+            **self.means(whole, whole["sites"], test),
+            "validation": self.means(whole["validation"], last, validation),
         }
 
     @cached_property
@@ -119,7 +119,7 @@ class ShownRun(FinishedRun):
             for site, row in values.items()
         }
 
-    def _means(self, recorded: Document, all_: Values, shown: Values) -> dict[str, Any]:
+    def means(self, recorded: Document, all_: Values, shown: Values) -> dict[str, Any]:
         """Return mean and distributions; those over sites that are all shown as recorded."""
         if shown == all_:
             return {key: recorded[key] for key in ("mean", "distributions")}
