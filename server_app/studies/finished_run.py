@@ -3,7 +3,7 @@
 ``summary.json`` is written last, so a run has ended exactly when that file exists.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -60,6 +60,13 @@ class FinishedRun(RunDirectory):
     def traffic(self) -> Rows:
         """The rows of ``traffic.csv``, as text; earlier versions counted no steps."""
         return [{"steps": "0", "samples": "0", **row} for row in self.read_csv("traffic.csv")]
+
+
+def same_split(runs: Iterable[FinishedRun]) -> bool | None:
+    """Return whether all runs, one or more, saw the same split; None if their sites do not tell."""
+    splits = [{site: facts["fingerprints"] for site, facts in run.silos.items()} for run in runs]
+    told = all(digests for split in splits for digests in split.values())
+    return all(split == splits[0] for split in splits) if told else None
 
 
 def finished_run(path: Path) -> FinishedRun:

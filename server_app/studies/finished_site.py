@@ -38,12 +38,8 @@ def finished_site(
 ) -> Lab:
     """Return what a site's method can use after a finished run, ready to open its network.
 
-    Args:
-        run_dir: the run directory.
-        site: the site; its data must be here.
-        data_dir: the data directory, or None for the run's own.
-        state_dir: the folder of the site's private state, or None for the run directory's.
-        best: of the best round, where the run has kept its model, not of the last one.
+    The site's data must be here: in ``data_dir``, or where the run had them; its private state in
+    ``state_dir`` or the run directory. ``best`` is the best round, where its model was kept.
 
     Raises:
         FedsiloError: the run has not ended, or nothing of its model is here.

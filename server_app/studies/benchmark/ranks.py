@@ -12,22 +12,15 @@ from typing import Any
 
 import pandas as pd
 
+from fedsilo.models.measures.intervals import of_mean
 from fedsilo.server_app.studies.benchmark.rows import Row
-from fedsilo.server_app.studies.compare.tables import deviation, mean
+from fedsilo.server_app.studies.compare.tables import mean
 
 RESULTS = (
     *("experiment", "method", "metric", "mean", "low", "high", "seeds"),
     *("accuracy", "kilobytes", "seconds", "rate", "own"),
 )
 _COVERAGE = 0.95
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return Student's 95 % interval of the mean of two or more values."""
-    from scipy.stats import t
-
-    half = t.ppf((1 + _COVERAGE) / 2, len(values) - 1) * deviation(values) / math.sqrt(len(values))
-    return mean(values) - float(half), mean(values) + float(half)
 
 
 def chosen_runs(rows: Sequence[Row], seeds: int) -> dict[tuple[str, str], list[Row]]:
@@ -38,7 +31,8 @@ def chosen_runs(rows: Sequence[Row], seeds: int) -> dict[tuple[str, str], list[R
             ran.setdefault(row.cell, []).append(row)
     chosen = {}
     for cell, runs in ran.items():
-        best = max((row for row in runs if row.seed == 0), key=lambda row: row.merit)
+        trials = [row for row in runs if row.seed == 0]
+        best = max(trials, key=lambda row: row.merit, default=runs[0])
         own = sorted((row for row in runs if row.point == best.point), key=lambda r: r.seed or 0)
         if len(own) == seeds and not any(row.note for row in own):
             chosen[cell] = own
@@ -50,7 +44,9 @@ def results_table(rows: Sequence[Row], seeds: int) -> pd.DataFrame:
     records = []
     for (experiment, method), runs in chosen_runs(rows, seeds).items():
         figures = [float(row.test or 0) for row in runs]
-        reached = (runs[0].metric, mean(figures), *interval(figures), len(runs))
+        around = of_mean(figures)
+        assert around is not None, "a benchmark has two seeds or more"
+        reached = (runs[0].metric, mean(figures), around.low, around.high, len(runs))
         costs = (
             mean(float(row.accuracy or 0) for row in runs),
             mean((row.up or 0) + (row.down or 0) for row in runs) / 1000,

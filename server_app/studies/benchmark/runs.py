@@ -48,16 +48,10 @@ def benchmark(
     only_show: bool = False,
     tell: Tell = lambda _: None,
 ) -> Benchmarked:
-    """Run what is missing and return all that has run.
+    """Run what is missing in ``csv``, which grows run by run, and return all that has run.
 
-    Args:
-        section: of the simulation file.
-        sources: settings that override those of each experiment.
-        csv: file of the rows, which grows run by run; what it has is not run again.
-        experiments: of the benchmark that are run now, or none for all.
-        methods: those that are run now, or none for all.
-        only_show: whether only what has run is shown.
-        tell: is called with a line after each run.
+    These ``experiments`` and ``methods`` of the ``section`` in the simulation file are run now, all
+    if none are named, and nothing if ``only_show``.
 
     Raises:
         FedsiloError: a name is unknown, data are missing, or the file has rows of other settings.

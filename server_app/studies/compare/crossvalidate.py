@@ -80,15 +80,9 @@ def crossvalidate(
 ) -> CrossValidation:
     """Run what is missing and return the figures.
 
-    Args:
-        experiments: their names; the others are compared with the first.
-        sources: where settings come from, over those of each experiment.
-        folds: folds of each site's rows, at least 2.
-        repeats: shufflings.
-        unequal: whether experiments on unequal terms (see budgets.py) are compared, and marked;
-            trials keep no optimiser steps, so that settings and finished rounds decide.
-        jobs: runs at once, 0 for one per core, or Slurm's parameters.
-        tell: is called with a line before the runs begin.
+    The other experiments are compared with the first. Those on unequal terms (see budgets.py) are
+    compared, and marked, if ``unequal``; trials keep no optimiser steps, so that settings and
+    finished rounds decide. Each of the ``repeats`` is another shuffling into ``folds``, at least 2.
 
     Raises:
         FedsiloError: the data set has no folds, a setting is wrong, experiments are on unequal

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from rich.table import Table
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.locations import find_places
-from fedsilo.datasets.registry import data_set, load_silo
+from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.models.contract.errors import (
     DataError,
     RunDirectoryError,
@@ -63,7 +65,7 @@ from fedsilo.server_app.studies.compare.tables import (
     rich_table,
 )
 from fedsilo.server_app.studies.compare.trials import run_missing, runs_at_once
-from fedsilo.server_app.studies.finished_run import FinishedRun, has_begun, has_ended
+from fedsilo.server_app.studies.finished_run import FinishedRun, has_begun, has_ended, same_split
 
 # experiment -> seed -> summary of the split
 Summaries = Mapping[str, Mapping[int, Mapping[str, Any]]]
@@ -193,22 +195,12 @@ def compare(
     jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Run what is missing and compare all runs.
+    """Run what is missing of seeds 0 to ``seeds - 1`` and compare all runs.
 
-    Args:
-        experiments: their names; a name given twice counts once.
-        sources: settings that override those of each experiment.
-        engine: ``ray`` or ``inline``.
-        supernodes: simulated sites, or None for the experiment's number or all silos.
-        seeds: seeds 0 to ``seeds - 1``.
-        own_splits: whether each seed has a split of its own.
-        split: ``test`` or ``val``.
-        metrics: names and patterns, separated by commas, or None for the data set's headline.
-        tests: the metrics for which to test whether experiments differ, or None.
-        paired: whether those tests are of the differences by seed.
-        unequal: whether rows on unequal terms (see budgets.py) are compared, and marked.
-        jobs: runs at once, 0 for as many as there are cores for, or Slurm's parameters.
-        tell: is called with a line each time a run has ended.
+    ``metrics`` are names and patterns, separated by commas, or None for the data set's headline;
+    ``tests`` likewise those for which to test whether experiments differ. Rows on unequal terms
+    (see budgets.py) are compared, and marked, if ``unequal``. ``jobs`` are the runs at once, 0 for
+    as many as there are cores for; ``tell`` is called with a line each time a run has ended.
 
     Raises:
         FedsiloError: a setting is wrong, rows are on unequal terms, or a run failed; finished runs
@@ -223,6 +215,8 @@ def compare(
     budgets = planned_budgets({job.experiment: job.settings for job in all_jobs}, sources)
     if not unequal:
         budgets.refuse_unequal("give all the same, or mark the row by --unequal")
+    if own_splits:
+        _refuse_one_split(all_jobs)
     _run_all([job for job in all_jobs if not job.finished()], jobs, tell)
     runs = {name: [job.directory for job in all_jobs if job.experiment == name] for name in names}
     budgets = Budgets({name: budget.taken(runs[name]) for name, budget in budgets.of.items()})
@@ -236,7 +230,9 @@ def compare(
             significance(metric, values_by_seed(summaries, metric), paired)
             for metric in chosen_metrics(tests, _all(summaries), "--tests")
         ]
-    remarks = notes(tested[0], seeds, paired, _same_split(runs)) if tested else []
+    same = {same_split(by_seed) for by_seed in runs.values()}
+    cut = None if None in same else False not in same
+    remarks = notes(tested[0], seeds, paired, cut) if tested else []
     return Comparison(results, split, tested, remarks, budgets)
 
 
@@ -271,18 +267,25 @@ def _results(
         experiment_results(name, runs, metrics or data_set(data_sets[name]).headline)
         for name, runs in summaries.items()
     ]
-    for job in {job.settings.common.dataset: job for job in jobs}.values():
-        frames.append(constant_results(job.directory.silos, split, metrics))
+    for name in dict(zip(data_sets.values(), data_sets, strict=True)).values():  # one a data set
+        own = [job.directory for job in jobs if job.experiment == name]
+        cuts = own if same_split(own) is False else own[:1]
+        frames += [constant_results(r.silos, split, metrics, seed) for seed, r in enumerate(cuts)]
     return joined(frames)
 
 
-def _same_split(runs: Mapping[str, Sequence[FinishedRun]]) -> bool:
-    """Tell whether all seeds of each experiment saw the same split."""
-
-    def split(run: FinishedRun) -> dict[str, Any]:
-        return {site: facts["fingerprints"] for site, facts in run.silos.items()}
-
-    return all(split(run) == split(first) for first, *others in runs.values() for run in others)
+def _refuse_one_split(jobs: Sequence[Job]) -> None:
+    """Refuse splits of their own where the first two seeds of an experiment have the same."""
+    for one, other in pairwise(job.settings.common for job in jobs):
+        if (one.seed, other.seed) != (0, 1):
+            continue
+        with suppress(DataError):  # without data here finished runs are shown, and no other begins
+            cuts = [[load_silo(s, c).fingerprints for s in silo_names(c)] for c in (one, other)]
+            if cuts[0] == cuts[1]:
+                raise SettingError(
+                    f"--splits: '{one.run_name}' and '{other.run_name}' have the same split, as no "
+                    "part of it is by 'fold-seed': set 'test-folds', or leave it out"
+                )
 
 
 def _job(

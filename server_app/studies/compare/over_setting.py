@@ -74,13 +74,7 @@ class Sweep:
 
 
 def sweep(setting: str, folders: Sequence[Path], *, metric: str, split: str) -> Sweep:
-    """Return a metric of finished runs over a setting.
-
-    Args:
-        setting: in which the runs differ.
-        folders: run directories, or folders of such.
-        metric: a name or pattern; of several that fit the first is taken.
-        split: ``test`` or ``val``.
+    """Return a metric of finished runs over a setting; of several that fit a pattern the first.
 
     Raises:
         SettingError: the setting does not exist or is not a number, or no run has the metric.

@@ -67,12 +67,9 @@ def site_bars(
 ) -> SiteBars:
     """Return the figures of finished runs by site.
 
-    Args:
-        folders: run directories, or folders of such.
-        metrics: names and patterns, separated by commas, or None for accuracy, entropy, perplexity.
-        split: ``test`` or ``val``.
-        round_: of which round, or None for the last of each run.
-        own: whether also of each site's own model before the average, on validation samples.
+    ``metrics`` are names and patterns, separated by commas, or None for accuracy, entropy and
+    perplexity; ``round_`` is None for the last of each run. ``own`` adds each site's own model
+    before the average, on validation samples.
 
     Raises:
         SettingError: no run has the metric or the round, or own models are wanted on test data.

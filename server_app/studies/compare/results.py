@@ -93,12 +93,13 @@ def experiment_results(
 
 
 def constant_results(
-    silos: Mapping[str, Any], split: str, metrics: Sequence[str] | None = None
+    silos: Mapping[str, Any], split: str, metrics: Sequence[str] | None = None, seed: int = 0
 ) -> pd.DataFrame:
     """Return what answering the second of two classes every time would score, per distribution.
 
     A predictor that has seen nothing: to compare a method's accuracy with. More than two classes
-    have none. ``silos`` is the content of ``silos.json``; without ``metrics`` all are returned.
+    have none. ``silos`` is the content of the ``silos.json`` of a ``seed``; without ``metrics`` all
+    are returned.
     """
     scores: dict[str, dict[str, float]] = {}
     for site, facts in silos.items():
@@ -109,7 +110,7 @@ def constant_results(
         return tidy([])
     groups = by_distribution(scores, {site: silos[site]["distribution"] for site in scores})
     return tidy(
-        (CONSTANT, "constant", 0, group, metric, value, None, None)
+        (CONSTANT, "constant", seed, group, metric, value, None, None)
         for group, values in [*groups.items(), ("all", means(scores))]
         for metric, value in values.items()
         if metrics is None or metric in metrics

@@ -77,18 +77,19 @@ def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None
         )
 
 
-def at_an_edge(grid: Grid, best: Mapping[str, Value]) -> Iterator[str]:
+def at_an_edge(grid: Grid, best: Mapping[str, Value], sampler: str) -> Iterator[str]:
     """Yield a sentence for each number of the best point that is at an end of its values."""
+    margin = _EDGE if sampler == "tpe" else 0.0  # of a grid's values only the first and last are
     for key, values in grid.items():
         if not (ends := _range(values)):
             continue
         (low, high), value = ends, best[key]
         at = _place(float(str(value)), low, high)
-        if at < _EDGE or at > 1 - _EDGE:
-            end = "lower" if at < _EDGE else "upper"
+        lower = at <= margin and low > 0  # no setting may be negative
+        if lower or at >= 1 - margin:
             yield (
-                f"the best '{key}', {value}, is at the {end} end of {low:g} to {high:g}: what is "
-                "beyond may be better; widen the grid and tune again"
+                f"the best '{key}', {value}, is at the {'lower' if lower else 'upper'} end of "
+                f"{low:g} to {high:g}: what is beyond may be better; widen the grid and tune again"
             )
 
 

@@ -162,8 +162,11 @@ def _constant(values: Sequence[float], scale: float = 0.0) -> bool:
     return max(values) - min(values) <= _ROUNDING * largest
 
 
-def notes(tested: Tested, seeds: int, paired: bool, same_split: bool) -> list[str]:
-    """Return what a reader of the p values must know, a line each."""
+def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> list[str]:
+    """Return what a reader of the p values must know, a line each.
+
+    ``same_split`` is None where sites do not tell whether their splits differ.
+    """
     kind = "paired t-tests, by seed," if paired else "t-tests"
     lines = [
         f"p: two-sided {kind} over {seeds} seeds, times {len(tested.pairs)} pairs (Bonferroni; "
@@ -174,13 +177,13 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool) -> list[st
             "runs of one seed share split and initial weights, which these tests ignore; "
             "'--paired' tests differences by seed"
         )
-    lines.append(
-        "seeds vary initial weights and the order of batches, not the split: p says nothing "
-        "about other patients"
-        if same_split
-        else "seeds vary initial weights, the order of batches, and the split"
-    )
-    return lines
+    vary = "seeds vary initial weights and the order of batches"
+    of_split = {
+        True: ", not the split: p says nothing about other patients",
+        False: ", and the split: training data overlap between splits, so p is too small",
+        None: "; whether they vary the split, these sites do not tell",
+    }
+    return [*lines, vary + of_split[same_split]]
 
 
 def check_tests(

@@ -113,12 +113,8 @@ def run_trials(
 ) -> list[dict[str, Any]]:
     """Run what has no summary yet and return all summaries, in the order of ``trials``.
 
-    Args:
-        trials: the runs.
-        folder: of their summaries.
-        jobs: runs at once, 0 for one per core, or Slurm's parameters.
-        go_on: whether the others run on after a run failed, such as one that diverged; its summary
-            is then ``FAILED`` and the reason. No file is kept of it: it is run again next time.
+    If ``go_on`` the others run on after a run failed, such as one that diverged: its summary is
+    ``FAILED`` and the reason, and no file is kept of it, so that it is run again next time.
 
     Raises:
         FedsiloError: a run failed and ``go_on`` is false, or it could not begin; finished runs

@@ -119,17 +119,10 @@ def tune(
     A point at which a site fails, as where training diverges, is reported and not chosen; to the
     sampler it has score 0.
 
-    Args:
-        experiment: its name; the simulation file declares its grid.
-        sources: where settings come from, over the experiment's.
-        sampler: ``grid`` or ``tpe``.
-        metric: decides, more being better, or None for the data set's; a mean over the sites that
-            have it, but ``POOLED`` is of all sites' samples.
-        trials: points of the grid that are tried, or None for the simulation file's number.
-        folds: of each seed's shuffling, at least 2 where the data set has folds, or None likewise.
-        seeds: of each point, or None likewise. chosen.json has all three.
-        jobs: runs at once, 0 for one per core, or Slurm's parameters.
-        tell: is called with a line before the runs begin.
+    The simulation file declares the experiment's grid and, where they are None, ``trials`` (points
+    of the grid), ``folds`` of each seed's shuffling and ``seeds`` of each point. What decides, more
+    being better, is ``metric`` or that of the data set: a mean over the sites that have it, but
+    ``POOLED`` is of all sites' samples. ``jobs`` are the runs at once, 0 for one per core.
 
     Raises:
         FedsiloError: there is no grid, a setting is wrong, a run failed at every point, or Optuna
@@ -314,7 +307,7 @@ def chosen_document(
         "experiment": experiment,
         "chosen": dict(best.settings),
         "why": why,
-        "warnings": [*at_an_edge(grid, best.settings), *same, *failed],
+        "warnings": [*at_an_edge(grid, best.settings, sampler), *same, *failed],
         "sampler": sampler,
         "metric": metric,
         "budget": vars(budget),

@@ -43,11 +43,11 @@ class Check:
 def drift_checks(
     names: Sequence[str], training: Tensor, new: Tensor, floor: int
 ) -> Iterator[Check]:
-    """Yield a check of each feature's distribution.
+    """Yield a check of the distribution of each feature that has two cells.
 
     Args:
         names: (features,) a level of a category is called ``column=level``.
-        training: (n, features) of the site's training samples.
+        training: (n, features) of the site's training samples, NaN where a value is missing.
         new: (m, features) of the new ones.
         floor: the fewest training samples of a cell.
     """
@@ -75,7 +75,14 @@ def _column(name: str) -> str:
 
 
 def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | None:
-    """Return the counts by cell, or None if there are no two cells of enough training samples."""
+    """Return the counts by cell, or None if there are no two cells of enough training samples.
+
+    Samples that lack the value are the last cell.
+    """
+    lacking = [int(np.isnan(rows[:, 0]).sum()) for rows in (old, now)]
+    old, now = (rows[~np.isnan(rows[:, 0])] for rows in (old, now))
+    if not len(old):
+        return None
     if old.shape[1] > 1:
         old, now = _levels(old), _levels(now)
         edges = np.arange(1, old.max() + 1) - 0.5
@@ -89,14 +96,12 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
         np.bincount(np.searchsorted(edges, rows.ravel(), "right"), minlength=len(edges) + 1)
         for rows in (old, now)
     ]
-    return _merged(counts[0].tolist(), counts[1].tolist(), floor)
+    more = [[count] * any(lacking) for count in lacking]
+    return _merged(counts[0].tolist() + more[0], counts[1].tolist() + more[1], floor)
 
 
 def _levels(rows: Array) -> Array:
-    """Return each row's level: the column that is largest, from 1, or 0 if none is above its mean.
-
-    Columns are standardised, one for each level but the first.
-    """
+    """Return each row's level of (n, levels but the first) that are 0 or 1: 0 if none is 1."""
     lifted: Array = np.where(rows.max(axis=1) > 0, rows.argmax(axis=1) + 1, 0).astype(float)
     return lifted
 
@@ -115,13 +120,7 @@ def _merged(old: list[int], now: list[int], floor: int) -> tuple[list[int], list
 
 
 def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> Check:
-    """Return whether prediction sets still hold the true class as often as promised.
-
-    Args:
-        sets: (n, classes) bool.
-        labels: (n,) int64.
-        coverage: what was promised.
-    """
+    """Return whether sets (n, classes) bool hold the class of labels (n,) as often as promised."""
     right, n = int(sets.gather(1, labels[:, None]).sum()), len(labels)
     around = wilson(right, n)
     return Check(
@@ -133,12 +132,7 @@ def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> Check:
 
 
 def certainty_check(probabilities: Tensor, labels: Tensor) -> Check:
-    """Return whether the model is as often right as its probabilities say.
-
-    Args:
-        probabilities: (n, classes), rows summing to 1.
-        labels: (n,) int64.
-    """
+    """Return whether the model is as often right as its probabilities (n, classes) say."""
     confidence, predicted = probabilities.max(dim=1)
     right, n, said = int((predicted == labels).sum()), len(labels), confidence.mean().item()
     around = wilson(right, n)

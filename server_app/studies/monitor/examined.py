@@ -50,9 +50,8 @@ def _together(run: ShownRun, models: Sequence[SiteModel]) -> Examined:
         inputs = open_inputs(model, PredictRequest(run.path, model.site, split="test"))
         probabilities.append(predicted(model, inputs).own)
         labels.append(model.samples("test").labels)
-        if figures := model.silo.figures:
-            mean, std = (torch.as_tensor(array) for array in (figures.mean, figures.std))
-            rows.append(model.samples("test").inputs * std + mean)
+        if (read := inputs.read) is not None:
+            rows.append(read)
     return Examined(
         sites=[model.site for model in models],
         classes=models[0].classes,

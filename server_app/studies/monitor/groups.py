@@ -22,7 +22,7 @@ class Examined:
         sites: their names.
         probabilities: (n, classes) of the sites' models.
         labels: (n,) int64.
-        rows: (n, features) as they were before they were standardised; None for images.
+        rows: (n, features) as they were read, NaN where a value is missing; None for images.
     """
 
     sites: Sequence[str]
@@ -50,14 +50,18 @@ class Column:
     edges: Sequence[float]
 
     def groups(self, rows: Tensor) -> tuple[Tensor, list[str]]:
-        """Return each row's group (n,), and the groups' names."""
+        """Return each row's group (n,), and the groups' names; missing values are one more."""
         values = rows[:, list(self.places)]
         if self.levels:
-            known = values.max(dim=1).values > 0.5
-            return torch.where(known, values.argmax(dim=1) + 1, 0), list(self.levels)
-        edges = torch.tensor(self.edges, dtype=values.dtype)
-        names = edge_names(self.edges) if self.edges else ["all"]
-        return torch.bucketize(values[:, 0], edges, right=True), names
+            names = list(self.levels)
+            found = torch.where(values.max(dim=1).values > 0.5, values.argmax(dim=1) + 1, 0)
+        else:
+            names = edge_names(self.edges) if self.edges else ["all"]
+            edges = torch.tensor(self.edges, dtype=values.dtype)
+            found = torch.bucketize(values[:, 0].contiguous(), edges, right=True)
+        unknown = values[:, 0].isnan()
+        named = [*names, *(["not known"] if unknown.any() else [])]
+        return found.masked_fill(unknown, len(names)), named
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.contract.versions import FEDSILO
+from fedsilo.server_app.records.many_sites import listed
 from fedsilo.server_app.studies.monitor.checks import (
     Check,
     accuracy_check,
@@ -31,6 +32,7 @@ from fedsilo.server_app.studies.report.page import Facts, Items, Section, Table,
 from fedsilo.server_app.studies.report.shown import ShownRun
 
 ALARM = 3  # exit status
+_OF_IMAGES = ("brightness", "contrast")  # features, in place of a table's
 
 
 @dataclass(frozen=True)
@@ -87,14 +89,9 @@ def monitor(
 ) -> Monitored:
     """Check new cases against a finished run.
 
-    Args:
-        run_dir: the run directory.
-        data: a table, a manifest of images, or a folder of images; with labels or without.
-        site: whose model and training data, or None for the model of all sites and the data of
-            the first.
-        coverage: of the prediction sets.
-        calibration: from ``calibrate``, or None for the run directory's.
-        data_dir: the data directory, or None for the run's own.
+    ``data`` is a table, a manifest of images or a folder of images, with labels or without.
+    ``site`` is whose model and training data count, None for the model of all sites and the data of
+    the first; ``calibration`` (from ``calibrate``) and ``data_dir`` are the run's own if None.
 
     Raises:
         FedsiloError: the model or the cases cannot be opened, or there are too few of them.
@@ -126,11 +123,10 @@ def _drift(model: SiteModel, new: NewData, floor: int) -> Iterator[Check]:
     """Yield checks against the site's own training samples, where its trust level allows it."""
     if model.common.trust == NOBODY:
         return
-    names, training, now = model.silo.features, model.samples("train").inputs, new.features()
-    if not names:
-        names = ("brightness", "contrast")
+    training, now = model.lab.session.silo.train.inputs, new.features()
+    if not model.silo.features:
         training, now = _of_images(training), _of_images(now)
-    yield from drift_checks(names, training, now, floor)
+    yield from drift_checks(model.silo.features or _OF_IMAGES, training, now, floor)
 
 
 def _of_images(images: Tensor) -> Tensor:
@@ -145,8 +141,11 @@ def _missing(model: SiteModel, drift: Sequence[Check], labelled: int, floor: int
             "the distribution of features: at 'trust: nobody' no distribution of training data "
             "may be kept or compared with"
         )
-    elif not drift:
-        yield f"the distribution of features: no feature has two cells of {floor} training samples"
+    else:
+        columns = dict.fromkeys(n.partition("=")[0] for n in model.silo.features or _OF_IMAGES)
+        checked = {check.name for check in drift}
+        if others := [name for name in columns if f"distribution of {name}" not in checked]:
+            yield f"the distribution of {listed(others)}: no two cells of {floor} training samples"
     if labelled < floor:
         yield (
             f"coverage, calibration and accuracy: {labelled} cases have a label, and the floor is "

@@ -12,7 +12,6 @@ from fedsilo.datasets.tables.new_rows import read_table
 from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.server_app.studies.predict.inputs import (
     Inputs,
-    RowInputs,
     as_cell,
     open_inputs,
     table_schema,
@@ -29,10 +28,9 @@ class NewData:
     labels: Tensor  # (k,) int64, of the readable inputs
 
     def features(self) -> Tensor:
-        """Return the readable inputs (k, *input_shape); images are decoded again."""
-        if isinstance(self.inputs, RowInputs):
-            return self.inputs.inputs
-        return torch.cat(list(self.inputs.batches()))
+        """Return the readable inputs as they were read; images are decoded again."""
+        read = self.inputs.read
+        return torch.cat(list(self.inputs.batches())) if read is None else read
 
 
 def request_of(

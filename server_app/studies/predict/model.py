@@ -113,12 +113,8 @@ def open_model(
 ) -> SiteModel:
     """Return the model of a finished run; a site's data must be on this machine.
 
-    Args:
-        run_dir: the run directory.
-        site: whose model, or None for that of all sites, opened at the first whose data are here.
-        data_dir: the data directory, or None for the run's own.
-        state_dir: the folder of the site's private state, or None for the run directory's.
-        best: the best round's, where the run has kept it, not the last one's.
+    Without ``site`` it is that of all sites, opened at the first whose data are here. For the
+    folders and ``best`` see ``finished_site``.
 
     Raises:
         FedsiloError: the run has not ended; its weights or the site's data are missing or have

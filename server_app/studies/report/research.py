@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedsilo.datasets.registry import data_set
@@ -24,12 +24,14 @@ from fedsilo.server_app.studies.compare.tables import (
     spread_cell,
 )
 from fedsilo.server_app.studies.figures.learning_curves import CURVES, series
+from fedsilo.server_app.studies.finished_run import same_split
 from fedsilo.server_app.studies.report.dpo import value_text
 from fedsilo.server_app.studies.report.headline import facts, head_of
 from fedsilo.server_app.studies.report.numbers import NONE, counted, with_interval
 from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import curves, estimates, scatter
 from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of, taking_part
+from fedsilo.server_app.studies.report.shown import last_figures
 
 _PAIRS = 15  # of experiments whose differences are drawn
 _NAMED = 6  # lines whose last value the description of a picture has; the table has all
@@ -42,7 +44,6 @@ def research_data(runs: Runs) -> dict[str, Any]:
     split = "test" if any(run.summary["mean"] for run in runs) else "val"
     first, experiments = runs[0], experiments_of(runs)
     seeds = {tuple(sorted(by_seed)) for by_seed in experiments.values()}
-    cuts = [{site: facts["fingerprints"] for site, facts in run.silos.items()} for run in runs]
     data_sets = sorted({str(run.summary["dataset"]) for run in runs})
     alone = len(experiments) < 2
     operations = {run.name: run.summary["unrepeatable-operations"] for run in runs}
@@ -63,7 +64,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "compared": [] if alone or len(data_sets) > 1 else [*_compared(runs, split)],
         "one_seed": max(map(len, seeds)) < 2,
         "paired": len(seeds) == 1,
-        "same_split": all(cut == cuts[0] for cut in cuts),
+        "same_split": same_split(runs),
         "unequal": _unequal(experiments),
         "cost": [_cost(run) for run in runs],
         "cost_picture": [*_cost_against(runs, split)] if len(data_sets) == 1 else [],
@@ -126,16 +127,21 @@ def _curves(runs: Runs, split: str) -> Iterator[Picture]:
 
 
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
-    """Return the lines of a metric: of one run by distribution, of several by experiment."""
+    """Return the lines of a metric: of one run by distribution, of several by experiment.
+
+    Lines of several runs are of the sites whose figures every run shows in every round.
+    """
     if len(runs) == 1:
         distribution_of = {s: str(f["distribution"]) for s, f in runs[0].silos.items()}
         return series(runs[0].metrics, metric, distribution_of, split)
     lines: dict[str, dict[int, float]] = {}
+    hidden = {row["site"] for run in runs for row in _hidden(run, split) if row["metric"] == metric}
     for experiment, by_seed in experiments_of(runs).items():
         at: dict[int, list[float]] = {}
         for run in by_seed.values():
             alike = dict.fromkeys(run.silos, "all")
-            line = series(run.metrics, metric, alike, split).get("all", {})
+            rows = [row for row in run.metrics if row["site"] not in hidden]
+            line = series(rows, metric, alike, split).get("all", {})
             for round_, value in line.items():
                 at.setdefault(round_, []).append(value)
         if at:
@@ -144,11 +150,37 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
 
 
 def _summaries(runs: Runs, split: str) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return experiment -> seed -> summary with the figures of a split."""
+    """Return experiment -> seed -> summary with those figures of a split that every run shows.
+
+    Otherwise the mean of a run that is right for all of a small site would be without that site.
+    """
+    hidden = {
+        (row["site"], row["metric"])
+        for run in runs
+        for row in _hidden(run, split)
+        if int(row["round"]) == run.summary["rounds"]
+    }
     return {
-        name: {seed: of_split(run.summary, split) for seed, run in by_seed.items()}
+        name: {seed: _without(run, split, hidden) for seed, run in by_seed.items()}
         for name, by_seed in experiments_of(runs).items()
     }
+
+
+def _hidden(run: ReportedRun, split: str) -> Iterator[Mapping[str, str]]:
+    """Yield the rows of a split that are not shown, of metrics that are shown of other sites."""
+    known = {row["metric"] for row in run.metrics if row["split"] == split}
+    rows = (r for r in run.whole.metrics if r["split"] == split and r["metric"] in known)
+    yield from (row for row in rows if not run.shows(row))
+
+
+def _without(run: ReportedRun, split: str, hidden: Container[tuple[str, str]]) -> dict[str, Any]:
+    """Return a run's summary of a split without the hidden figures, site and metric."""
+    summary, own = of_split(run.summary, split), last_figures(run, split)
+    sites = {
+        site: {metric: value for metric, value in row.items() if (site, metric) not in hidden}
+        for site, row in own.items()
+    }
+    return {**summary, **run.means(summary, own, sites)}
 
 
 def _final(runs: Runs, split: str) -> Iterator[dict[str, Any]]:

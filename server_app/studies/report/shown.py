@@ -82,13 +82,7 @@ class ShownRun(FinishedRun):
     @cached_property
     def metrics(self) -> Rows:
         """The rows of ``metrics.csv`` that may be shown."""
-        return [
-            row
-            for row in self.whole.metrics
-            if self._shows(
-                int(row["round"]), row["site"], row["split"], row["metric"], float(row["value"])
-            )
-        ]
+        return [row for row in self.whole.metrics if self.shows(row)]
 
     @property
     def sent(self) -> Rows:
@@ -109,8 +103,8 @@ class ShownRun(FinishedRun):
         return {
             **whole,
             "sites": test,
-            **self._means(whole, whole["sites"], test),
-            "validation": self._means(whole["validation"], last, validation),
+            **self.means(whole, whole["sites"], test),
+            "validation": self.means(whole["validation"], last, validation),
         }
 
     @cached_property
@@ -125,7 +119,7 @@ class ShownRun(FinishedRun):
             for site, row in values.items()
         }
 
-    def _means(self, recorded: Document, all_: Values, shown: Values) -> dict[str, Any]:
+    def means(self, recorded: Document, all_: Values, shown: Values) -> dict[str, Any]:
         """Return mean and distributions; those over sites that are all shown as recorded."""
         if shown == all_:
             return {key: recorded[key] for key in ("mean", "distributions")}
@@ -158,6 +152,11 @@ class ShownRun(FinishedRun):
         if counts is None:
             return None
         return frozenset(c for c, count in enumerate(counts) if count is None)
+
+    def shows(self, row: Mapping[str, str]) -> bool:
+        """Return whether a row of ``metrics.csv`` may be shown."""
+        figure = row["site"], row["split"], row["metric"], float(row["value"])
+        return self._shows(int(row["round"]), *figure)
 
     def _shows(self, at: int, site: str, split: str, metric: str, value: float) -> bool:
         """Return whether a figure may be shown."""

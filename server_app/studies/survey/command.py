@@ -29,13 +29,8 @@ def survey(
 ) -> Path:
     """Ask an experiment's sites about their data, and return the page; survey.json is next to it.
 
-    Args:
-        experiment: decides which data set, and how it is cut.
-        sources: where its settings come from.
-        say: gets a line for each answer and each command.
-        deployment: whose hospitals are asked, or None for simulated sites.
-        supernodes: how many simulated sites, or None for the experiment's.
-        name: of the run directory, or None for experiment and time.
+    The experiment decides which data set, and how it is cut. Asked are the hospitals of a
+    ``deployment`` or simulated sites, ``supernodes`` or the experiment's number of them.
 
     Raises:
         FedsiloError: no site answers, or the request cannot be met.

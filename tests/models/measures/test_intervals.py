@@ -47,6 +47,15 @@ def test_a_mean_over_seeds_has_students_interval() -> None:
     assert (same.low, same.high) == (0.5, 0.5)
 
 
+def test_values_that_differ_by_rounding_give_a_narrow_interval_without_a_warning(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    found = of_mean([0.75 - 0.7, 0.85 - 0.8])
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((0.05, 0.05), abs=1e-14)
+    assert not recwarn.list
+
+
 def test_interval_of_a_mean_is_cut_off_at_the_possible_range() -> None:
     free, cut = of_mean([0.95, 1.0]), of_mean([0.95, 1.0], 0.0, 1.0)
     assert free is not None

@@ -7,7 +7,6 @@ import pytest
 from fedsilo.server_app.studies.benchmark.ranks import (
     chosen_runs,
     equals,
-    interval,
     ranking,
     relative_costs,
     results_table,
@@ -44,13 +43,6 @@ def test_a_method_that_lacks_a_setting_has_no_rank() -> None:
     assert found.statistic is None, "two methods are too few for the test"
 
 
-def test_an_interval_is_students() -> None:
-    low, high = interval([0.7, 0.8, 0.9])  # sd 0.1, t 4.303 of two degrees of freedom
-    assert (low, high) == pytest.approx(
-        (0.8 - 4.303 * 0.1 / 3**0.5, 0.8 + 4.303 * 0.1 / 3**0.5), abs=1e-4
-    )
-
-
 def test_the_choice_reads_validation_figures_alone() -> None:
     rows = [row("fedavg", 0, 0.1, 0.6, 0.99), row("fedavg", 0, 0.2, 0.7, 0.5)]
     rows += [row("fedavg", 1, 0.2, 0.1, 0.6)]
@@ -70,6 +62,8 @@ def test_a_method_without_all_seeds_or_with_a_failed_one_has_no_result() -> None
     assert chosen_runs([row("fedavg", 0, 0.1, 0.6, 0.9)], 2) == {}
     failed = row("fedavg", 1, 0.1, 0.6, 0.9, note="a run failed: it diverged")
     assert chosen_runs([row("fedavg", 0, 0.1, 0.6, 0.9), failed], 2) == {}
+    late = [row("fedavg", seed, 0.1, 0.6, 0.9) for seed in (1, 2)]
+    assert chosen_runs(late, 3) == {}, "the lines of its trials were deleted"
     assert results_table([], 2).empty
 
 

@@ -11,7 +11,9 @@ from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory, config_document
-from fedsilo.server_app.studies.compare.over_seeds import Job
+from fedsilo.server_app.studies.compare.over_seeds import Job, _results
+from fedsilo.server_app.studies.compare.tables import over_seeds
+from fedsilo.server_app.studies.finished_run import FinishedRun, same_split
 
 SILOS = [f"s{distribution}{letter}" for distribution in "123" for letter in "abc"]
 
@@ -259,6 +261,52 @@ def test_each_seed_may_draw_a_split_of_its_own(
 
     assert tested("own-split0") != tested("own-split1")
     assert tested("own-seed0") == tested("own-seed1") == tested("own-split0")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_splits_of_their_own_that_are_all_the_same_are_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _table(tmp_path, one="01" * 12, two="011" * 8)
+    command[command.index("--seeds") + 1] = "3"
+    assert main([*command, "--splits"]) == 1
+    error = capsys.readouterr().err
+    assert "--splits: 'own-split0' and 'own-split1' have the same split" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def _run_of(folder: Path, digests: dict[str, str], counts: tuple[int, int] = (1, 1)) -> FinishedRun:
+    directory = RunDirectory(folder)
+    directory.path.mkdir()
+    facts = {"fingerprints": digests, "distribution": "d", "label_counts": {"test": counts}}
+    directory.write_json("silos.json", {"one": facts})
+    return FinishedRun(folder)
+
+
+@pytest.mark.parametrize(("digests", "seeds", "mean"), [("ab", 2, 0.5), ("aa", 1, 0.25)])
+def test_predicting_one_class_is_scored_on_each_split_there_is(
+    tmp_path: Path, digests: str, seeds: int, mean: float
+) -> None:
+    jobs = []
+    for seed, counts in enumerate([(6, 2), (2, 6)]):  # groups of patients are of several sizes
+        _run_of(tmp_path / f"x-{seed}", {"test": digests[seed]}, counts)
+        keys = {"out": str(tmp_path), "run-name": f"x-{seed}", "seed": seed}
+        jobs.append(Job("x", resolve({**keys, "dataset": "heart-synthetic"}), 1, []))
+    figures = {"mean": {"accuracy": 0.9}, "distributions": {}, "method": "fedavg"}
+    table = over_seeds(_results(jobs, {"x": {0: figures, 1: figures}}, "test", "accuracy"))
+    constant = table[(table["method"] == "constant") & (table["group"] == "all")].iloc[0]
+    assert (constant["mean"], constant["seeds"]) == (mean, seeds)
+
+
+def test_same_split_is_not_known_where_a_site_does_not_tell(tmp_path: Path) -> None:
+    ab, same, cd = (_run_of(tmp_path / f"run-{n}", {"test": n[:2]}) for n in ("ab", "ab2", "cd"))
+    silent = _run_of(tmp_path / "silent", {})
+    assert same_split([ab]) is True
+    assert same_split([ab, same]) is True
+    assert same_split([ab, cd]) is False
+    assert same_split([ab, silent]) is None
+    assert same_split([silent, silent]) is None
 
 
 @pytest.mark.usefixtures("in_process")

@@ -79,13 +79,22 @@ def test_tpe_goes_where_points_were_good() -> None:
 def test_a_best_value_at_an_end_of_its_values_is_told(
     best: dict[str, float | int | str], told: list[str]
 ) -> None:
-    found = [*at_an_edge(RANGES, best)]
+    found = [*at_an_edge(RANGES, best, "tpe")]
     assert len(found) == len(told)
     assert all(part in sentence for part, sentence in zip(told, found, strict=True))
 
 
 def test_a_single_value_has_no_ends() -> None:
-    assert [*at_an_edge({"seed": [1], "flag": [True, False]}, {"seed": 1, "flag": True})] == []
+    grid = {"seed": [1], "flag": [True, False]}
+    assert [*at_an_edge(grid, {"seed": 1, "flag": True}, "grid")] == []
+
+
+@pytest.mark.parametrize(("best", "told"), [(0.0, 0), (0.001, 0), (0.01, 0), (0.1, 1)])
+def test_of_a_grids_values_only_ends_with_something_beyond_are_told(best: float, told: int) -> None:
+    values = [0.0, 0.001, 0.01, 0.1]
+    assert len([*at_an_edge({"weight-decay": values}, {"weight-decay": best}, "grid")]) == told
+    higher = {"weight-decay": values[1:]}
+    assert len([*at_an_edge(higher, {"weight-decay": 0.001}, "grid")]) == 1
 
 
 def test_equal_bits_name_the_settings_that_changed_nothing() -> None:

@@ -167,4 +167,6 @@ def test_notes_say_what_seeds_vary_and_what_is_corrected_for() -> None:
     told = " ".join(notes(tested, 3, paired=True, same_split=False))
     assert "paired t-tests, by seed, over 3 seeds" in told
     assert "'--paired'" not in told
-    assert "and the split" in told
+    assert "and the split: training data overlap between splits, so p is too small" in told
+    (*_, told) = notes(tested, 3, paired=True, same_split=None)
+    assert told.endswith("whether they vary the split, these sites do not tell")

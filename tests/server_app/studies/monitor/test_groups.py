@@ -9,12 +9,16 @@ import pytest
 import torch
 from pypdf import PdfReader
 
+from fedsilo.datasets.registry import load_silo
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.api.drawing import report
 from fedsilo.server_app.studies.monitor.decisions import decision_section, thresholds
+from fedsilo.server_app.studies.monitor.examined import _column, _together
 from fedsilo.server_app.studies.monitor.groups import Column, Examined, Group, grouped, merged
+from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.report.page import Table
 from fedsilo.server_app.studies.report.pdf import pdf_of
+from fedsilo.server_app.studies.report.shown import ShownRun
 
 AGE = Column("age", [0], (), (40.0, 50.0, 60.0))
 
@@ -127,3 +131,26 @@ def test_unknown_column_is_refused_with_those_there_are(hearts: Path, tmp_path: 
         report([hearts / "fedavg-seed0"], tmp_path / "p.html", reader="clinic", by=["weight"])
     with pytest.raises(SettingError, match="belong to a report '--for clinic'"):
         report([hearts / "fedavg-seed0"], tmp_path / "p.html", by=["age"])
+
+
+def test_patients_without_the_value_are_a_group_of_their_own() -> None:
+    nan = float("nan")
+    ages, ill = [45.0] * 4 + [70.0] * 4 + [nan] * 4, [0, 0, 1, 1] * 3
+    young, old, unknown = grouped(_examined(ages, [0.1, 0.9] * 6, ill), AGE)
+    assert (young.name, old.name, unknown.name) == ("below 50", "from 50", "not known")
+    assert [group.counts for group in (young, old, unknown)] == [(2, 2)] * 3
+    column = Column("cp", [0, 1], ("1", "2", "3"), ())
+    places, names = column.groups(torch.tensor([[0.0, 1.0], [nan, nan], [0.0, 0.0]]))
+    assert places.tolist() == [2, 3, 0]
+    assert names == ["1", "2", "3", "not known"]
+
+
+@pytest.mark.parametrize("name", ["age", "trestbps", "oldpeak"])
+def test_patients_at_an_edge_are_in_the_group_that_begins_there(hearts: Path, name: str) -> None:
+    run, site = ShownRun(hearts / "fedavg-seed0"), "cleveland"
+    model = open_model(run.path, site)
+    column = _column(model, name)
+    places, _ = column.groups(_together(run, [model]).rows)
+    read = load_silo(site, run.settings.common).test.inputs[:, column.places[0]].tolist()
+    assert set(column.edges) & set(read), "some patient is at an edge"
+    assert places.tolist() == [sum(value >= edge for edge in column.edges) for value in read]

@@ -19,6 +19,7 @@ from fedsilo.server_app.studies.report.report import (
     report,
     write_report,
 )
+from fedsilo.server_app.studies.report.research import _lines, _summaries
 from fedsilo.server_app.studies.report.runs import reported_runs
 
 
@@ -284,3 +285,28 @@ def test_an_early_stop_is_no_failure(hearts: Path, tmp_path: Path) -> None:
         assert html.count("stopped early after round 2") == 1
         assert "What the run went on without" not in html
         assert "Every site answered every message." in html
+
+
+def test_runs_are_compared_over_the_sites_that_every_run_shows(
+    hearts: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(hearts, tmp_path / "runs")
+    table, path = (out / "fedavg-seed0" / name for name in ("metrics.csv", "summary.json"))
+    half = r"(?m)^(\d+,switzerland,test,accuracy),.*$"  # eight of sixteen may be told
+    table.write_text(re.sub(half, r"\1,0.5", table.read_text()))
+    summary = json.loads(path.read_text())
+    summary["sites"]["switzerland"]["accuracy"] = 0.5
+    path.write_text(json.dumps(summary))
+    runs = reported_runs([out])
+    shown = [run.name for run in runs if "accuracy" in run.summary["sites"]["switzerland"]]
+    assert shown == ["fedavg-seed0"], "the others call all of them ill"
+    lines = _lines(runs, "accuracy", "test")
+    for name, by_seed in _summaries(runs, "test").items():
+        for seed, found in by_seed.items():
+            own = json.loads((out / f"{name}-seed{seed}" / "summary.json").read_text())["sites"]
+            figures = [own[site]["accuracy"] for site in ("cleveland", "hungary", "va")]
+            assert found["mean"]["accuracy"] == pytest.approx(sum(figures) / 3)
+            assert "accuracy" not in found["distributions"]["switzerland"]
+            assert "loss" in found["distributions"]["switzerland"], "which all show"
+        ends = [found["mean"]["accuracy"] for found in by_seed.values()]
+        assert lines[name][max(lines[name])] == pytest.approx(sum(ends) / len(ends))
