@@ -148,8 +148,7 @@ def read_simulation(path: Path) -> dict[str, Any]:
     """
     if not path.exists():
         raise SettingError(
-            f"{path} cannot be read, it is missing: run this in fedsilo's folder or name the "
-            "file by --file"
+            f"{path} is missing: name another by --file, or leave it out for fedsilo's own"
         )
     content = read_yaml(path, SettingError)
     if not isinstance(content, dict):
