@@ -22,7 +22,7 @@ def plan(
     delta: float = 1e-5,
     **sources: Unpack[Changes],
 ) -> Iterator[str]:
-    """Tell which noise an experiment needs for a budget, by rounds, batches and data size.
+    """Tell which noise an experiment needs for a budget.
 
     A site spends epsilon for each optimiser step, for its label counts, and for the measurements
     of each round that has some and of the end. The smallest site needs the most noise.
