@@ -68,14 +68,10 @@ class Command:
 
     def _made(self, **parts: Any) -> typer.core.TyperCommand:
         """Return the command, with the help of its arguments."""
-        made = _ClickCommand(**parts)
+        made, texts = _ClickCommand(**parts), _texts()["help"] | self.help
         for one in made.params:
-            if isinstance(one, typer.core.TyperArgument):
-                one.help = self._text(one.name or "")
+            one.help = texts.get(one.name)
         return made
-
-    def _text(self, name: str) -> Any:
-        return self.help.get(name, _texts()["help"].get(name))
 
     def _callback(
         self, function: Callable[..., Any], show: Callable[..., None]
@@ -102,10 +98,8 @@ class Command:
         texts, name = _texts(), parameter.name
         default = self.default.get(name, parameter.default)
         default = parameter.empty if name in self.required else default
-        words: dict[str, Any] = {
-            "help": self._text(name),
-            "show_default": str(default) not in _UNSHOWN,
-        }
+        words: dict[str, Any] = {"help": (texts["help"] | self.help).get(name)}
+        words["show_default"] = str(default) not in _UNSHOWN
         info: Any
         if name in texts["arguments"] and parameter.kind is not parameter.KEYWORD_ONLY:
             info = typer.Argument(metavar=texts["arguments"][name], **words)
