@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from fedsilo.datasets.io.atomic_files import build_folder, write_atomically
 from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.one_line import one_line
 
 SEAL = "seal.json"
 STAMP = "checked.json"
@@ -71,7 +72,11 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
         seal(work, target.name)
 
     if not target.is_dir():
-        build_folder(target, make)
+        try:
+            build_folder(target, make)
+        except OSError as error:
+            fact = f"{target} cannot be written ({one_line(error.strerror or error)})"
+            raise DataError(f"{fact}: set 'cache-dir' or $FEDSILO_CACHE to another") from None
     elif reason := fault(target):
         log = logging.getLogger("flwr")
         log.warning("fedsilo: the cached data in %s %s: they are made again", target, reason)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fedsilo.server_app.deploy.joining import MadeKit
 
 _FOLDER = "deployment"
-# Its default is shown by typer: a newer click drops the help of an argument
 
 
 def up(

@@ -156,7 +156,7 @@ def _section() -> Iterator[str]:
 
 
 def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[str]:
-    """List the methods: ours, those of installed packages, and those of ``plugin``."""
+    """List the methods: ours, those of installed packages and of plugins."""
     from fedsilo.models.contract.methods import METHODS, about, load_plugin_files
     from fedsilo.models.contract.plugs import module_of, offered
 

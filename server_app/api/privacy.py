@@ -22,20 +22,13 @@ def plan(
     delta: float = 1e-5,
     **sources: Unpack[Changes],
 ) -> Iterator[str]:
-    """Tell which noise an experiment needs for a budget, by rounds, batches and data size.
+    """Tell which noise an experiment needs for a budget.
 
     A site spends epsilon for each optimiser step, for its label counts, and for the measurements
     of each round that has some and of the end. The smallest site needs the most noise.
 
-    Args:
-        experiment: of simulation.yaml.
-        samples: training samples of each site.
-        epsilon: the budgets.
-        delta: at which they hold.
-        sources: what changes the experiment.
-
     Yields:
-        A line for each site size and budget, with the settings to set.
+        A line for each number of training samples and budget, with the settings to set.
 
     Raises:
         SettingError: the experiment is unknown, or a number cannot be.

@@ -14,13 +14,15 @@ from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+import click
 import typer
+import typer.core
 
 from fedsilo.server_app import api
 from fedsilo.server_app.cli import results
 
 _GIVEN = {"tell", "watch"}  # arguments that the command line gives itself
-_UNSHOWN = ("", (), None, False)  # defaults that say nothing
+_UNSHOWN = ("", "()", "None", "False")  # defaults that say nothing
 _MODULES = {
     "deploy": api.deploying,
     "doctor": api.checking,
@@ -32,6 +34,13 @@ _MODULES = {
 @cache
 def _texts() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+
+
+class _ClickCommand(typer.core.TyperCommand):
+    """Lists its arguments once. Click 8.5 drops the help that Typer 0.20 gives them."""
+
+    def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Leave them to Typer, which lists them before the options."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,15 @@ class Command:
         summary = (function.__doc__ or "").partition("\n")[0].partition(";")[0].rstrip(".")
         callback = self._callback(function, show)
         epilog = f"Example: fedsilo {self.example}"
-        app.command(own, help=summary, epilog=epilog, rich_help_panel=self.panel)(callback)
+        words = {"help": summary, "epilog": epilog, "rich_help_panel": self.panel}
+        app.command(own, cls=self._made, **words)(callback)  # type: ignore[arg-type]
+
+    def _made(self, **parts: Any) -> typer.core.TyperCommand:
+        """Return the command, with the help of its arguments."""
+        made, texts = _ClickCommand(**parts), _texts()["help"] | self.help
+        for one in made.params:
+            one.help = texts.get(one.name)
+        return made
 
     def _callback(
         self, function: Callable[..., Any], show: Callable[..., None]
@@ -81,10 +98,8 @@ class Command:
         texts, name = _texts(), parameter.name
         default = self.default.get(name, parameter.default)
         default = parameter.empty if name in self.required else default
-        words: dict[str, Any] = {
-            "help": self.help.get(name, texts["help"].get(name)),
-            "show_default": default not in _UNSHOWN,
-        }
+        words: dict[str, Any] = {"help": (texts["help"] | self.help).get(name)}
+        words["show_default"] = str(default) not in _UNSHOWN
         info: Any
         if name in texts["arguments"] and parameter.kind is not parameter.KEYWORD_ONLY:
             info = typer.Argument(metavar=texts["arguments"][name], **words)

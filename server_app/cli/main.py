@@ -70,12 +70,9 @@ class _ByPanel(typer.core.TyperGroup):
         return sorted(self.commands, key=lambda name: panels().index(self._panel(name)))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        names = self.list_commands(ctx)
-        room = formatter.width - max(map(len, names)) - 6
-        for panel, members in groupby(names, key=self._panel):
+        for panel, members in groupby(self.list_commands(ctx), key=self._panel):
             with formatter.section(panel):
-                texts = [(name, self.commands[name].get_short_help_str(room)) for name in members]
-                formatter.write_dl(texts)
+                formatter.write_dl([(name, self.commands[name].help or "") for name in members])
 
     def _panel(self, name: str) -> str:
         return str(getattr(self.commands[name], "rich_help_panel", ""))
@@ -88,6 +85,7 @@ def make_app() -> typer.Typer:
         name="fedsilo",
         cls=_ByPanel,
         help=__doc__,
+        suggest_commands=not hasattr(click, "NoSuchCommand"),  # click 8.4 suggests by itself
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

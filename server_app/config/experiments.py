@@ -147,10 +147,7 @@ def read_simulation(path: Path) -> dict[str, Any]:
         SettingError: the file is missing, or no mapping.
     """
     if not path.exists():
-        raise SettingError(
-            f"{path} cannot be read, it is missing: run this in fedsilo's folder or name the "
-            "file by --file"
-        )
+        raise SettingError(f"{path} is missing: name another by --file, or leave --file out")
     content = read_yaml(path, SettingError)
     if not isinstance(content, dict):
         raise SettingError(f"{path} has no mapping 'experiments'")

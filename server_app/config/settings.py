@@ -241,7 +241,7 @@ def read_run_config(config: Path) -> RunConfig:
     content = _parse_toml(config)
     if content.pop("format", None) != RUN_FORMAT:
         raise RunDirectoryError(
-            f"{config.parent} was made by an earlier version of fedsilo: start a new run"
+            f"{config.parent} was made by another version of fedsilo: start a new run"
         )
     launch, environment = (content.pop(key, {}) for key in ("launch", "environment"))
     return RunConfig(flat_values(content, str(config)), launch, environment)

@@ -32,7 +32,9 @@ def printer(console: Console) -> Callable[..., None]:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table as wide as it needs to be."""
+    """Print a table as wide as it needs to be, or as the terminal is, without leaving text out."""
+    for column in table.columns:
+        column.overflow = "fold"
     console.print(table, soft_wrap=not console.is_terminal)
 
 

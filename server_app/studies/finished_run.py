@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.server_app.config.settings import RunSettings, read_run_config, resolve
 from fedsilo.server_app.records.run_directory import CONFIG, SILOS, SUMMARY, RunDirectory
 
@@ -49,7 +49,11 @@ class FinishedRun(RunDirectory):
     @cached_property
     def settings(self) -> RunSettings:
         """The settings it was run with."""
-        return resolve(read_run_config(self.path / CONFIG).settings)
+        values = read_run_config(self.path / CONFIG).settings
+        try:
+            return resolve(values)
+        except SettingError as error:
+            raise RunDirectoryError(f"{self.path / CONFIG}: {error}") from None
 
     @cached_property
     def metrics(self) -> Rows:

@@ -220,7 +220,7 @@ def missing_lines(found: Benchmarked) -> Iterator[str]:
         if lacking := found.lacking(name):
             names = ", ".join(map(title_of, lacking))
             names = "all methods" if len(lacking) == len(METHODS) else names
-            yield f"not yet on `{name}`: {names}; run the command again to continue"
+            yield f"not yet on `{name}`: {names}"
 
 
 def with_last_column(readme: str, found: Benchmarked) -> str:

@@ -173,5 +173,6 @@ def _measured(row: Row, settings: RunSettings, tell: Tell) -> Row:
             seconds=summary["seconds"]["total"],
         )
     figures = row.note or f"validation {row.validation:.3f}, {row.seconds:.1f} s"
-    tell(f"{row.experiment}, {row.method}, seed {row.seed}, {row.rate:g} {row.own}: {figures}")
+    point = f"{row.rate:g} {row.own}".rstrip()
+    tell(f"{row.experiment}, {row.method}, seed {row.seed}, {point}: {figures}")
     return row

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import unknown_name
 from fedsilo.server_app.records.summary import by_distribution, means
 from fedsilo.server_app.studies.compare.tables import tidy
 
@@ -43,9 +44,7 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
     for pattern in [part.strip() for part in wanted.split(",")]:
         fitting = [metric for metric in known if metric == pattern or fnmatchcase(metric, pattern)]
         if not fitting:
-            raise SettingError(
-                f"{option}: no run has a metric '{pattern}'; there are {', '.join(known)}"
-            )
+            raise SettingError(f"{option}: {unknown_name('metric', pattern, known)}")
         chosen |= dict.fromkeys(fitting)
     return list(chosen)
 

@@ -137,6 +137,12 @@ def test_folder_that_cannot_be_made_again_stays_and_is_reported(target: Path) ->
     assert [path.name for path in target.parent.iterdir()] == [target.name]
 
 
+def test_a_cache_that_cannot_be_written_is_one_line_that_names_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DataError, match=r"site-1 cannot be written \(.+: set 'cache-dir' or"):
+        open_sealed(tmp_path / "file" / "cache" / "site-1", fill, read)
+
+
 def test_a_folder_removed_while_it_is_opened_is_made_again(target: Path) -> None:
     lost: list[Path] = []
 

@@ -27,7 +27,8 @@ EXAMPLE = re.compile(r"Example: fedsilo ([^\n]+(?:\n  [^\n]+)*)")
 NESTED = tuple(
     f"{group} {name}"
     for group, names in {
-        "deploy": ("up", "status", "logs", "run", "down"),
+        "deploy": ("up", "add", "renew", "revoke", "status", "logs", "run", "down"),
+        "hospital": ("start",),
         "doctor": ("site", "server", "run"),
         "privacy": ("plan",),
     }.items()
@@ -74,7 +75,8 @@ def test_help_lists_every_command_by_what_a_person_wants(
     listed = {}
     for section in sections:
         title, *lines = section.strip("\n").splitlines()
-        listed[title.rstrip(":")] = " ".join(line.split()[0] for line in lines)
+        names = [line.split()[0] for line in lines if line[2] != " "]  # others go on with a text
+        listed[title.rstrip(":")] = " ".join(names)
     assert list(listed.items()) == list(PANELS.items())
 
 
@@ -92,6 +94,30 @@ def test_each_command_shows_an_example_that_it_takes(
         found = found.commands[name]
     assert found.make_context(name, words).params
     assert shown.startswith(command)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *NESTED])
+def test_each_argument_of_a_command_is_listed_once_with_help(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    printed = capsys.readouterr().out
+    usage = printed.partition("\n")[0].removeprefix(f"Usage: fedsilo {command}").split()
+    for name in usage[1 : None if "COMMAND" not in usage else 1]:
+        assert len(re.findall(rf"^  {re.escape(name)}  +\w", printed, re.MULTILINE)) == 1
+
+
+def test_a_default_of_0_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["explain", "--help"])
+    assert "counted from 0\n                            [default: 0]" in capsys.readouterr().out
+
+
+def test_a_misspelt_command_is_suggested_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["simualte"])
+    assert capsys.readouterr().err.count("Did you mean 'simulate'?") == 1
 
 
 @pytest.mark.parametrize("command", COMMANDS)

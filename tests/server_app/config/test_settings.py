@@ -162,7 +162,7 @@ def test_a_run_directory_of_an_earlier_version_is_refused_in_one_line(
     with pytest.raises(RunDirectoryError) as caught:
         read_run_config(config)
     assert str(caught.value) == (
-        f"{tmp_path} was made by an earlier version of fedsilo: start a new run"
+        f"{tmp_path} was made by another version of fedsilo: start a new run"
     )
     config.write_text(f"format = {RUN_FORMAT}\nrounds = 3\n[launch]\nengine = 'ray'\n")
     assert read_run_config(config) == RunConfig({"rounds": 3}, {"engine": "ray"}, {})

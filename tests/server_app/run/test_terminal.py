@@ -5,10 +5,11 @@ import time
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from fedsilo.server_app.records.progress import Progress
 from fedsilo.server_app.run import terminal as bars_module
-from fedsilo.server_app.run.terminal import progress_bars
+from fedsilo.server_app.run.terminal import print_table, progress_bars
 from tests.server_app.records.test_progress import made
 
 
@@ -55,3 +56,13 @@ def test_bars_of_a_run_that_fails_end_with_it() -> None:
         raise ValueError("the run")
     with progress_bars(console, made):  # rich refuses a second display while one is drawn
         pass
+
+
+def test_a_table_on_a_narrow_terminal_leaves_no_letter_out() -> None:
+    table = Table("experiment", "samples")
+    table.add_row("picsr-heart", "14,208")
+    drawn = io.StringIO()
+    print_table(Console(file=drawn, force_terminal=True, width=20), table)
+    cells = [line.split("│") for line in drawn.getvalue().splitlines() if "│" in line]
+    assert "".join(cell[1].strip() for cell in cells) == "picsr-heart"
+    assert "".join(cell[2].strip() for cell in cells) == "14,208"

@@ -40,3 +40,12 @@ def test_a_file_that_is_missing_is_told_when_it_is_asked_for(tmp_path: Path) -> 
     run = finished_run(tmp_path)
     with pytest.raises(RunDirectoryError, match=r"silos.json is not there"):
         _ = run.silos
+
+
+def test_settings_of_another_version_are_refused_by_their_file(tmp_path: Path) -> None:
+    RunDirectory(tmp_path).write_json("summary.json", {})
+    config = tmp_path / "config.toml"
+    config.write_text("later-setting = 1\n" + config_document(resolve({}), {}))
+    with pytest.raises(RunDirectoryError) as caught:
+        _ = finished_run(tmp_path).settings
+    assert str(caught.value).startswith(f"{config}: unknown setting 'later-setting'")

@@ -144,7 +144,7 @@ def test_before_any_run_what_is_missing_is_told_and_no_page_is_written(
 ) -> None:
     (tmp_path / "simulation.yaml").write_text(SIMULATION)
     assert _command(tmp_path, "--show-only") == 0
-    assert "not yet on `digits`: all methods; run the command again" in capsys.readouterr().out
+    assert "not yet on `digits`: all methods" in capsys.readouterr().out
     assert _command(tmp_path, "--show-only", "--page", str(tmp_path / "page.md")) == 1
     assert "no method has all its runs" in capsys.readouterr().err
     assert not (tmp_path / "page.md").exists()

@@ -241,7 +241,7 @@ def test_metrics_that_are_asked_for_stand_in_the_place_of_the_headline(
     capsys.readouterr()
     assert main([*command, "--metrics", "los"]) == 1
     error = capsys.readouterr().err
-    assert "--metrics: no run has a metric 'los'; there are accuracy, auc, average-pre" in error
+    assert "--metrics: unknown metric 'los'; did you mean 'loss'?" in error
     assert error.count("\n") == 1
 
 

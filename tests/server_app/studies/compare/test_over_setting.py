@@ -91,7 +91,7 @@ def test_real_runs_are_drawn(
     assert "a: 0." in printed
     assert " at 1, 0." in printed
     assert main(["sweep", "rounds", *folders, "--metric", "acuracy"]) == 1
-    assert "no run has a metric 'acuracy'" in capsys.readouterr().err
+    assert "unknown metric 'acuracy'; did you mean 'accuracy'?" in capsys.readouterr().err
 
 
 def test_an_experiment_without_the_metric_keeps_its_line_without_points() -> None:

@@ -238,7 +238,7 @@ def test_a_metric_that_no_run_has_is_refused_with_those_there_are(asked: str) ->
     with pytest.raises(SettingError) as caught:
         chosen_metrics(asked, [_with("auc", "loss"), _with("accuracy")], "--tests")
     assert str(caught.value) == (
-        f"--tests: no run has a metric '{wanted}'; there are accuracy, auc, loss"
+        f"--tests: unknown metric '{wanted}': known are accuracy, auc, loss"
     )
 
 
