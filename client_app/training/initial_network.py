@@ -25,11 +25,16 @@ def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
     network = build_classifier(common, silo.task)
     if common.backbone_weights or common.network == "vit":
         load_backbone(network, common)
+    follow_labels(network, common, silo)
+    return network
+
+
+def follow_labels(network: TokenClassifier, common: CommonSettings, silo: Silo) -> None:
+    """Give ``network`` the class weights and the prior of the silo's training labels."""
     if common.class_weights != "none":
         network.criterion = partial(_weighted_loss, class_weights(common, silo))
-    if network.evidence and not common.is_private():  # a prior is made of all patients' labels
+    if not common.is_private():  # a prior is made of all patients' labels
         set_prior(network, silo.train.labels)
-    return network
 
 
 def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
