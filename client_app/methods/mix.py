@@ -7,7 +7,7 @@ import torch
 
 from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, TokenClassifier
 from fedsilo.client_app.training.evaluation import measure
-from fedsilo.client_app.training.initial_network import follow_labels
+from fedsilo.client_app.training.initial_network import set_prior, weighted_criterion
 from fedsilo.client_app.training.standardised import ready_silo
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Split
@@ -29,9 +29,11 @@ class MixSite(SiteMethod):
             lab.metrics[measurement(TRAINED, "train", "loss")] = loss
             return lab.reply()
         pooled, steps = pooled_training_data(lab), len(_sites(lab)) * lab.common.local_steps
-        follow_labels(network, lab.common, replace(lab.silo, train=pooled))
+        if lab.common.class_weights != "none":
+            network.criterion = weighted_criterion(lab.common, replace(lab.silo, train=pooled))
+        set_prior(network, pooled.labels)
         lab.fit(network, split=pooled, settings=replace(lab.common, local_steps=steps))
-        follow_labels(network, lab.common, lab.silo)  # it is measured as everywhere
+        set_prior(network, lab.silo.train.labels)  # it is measured as everywhere
         return lab.reply(network)
 
 

@@ -79,6 +79,11 @@ class SiteState:
             )
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
+    def is_counted(self, instruction: Instruction) -> bool:
+        """Tell whether the server has made use of the reply with which ``before``'s was stored."""
+        older = [key for key in self._keys() if key < (instruction.round, instruction.step)]
+        return not older or state_key(*older[-1]) <= instruction.expects_state
+
     def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
         """Store the state that ``instruction`` led to, and drop those of older rounds.
 

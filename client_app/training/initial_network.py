@@ -1,6 +1,7 @@
 """The network that a run starts from, as one site opens it: the same weights everywhere."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -25,16 +26,16 @@ def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
     network = build_classifier(common, silo.task)
     if common.backbone_weights or common.network == "vit":
         load_backbone(network, common)
-    follow_labels(network, common, silo)
+    if common.class_weights != "none":
+        network.criterion = weighted_criterion(common, silo)
+    if network.evidence and not common.is_private():  # a prior is made of all patients' labels
+        set_prior(network, silo.train.labels)
     return network
 
 
-def follow_labels(network: TokenClassifier, common: CommonSettings, silo: Silo) -> None:
-    """Give ``network`` the class weights and the prior of the silo's training labels."""
-    if common.class_weights != "none":
-        network.criterion = partial(_weighted_loss, class_weights(common, silo))
-    if not common.is_private():  # a prior is made of all patients' labels
-        set_prior(network, silo.train.labels)
+def weighted_criterion(common: CommonSettings, silo: Silo) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the cross-entropy by 'class-weights' on the silo's training samples."""
+    return partial(_weighted_loss, class_weights(common, silo))
 
 
 def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
