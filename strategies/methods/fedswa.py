@@ -33,5 +33,5 @@ class FedSWA(FedAvg):
 
     def model(self, state: State) -> Arrays:
         """Return the mean after the last round, before it the last model, which is measured."""
-        ended = state.round >= self.common.rounds
-        return arrays_below(_MEAN, state.arrays) if ended else super().model(state)
+        mean = arrays_below(_MEAN, state.arrays) if state.round >= self.common.rounds else {}
+        return mean or super().model(state)
