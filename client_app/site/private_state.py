@@ -22,7 +22,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 
 _DIGEST = "settings"
-_NAME = re.compile(r"round-(\d{6})-(\d{2})\.safetensors")
+_NAME = re.compile(r"round-(\d{6})-(\d{2,})\.safetensors")
 
 
 @dataclass(frozen=True)
