@@ -23,6 +23,7 @@ from fedsilo.client_app.training.initial_network import class_weights, initial_c
 from fedsilo.client_app.training.loop import Added, annealed, counted_steps, train_locally
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
 from fedsilo.datasets.silo.silos import Split
+from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import (
     ARRAYS,
@@ -45,6 +46,13 @@ from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 from fedsilo.strategies.wire.records import unpack
+
+_COUNTED = "counted/"  # in a site's state what it kept with the last reply that counted
+
+
+def kept_with(counted: Arrays, own: Arrays) -> dict[str, Tensor]:
+    """Return ``own`` for a reply's ``keep``, and ``Lab.counted_state`` should the reply be lost."""
+    return {**with_prefix(_COUNTED, counted), **own}
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,15 @@ class Lab:
             for name, array in self.stored.items()
             if name.startswith(prefix) and not name.startswith((PREFIX, MEMORY))
         }
+
+    def counted_state(self) -> dict[str, Tensor]:
+        """Return what this site kept with its last reply that the server has made use of.
+
+        One that was lost, refused or too late is in no sum of the server. ``kept_with`` keeps it.
+        """
+        counted = self.state_files.is_counted(self.instruction)
+        own = self.state("" if counted else _COUNTED)
+        return {name: array for name, array in own.items() if not name.startswith(_COUNTED)}
 
     @cached_property
     def privacy(self) -> PatientPrivacy:

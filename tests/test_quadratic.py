@@ -156,3 +156,16 @@ def test_scaffold_goes_to_the_minimum_of_the_weighted_losses_and_fedavg_beside_i
     }
     assert np.linalg.norm(ends["scaffold"] - best) < 1e-4
     assert np.linalg.norm(ends["fedavg"] - best) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("method", "own"), [("scaffold", {}), ("feddyn", {"feddyn.regularisation-alpha": 0.5})]
+)
+def test_a_reply_that_is_lost_moves_neither_the_sites_correction_nor_where_the_run_ends(
+    method: str, own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = {1: ["c"], 4: ["a", "b"], 5: ["b"]}
+    away = rounds_of(method, tmp_path / "away", monkeypatch, lost, rounds=80, **own)
+    gone = rounds_of(method, tmp_path / "lost", monkeypatch, {}, rounds=80, lost=lost, **own)
+    np.testing.assert_array_equal(gone, away)  # as if those rounds had not asked them
+    assert np.linalg.norm(gone[-1] - fixed_point(P)) < 0.01

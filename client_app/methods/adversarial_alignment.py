@@ -132,11 +132,14 @@ def open_aligner(
     if not others:
         return None
     discriminator = open_discriminator(lab, width)
+    rate = settings.discriminator_learning_rate or lab.common.learning_rate
+    optimiser = eager(torch.optim.Adam)(discriminator.parameters(), lr=rate)
+    restore_moments(optimiser, discriminator, lab.state(_MOMENTS))
     rng = generator(lab.sampling.seed, "alignment-noise", round_, lab.site)
     return Aligner(
         network=network,
         discriminator=discriminator,
-        discriminator_optimiser=open_optimiser(lab, discriminator, settings),
+        discriminator_optimiser=optimiser,  # as it was left
         others={site: lab.compute.bring(array) for site, array in others.items()},
         weight=settings.alignment_weight,
         micro_batch=lab.common.micro_batch,
@@ -159,16 +162,6 @@ def open_discriminator(lab: Lab, width: int) -> Discriminator:
     if weights := lab.state(DISCRIMINATOR):
         discriminator.load_state_dict(weights)
     return discriminator.to(lab.compute.device)
-
-
-def open_optimiser(
-    lab: Lab, discriminator: Discriminator, settings: FedAlignCLSettings
-) -> Optimizer:
-    """Return Adam over the discriminator, as it was left."""
-    rate = settings.discriminator_learning_rate or lab.common.learning_rate
-    optimiser = eager(torch.optim.Adam)(discriminator.parameters(), lr=rate)
-    restore_moments(optimiser, discriminator, lab.state(_MOMENTS))
-    return optimiser
 
 
 def kept_discriminator(lab: Lab) -> dict[str, Tensor]:

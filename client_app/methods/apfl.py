@@ -43,6 +43,7 @@ class APFLSite(SiteMethod):
             fixed = {name: p.detach() for name, p in w.named_parameters()}
             mixed = mixture(dict(v.named_parameters()), fixed, self.settings.mixing_alpha)
             logits = functional_call(v, mixed, (inputs,))
-            return w.loss(inputs, labels) + v.criterion(logits, labels)
+            # w's criterion, whose weight of evidential learning's KL term follows the epochs
+            return w.loss(inputs, labels) + w.criterion(logits, labels)
 
         return loss

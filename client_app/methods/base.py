@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from flwr.app import RecordDict
 
-from fedsilo.client_app.lab import Lab, Measured
+from fedsilo.client_app.lab import Lab, Measured, kept_with
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evidence_probe import EvidenceProbe, vacuity_of
 from fedsilo.datasets.partition.cuts import UNSEEN
@@ -34,6 +34,7 @@ __all__ = [
     "SiteNetwork",
     "TokenClassifier",
     "exchanged_arrays",
+    "kept_with",
     "load_exchanged",
 ]
 

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 
 from flwr.app import ArrayRecord
-from torch import Tensor, from_numpy
+from torch import from_numpy
 
 from fedsilo.client_app.methods.base import Lab, Measured, SiteNetwork, load_exchanged
 from fedsilo.client_app.methods.ensemble import EnsembleSite
 from fedsilo.client_app.methods.local import LocalSite
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE
 from fedsilo.models.methods.cross import CROSSED, metric_from
-from fedsilo.models.networks.mixture import EXPERT
+from fedsilo.models.networks.mixture import by_expert
 from fedsilo.strategies.wire.records import unpack
 
 
@@ -32,18 +32,7 @@ class CrossSite(EnsembleSite):
         yield from super().measured(lab, network)
         if lab.instruction.phase != EVALUATE:
             return
-        for site, arrays in _models(lab):
-            load_exchanged(network, arrays)
+        packed = lab.content.array_records.get(ARRAYS, ArrayRecord())
+        for site, arrays in by_expert(packed).items():  # one model is unpacked at a time
+            load_exchanged(network, {name: from_numpy(unpack(a)) for name, a in arrays.items()})
             yield Measured(network, {metric: metric_from(metric, site) for metric in CROSSED})
-
-
-def _models(lab: Lab) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield the models received, sorted by site; only one is unpacked at a time."""
-    packed = lab.content.array_records.get(ARRAYS, ArrayRecord())
-    names: dict[str, dict[str, str]] = {}
-    for key in packed:
-        # A site's name may hold a '/', a network's arrays do not
-        site, _, name = key.removeprefix(EXPERT).rpartition("/")
-        names.setdefault(site, {})[name] = key
-    for site, keys in sorted(names.items()):
-        yield site, {name: from_numpy(unpack(packed[key])) for name, key in keys.items()}

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, kept_with
 from fedsilo.client_app.methods.fedprox import proximal
 from fedsilo.models.methods.feddyn import FedDynSettings
 from fedsilo.models.methods.fedprox import linear_term
@@ -18,7 +18,7 @@ class FedDynSite(SiteMethod):
         """Train with both terms; the local gradient moves against the way that was gone."""
         network, alpha = lab.open(), self.settings.regularisation_alpha
         lab.measure(network)
-        received, before = lab.arrays(), lab.state()
+        received, before = lab.arrays(), lab.counted_state()
         trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
         gradient = {n: before.get(n, torch.zeros_like(received[n])) for n in trained}
         slopes = [-gradient[name].to(p.device) for name, p in trained.items()]
@@ -29,4 +29,5 @@ class FedDynSite(SiteMethod):
 
         lab.fit(network, penalty=term)
         moved = {name: p.detach().cpu() - received[name] for name, p in trained.items()}
-        return lab.reply(network, keep={n: gradient[n] - alpha * moved[n] for n in trained})
+        own = {n: gradient[n] - alpha * moved[n] for n in trained}
+        return lab.reply(network, keep=kept_with(before, own))

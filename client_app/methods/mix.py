@@ -1,12 +1,13 @@
 """The oracle: one simulated site trains on the training data of all, which no hospital could."""
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, TokenClassifier
 from fedsilo.client_app.training.evaluation import measure
-from fedsilo.client_app.training.initial_network import set_prior
+from fedsilo.client_app.training.initial_network import set_prior, weighted_criterion
 from fedsilo.client_app.training.standardised import ready_silo
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Split
@@ -20,17 +21,19 @@ class MixSite(SiteMethod):
 
     def train(self, lab: Lab) -> Answer:
         """Train on the pooled data, in as many steps as all sites together would take."""
-        network, own = lab.open(), lab.silo.train
+        network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         if not lab.instruction.returns:
             key = (lab.instruction.round, lab.site, "train")
-            loss = measure(network, own, lab.sampling, lab.compute, key)["loss"]
+            loss = measure(network, lab.silo.train, lab.sampling, lab.compute, key)["loss"]
             lab.metrics[measurement(TRAINED, "train", "loss")] = loss
             return lab.reply()
         pooled, steps = pooled_training_data(lab), len(_sites(lab)) * lab.common.local_steps
+        if lab.common.class_weights != "none":
+            network.criterion = weighted_criterion(lab.common, replace(lab.silo, train=pooled))
         set_prior(network, pooled.labels)
         lab.fit(network, split=pooled, settings=replace(lab.common, local_steps=steps))
-        set_prior(network, own.labels)  # it is measured as everywhere
+        set_prior(network, lab.silo.train.labels)  # it is measured as everywhere
         return lab.reply(network)
 
 

@@ -57,7 +57,12 @@ class PICSRSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the router with its experts, or this site's expert."""
         if _stage(lab) == ROUTING_STAGE:
-            return lab.compute.place(self._router_network(lab))
+            arrays = lab.arrays()
+            experts = open_experts(lab.common, lab.silo.task, arrays)
+            prototypes = arrays_below(PROTOTYPE, arrays)
+            router = opened_router(self.settings, prototypes, arrays)
+            trains = self.settings.train_experts
+            return lab.compute.place(PICSRNetwork(experts, prototypes, router, trains))
         return lab.classifier(lab.arrays(START) or lab.arrays() or lab.state() or None)
 
     def train(self, lab: Lab) -> Answer:
@@ -90,13 +95,6 @@ class PICSRSite(SiteMethod):
             return {f"weight.{site}": weight for site, weight in zip(sites, columns, strict=True)}
 
         return [Measured(network, None, lambda split: RoutingProbe(sites, least), weights_of)]
-
-    def _router_network(self, lab: Lab) -> PICSRNetwork:
-        arrays = lab.arrays()
-        experts = open_experts(lab.common, lab.silo.task, arrays)
-        prototypes = arrays_below(PROTOTYPE, arrays)
-        router = opened_router(self.settings, prototypes, arrays)
-        return PICSRNetwork(experts, prototypes, router, self.settings.train_experts)
 
     def _prototype(self, lab: Lab) -> Tensor:
         inputs = float_inputs(lab.silo.train.inputs)

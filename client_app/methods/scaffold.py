@@ -2,7 +2,7 @@
 
 import torch
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, exchanged_arrays
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, exchanged_arrays, kept_with
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.methods.fedprox import linear_term
 from fedsilo.models.methods.scaffold import CONTROL
@@ -15,7 +15,7 @@ class SCAFFOLDSite(SiteMethod):
         """Train with the correction; the mean gradient is the new control variate."""
         network, rate = lab.open(), lab.common.learning_rate
         lab.measure(network)
-        control, before = lab.arrays(CONTROL), lab.state()
+        control, before = lab.arrays(CONTROL), lab.counted_state()
         correction = {name: c - before.get(name, 0) for name, c in control.items()}
         trained = {name: p for name, p in network.named_parameters() if name in control}
         slopes = [(correction[name] / rate).to(p.device) for name, p in trained.items()]
@@ -33,4 +33,4 @@ class SCAFFOLDSite(SiteMethod):
         own = {n: rate * total.cpu() / steps - correction[n] for n, total in sums.items()}
         moved = {name: c + own[name] - before.get(name, 0) for name, c in control.items()}
         sent = exchanged_arrays(network) | with_prefix(CONTROL, moved)
-        return lab.reply(network, send=sent, keep=own)
+        return lab.reply(network, send=sent, keep=kept_with(before, own))

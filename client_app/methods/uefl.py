@@ -79,14 +79,16 @@ class UEFLSite(SiteMethod):
         """Answer with centroids and counts (section 3.2), or make personal codewords of them."""
         network, own = cast(UEFLNetwork, lab.open()), self.settings
         refreshes = CentroidNotes.from_values(lab.instruction.notes).refreshes
-        books = network.books()
+        first, books = f"{CODEBOOK}0", network.books()
+        number = 1 + int(list(books)[-1].removeprefix(CODEBOOK))  # of a new personal book
+        stay = books if own.books_used == "all" else {first: books[first]}
         if own.codeword_start == "gaussian" and not refreshes:
             lab.metrics[NEW_CODEWORDS] = own.codes
             if not own.personal:
                 return lab.reply()  # the server draws it: nothing need leave the site
             width, seed = network.codebook().shape[1], lab.common.seed
-            centres = gaussian_codebook(own.codes, width, seed, len(books))
-            return lab.reply(keep=books | {f"{CODEBOOK}{len(books)}": centres})
+            centres = gaussian_codebook(own.codes, width, seed, number)
+            return lab.reply(keep=stay | {f"{CODEBOOK}{number}": centres})
         if lab.common.is_private():  # whatever the message says: centroids have no noise
             raise RefusedError("training is private, and no centroids of features are made")
         tokens = tokens_of(network, lab.silo.train, lab.compute)
@@ -97,7 +99,9 @@ class UEFLSite(SiteMethod):
         if not own.personal:
             return lab.reply(send={"centroids": centres, "counts": counts})
         if len(counts):
-            books[f"{CODEBOOK}{0 if refreshes else len(books)}"] = centres
+            books = (
+                books | {first: centres} if refreshes else stay | {f"{CODEBOOK}{number}": centres}
+            )
         return lab.reply(keep=books)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:

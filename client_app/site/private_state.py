@@ -22,7 +22,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 
 _DIGEST = "settings"
-_NAME = re.compile(r"round-(\d{6})-(\d{2})\.safetensors")
+_NAME = re.compile(r"round-(\d{6})-(\d{2,})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,11 @@ class SiteState:
                 "shared, network or seed): choose another 'run-name'"
             )
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def is_counted(self, instruction: Instruction) -> bool:
+        """Tell whether the server has made use of the reply with which ``before``'s was stored."""
+        older = [key for key in self._keys() if key < (instruction.round, instruction.step)]
+        return not older or state_key(*older[-1]) <= instruction.expects_state
 
     def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
         """Store the state that ``instruction`` led to, and drop those of older rounds.

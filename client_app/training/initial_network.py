@@ -1,7 +1,7 @@
 """The network that a run starts from, as one site opens it: the same weights everywhere."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -27,10 +27,15 @@ def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
     if common.backbone_weights or common.network == "vit":
         load_backbone(network, common)
     if common.class_weights != "none":
-        network.criterion = partial(_weighted_loss, class_weights(common, silo))
+        network.criterion = weighted_criterion(common, silo)
     if network.evidence and not common.is_private():  # a prior is made of all patients' labels
         set_prior(network, silo.train.labels)
     return network
+
+
+def weighted_criterion(common: CommonSettings, silo: Silo) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the cross-entropy by 'class-weights' on the silo's training samples."""
+    return partial(_weighted_loss, class_weights(common, silo))
 
 
 def class_weights(common: CommonSettings, silo: Silo) -> Tensor:

@@ -68,10 +68,7 @@ def schedule(
 
 def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
     """Return how many passes over ``count`` samples, the last perhaps cut short, a round has."""
-    if not settings.local_steps:
-        return settings.local_epochs
-    rng = torch.Generator().manual_seed(0)
-    return -(-settings.local_steps // len(batches(count, settings.batch_size, rng, smallest)))
+    return sum(1 for _ in schedule(count, settings, torch.Generator().manual_seed(0), smallest))
 
 
 def micro_batches(count: int, size: int) -> list[slice]:

@@ -135,13 +135,9 @@ def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str
         name, _, moment = key.rpartition("/")
         moments.setdefault(name, {})[moment] = value
     for name, parameter in module.named_parameters():
-        if name in moments and _fit(moments[name], parameter):
+        own, shapes = moments.get(name, {}), (parameter.shape, torch.Size())  # steps have none
+        if own and all(value.shape in shapes for value in own.values()):
             optimiser.state[parameter] = {
                 moment: value if moment == "step" else value.to(parameter.device)
-                for moment, value in moments[name].items()
+                for moment, value in own.items()
             }
-
-
-def _fit(moments: Mapping[str, Tensor], parameter: Tensor) -> bool:
-    """Tell whether the moments are of the parameter's shape; a count of steps has none."""
-    return all(value.shape in (parameter.shape, torch.Size()) for value in moments.values())

@@ -185,11 +185,12 @@ class Method(ABC):
         return replies.average(self.common, before, equal)
 
     def share(self, replies: Replies) -> float:
-        """Return the share of all sites' training samples that the sites of ``replies`` have.
+        """Return the share of all sites' weight in averages that the sites of ``replies`` have.
 
-        Where sites do not say how many they have, it is the share of all sites.
+        Where sites do not say how many samples they have, it is the share of all sites.
         """
         every = {site: f.sizes().get("train", 1) for site, f in self.participants.facts.items()}
+        every |= self.participants.agreed()
         return sum(every[site] for site in replies) / sum(every.values())
 
     def start(self, site: str, ask: Ask) -> dict[str, NDArray]:

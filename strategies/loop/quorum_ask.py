@@ -69,6 +69,7 @@ class QuorumAsk(GridAsk):
         if question.phase != TRAIN or not question.send:
             return super().put(question)
         before, round_, seconds = self.late, self.round, self.quorum.seconds
+        kept, known = self.session.kept, dict(self.session.kept)
         # All are sent the same, so that what a round has sent is kept once
         now = {name: array for arrays in question.send.values() for name, array in arrays.items()}
         work = {
@@ -92,9 +93,11 @@ class QuorumAsk(GridAsk):
             )
         )
         self.unanswered = None
-        for site in replies.keys() & asked.keys() & self.session.kept.keys():
-            if replies[site].keeps_state():
-                self.session.kept[site] = state_key(asked[site], self._step)
+        for site in replies.keys() & asked.keys() & kept.keys():
+            if self.session.common.late_replies != "discounted":
+                kept[site] = known.get(site, 0)  # no use is made of it
+            elif replies[site].keeps_state():
+                kept[site] = state_key(asked[site], self._step)
         done = {site: work.pop(site) for site in self.answered}
         self.session.hooks.call("sites_answered", round_, done)
         sent = {began: sent[began] for began, _ in work.values()}

@@ -32,5 +32,6 @@ class FedSWA(FedAvg):
         return replace(after, arrays={**after.arrays, **with_prefix(_MEAN, means)})
 
     def model(self, state: State) -> Arrays:
-        """Return the mean, once there is one."""
-        return arrays_below(_MEAN, state.arrays) or super().model(state)
+        """Return the mean after the last round, before it the last model, which is measured."""
+        mean = arrays_below(_MEAN, state.arrays) if state.round >= self.common.rounds else {}
+        return mean or super().model(state)

@@ -6,6 +6,7 @@ Site k's loss is w H_k w / 2 - b_k w, whatever the batch: its gradient is H_k w 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import finished_session
 from fedsilo.client_app.site.private_state import SiteState
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, Instruction
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, Instruction, state_key
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import SiteNetwork
@@ -73,20 +74,33 @@ class QuadraticAsk(Ask):
     """Has each site answer by its own side of the method; replies are as a server decodes them."""
 
     def __init__(
-        self, settings: RunSettings, round_: int, folder: Path, away: Sequence[str]
+        self,
+        settings: RunSettings,
+        round_: int,
+        folder: Path,
+        away: Sequence[str],
+        lost: Sequence[str],
+        kept: dict[str, int],
     ) -> None:
-        self.settings, self.round, self.folder = settings, round_, folder
+        self.settings, self.round, self.folder, self.lost = settings, round_, folder, lost
         self.sites = [site for site in SITES if site not in away]
-        self.stateful_sites: list[str] = []
+        self.stateful_sites = self.kept = kept
 
     def put(self, question: Question) -> Replies:
         replies = {site: self._reply(site, question) for site in question.send}
-        return Replies(replies, Became(question.reference))
+        usable = {site: reply for site, reply in replies.items() if site not in self.lost}
+        self.kept.update(
+            {s: state_key(self.round, 0) for s, r in usable.items() if r.keeps_state()}
+        )
+        return Replies(usable, Became(question.reference))
 
     def _reply(self, site: str, question: Question) -> Reply:
         common = self.settings.common
         session = finished_session(common, self.settings.own, silo_of(site))
-        told = Instruction(self.round, question.phase, run_name="run", evaluate=False)
+        expects = self.kept.get(site, 0)
+        told = Instruction(
+            self.round, question.phase, run_name="run", evaluate=False, expects_state=expects
+        )
         content = RecordDict({CONFIG: ConfigRecord(dict(told.to_config()))})
         content[ARRAYS] = to_record(question.send[site])
         lab = Lab(session, content, told, SiteState(self.folder / site))
@@ -102,9 +116,13 @@ def rounds_of(
     monkeypatch: Any,
     away: Mapping[int, Sequence[str]],
     rounds: int = 10,
+    lost: Mapping[int, Sequence[str]] = MappingProxyType({}),
     **own: Any,
 ) -> list[np.ndarray[Any, Any]]:
-    """Return w after each round; ``away`` names the sites that a round does not ask."""
+    """Return w after each round.
+
+    ``away`` names the sites that a round does not ask, ``lost`` those whose reply never comes.
+    """
     start, method_file = {"w": np.float32(START)}, "fedsilo.strategies.loop.method"
     monkeypatch.setattr(
         "fedsilo.client_app.lab.initial_classifier", lambda _, silo: Quadratic(silo.name)
@@ -120,9 +138,11 @@ def rounds_of(
     }
     server = strategy_class(method)(settings.common, settings.own, Participants(facts, {}))
     state: State = server.initial_state()
-    found = []
+    found, kept = [], dict[str, int]()
     for number in range(1, rounds + 1):
-        ask = QuadraticAsk(settings, number, folder, away.get(number, ()))
+        ask = QuadraticAsk(
+            settings, number, folder, away.get(number, ()), lost.get(number, ()), kept
+        )
         state = replace(server.round(state, ask), round=number)
         found.append(np.asarray(server.model(state)["w"]))
     return found

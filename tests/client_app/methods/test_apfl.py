@@ -1,13 +1,15 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import pytest
 import torch
 
 from fedsilo.client_app.lab import Lab
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.methods.apfl import mixture
-from tests.support.lab import answer
+from fedsilo.models.networks.site_network import TokenClassifier
+from tests.support.lab import answer, steps_of
 
 Opened = Callable[..., Lab]
 BIAS = "head.4.bias"
@@ -48,3 +50,18 @@ def test_what_is_measured_is_the_mixture_of_what_came_and_what_stayed(
     lab = opened("apfl", weights, own=SGD, round=2)
     expected = 0.5 * lab.state()[BIAS].numpy() + 0.5 * weights[BIAS]
     np.testing.assert_allclose(lab.open().state_dict()[BIAS], expected, atol=1e-7)
+
+
+def test_the_own_model_learns_evidence_with_the_kl_term_of_the_epoch(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    lab = opened("apfl", weights, own=SGD | {"loss": "evidential"})
+    steps = steps_of(lab)
+    network = cast(TokenClassifier, steps.network)
+    inputs, labels = lab.silo.train.inputs[:4], lab.silo.train.labels[:4]
+    assert network.evidence is not None
+    network.evidence.kl_weight = 1.0  # as the tenth epoch sets it
+    # v and w begin alike, so the mixture is w: both have the same loss
+    assert steps.loss(inputs, labels).item() == pytest.approx(
+        2 * network.loss(inputs, labels).item(), rel=1e-4
+    )

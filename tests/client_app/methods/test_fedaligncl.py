@@ -13,8 +13,6 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.adversarial_alignment import (
     Aligner,
     embedded,
-    open_discriminator,
-    open_optimiser,
 )
 from fedsilo.client_app.methods.fedaligncl import _right
 from fedsilo.client_app.session import open_session
@@ -225,8 +223,8 @@ def test_the_discriminator_stays_at_the_site_and_goes_on(
     assert kept == {
         f"discriminator/layers.{n}" for n in ("0.weight", "0.bias", "2.weight", "2.bias")
     }
-    discriminator = open_discriminator(second, WIDTH)
-    optimiser = open_optimiser(second, discriminator, second.session.method.settings)
+    aligner = cast(Aligner, steps_of(second, second.open()).fit["after_step"])
+    discriminator, optimiser = aligner.discriminator, aligner.discriminator_optimiser
     assert torch.equal(
         discriminator.state_dict()["layers.0.weight"],
         second.stored["discriminator/layers.0.weight"],

@@ -26,7 +26,7 @@ def test_the_penalty_has_the_local_gradient_as_a_slope_and_the_pull(
     opened: Callable[..., Lab], weights: dict[str, Any]
 ) -> None:
     answer(opened("feddyn", weights, own=OWN))
-    lab = opened("feddyn", weights, own=OWN, round=2)
+    lab = opened("feddyn", weights, own=OWN, round=2, expects_state=100)
     gradient = lab.state()[BIAS]
     steps = steps_of(lab)
     bias = dict(steps.network.named_parameters())[BIAS]

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -131,3 +132,23 @@ def test_the_oracle_takes_as_many_steps_as_all_sites_together(
     found = steps_of(method).fit["settings"]
     assert found.local_steps == expected
     assert found.local_epochs == 1
+
+
+def test_the_classes_weigh_in_the_pool_as_the_pools_own_labels_have_them(
+    opened: Opened, weights: dict[str, Any]
+) -> None:
+    sites = " ".join(f"silo-{number}" for number in range(1, 6))
+    own = {"class_weights": "balanced", "partition": "unseen", "silos": 5}
+    method = opened("mix", weights, site="silo-1", own=own, **trainer(sites))
+    held = torch.unique(method.silo.train.labels)
+    assert len(held) == 2
+    seen: list[float] = []
+
+    def fit(network: Any, **_: Any) -> None:
+        sure = torch.full((1, 10), -50.0).scatter_(1, torch.tensor([[int(held[0])]]), 50.0)
+        seen.extend(network.criterion(sure, torch.tensor([label])).item() for label in range(10))
+
+    with mock.patch.object(method, "fit", fit):
+        answer(method)
+    # A label that the trainer itself has none of cost nothing, so that it was never learned
+    assert all(loss > 50 for label, loss in enumerate(seen) if label != held[0])

@@ -38,7 +38,8 @@ def test_a_control_that_the_site_has_itself_corrects_nothing(
     first = opened("scaffold", weights | controls_of(opened, weights, 0.0), own=SGD)
     sent = {name: array.numpy() for name, array in answer(first)[ARRAYS].items()}
     own = {name: array for name, array in sent.items() if name.startswith("control/")}
-    second = answer(opened("scaffold", weights | own, own=SGD, round=2))[ARRAYS]
+    told = {"round": 2, "expects_state": 100}
+    second = answer(opened("scaffold", weights | own, own=SGD, **told))[ARRAYS]
     fedavg = answer(opened("fedavg", weights, own=SGD, round=2))[ARRAYS]
     for name, array in fedavg.items():
         np.testing.assert_allclose(second[name].numpy(), array.numpy(), atol=1e-5)

@@ -232,6 +232,19 @@ def test_a_gaussian_start_of_a_personal_book_is_drawn_at_the_site(
     assert not np.array_equal(drawn, BOOK)
 
 
+@pytest.mark.parametrize("start", ["kmeans", "gaussian"])
+@pytest.mark.parametrize(("used", "kept"), [("newest", "02"), ("all", "012")])
+def test_a_personal_site_that_reads_the_newest_book_keeps_the_first_and_that_one(
+    opened: Opened, weights: dict[str, Any], start: str, used: str, kept: str
+) -> None:
+    own = {**PERSONAL, "codeword_start": start, "books_used": used}
+    for round_ in (1, 2):
+        answer(opened("uefl", weights, own=own, round=round_))
+        answer(opened("uefl", weights, own=own, round=round_, phase="centroids", step=2))
+    books = own_books(opened("uefl", weights, own=own), 3)
+    assert set(books) == {f"codebook.{number}" for number in kept}
+
+
 REFRESH = {"phase": "centroids", "step": 2, "notes": {"refreshes": True}}
 
 

@@ -132,6 +132,11 @@ def test_the_newest_state_older_than_the_instruction_is_taken(state: SiteState) 
     assert got(state, 3, 0) == (2, 0)
 
 
+def test_a_state_of_a_round_of_more_than_a_hundred_steps_is_found(state: SiteState) -> None:
+    put(state, 1, 104)  # of 'cyclic', which asks one site after the other
+    assert got(state, 2) == (1, 104)
+
+
 def test_a_state_of_a_round_that_the_server_lost_is_not_taken(state: SiteState) -> None:
     for round_ in (1, 2, 3):
         put(state, round_)

@@ -79,7 +79,7 @@ def adding(step: float, way: Compression | None = None) -> Callable[[Message], R
         arrays = {name: array + np.float32(step) for name, array in sent.items()}
         if way:
             arrays, _ = way.packed(arrays, sent, {}, lambda n: np.zeros(n, np.float32))
-        return build_content(arrays, **MEASURED)
+        return build_content(arrays, **MEASURED, kept_state=1)
 
     return answer
 
@@ -119,10 +119,11 @@ def run(fake_app: Any, participants: Participants) -> Run:
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize(
-    ("late", "model"), [("discounted", (4 + 4 + 2 + 4 / 2**0.5) / 3), ("drop", 4.0)]
+    ("late", "model", "kept"),
+    [("discounted", (4 + 4 + 2 + 4 / 2**0.5) / 3, 100), ("drop", 4.0, 0)],
 )
 def test_a_reply_that_comes_a_round_late_is_an_update_of_what_its_own_round_sent(
-    late: str, model: float, precision: str, run: Run
+    late: str, model: float, kept: int, precision: str, run: Run
 ) -> None:
     """Round 1 leads from 0 to 2 without s3a, which is sent 0 and answers 4 in round 2.
 
@@ -133,6 +134,8 @@ def test_a_reply_that_comes_a_round_late_is_an_update_of_what_its_own_round_sent
     grid, loop, received = run(Quorum(seconds), **common)
     assert received.rounds == {1: {"s1a": 1, "s2a": 1}, 2: {"s1a": 2, "s2a": 2, "s3a": 1}}
     assert loop.current().arrays["w"] == pytest.approx(model)
+    # Of a reply that is dropped no use is made: the site may not take what it kept for counted
+    assert loop.current().kept == {"s1a": 200, "s2a": 200, "s3a": kept}
     asked = [(m.metadata.dst_node_id, m.metadata.group_id) for m in grid.sent[:5]]
     assert asked == [(1001, "1"), (1002, "1"), (1001, "2"), (1002, "2"), (1003, "1")]
     late_state = loop.current().late

@@ -1,5 +1,6 @@
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.scaffold import SCAFFOLDSettings
 from fedsilo.strategies.loop.method import State
+from fedsilo.strategies.meeting.admission import AgreedWeights, Terms
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.scaffold import SCAFFOLD
 from fedsilo.strategies.wire.reply import Reply
@@ -40,6 +42,16 @@ def test_weights_are_averaged_and_controls_move_by_the_share_that_answered(
     # the mean is (2 + 3 * 6) / 4 = 5, half the way from 1 is 3; of the controls it is 3, and half
     # of the samples answered: 2 + (3 - 2) / 2
     assert {n: a.tolist() for n, a in after.arrays.items()} == {"w": [3.0], "control/w": [2.5]}
+
+
+def test_controls_move_by_the_share_of_the_samples_that_were_agreed(
+    participants: Participants, site_reply: Replied
+) -> None:
+    agreed = AgreedWeights("weights.yaml", {"s1a": 1, "s2a": 3, "s3a": 12})
+    server = method(participants)
+    server.participants = replace(server.participants, terms=Terms(weights=agreed))
+    # of 16 agreed samples 4 answered: 2 + (3 - 2) / 4
+    assert state_after(server, START, answers(site_reply)).arrays["control/w"].tolist() == [2.25]
 
 
 def test_a_reply_is_an_update_of_the_weights_alone(participants: Participants) -> None:
