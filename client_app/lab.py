@@ -5,14 +5,15 @@ A method (``client_app/methods``) says in what order these happen. Whatever leav
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Unpack, cast
+from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fedsilo.client_app.outbound import MEMORY, Arrays, Outbound
 from fedsilo.client_app.patients import PatientPrivacy
@@ -20,7 +21,15 @@ from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
 from fedsilo.client_app.training.evaluation import Probe, measure, of_labels
 from fedsilo.client_app.training.initial_network import class_weights, initial_classifier
-from fedsilo.client_app.training.loop import Added, annealed, counted_steps, train_locally
+from fedsilo.client_app.training.loop import (
+    AfterStep,
+    Objective,
+    Options,
+    Penalty,
+    annealed,
+    counted_steps,
+    train_locally,
+)
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.array_names import with_prefix
@@ -185,33 +194,40 @@ class Lab:
         self,
         network: SiteNetwork,
         *,
+        objective: Objective | None = None,
+        penalty: Penalty | None = None,
+        after_step: AfterStep | None = None,
+        beside: Optimizer | None = None,
+        plan: Iterable[list[Tensor]] | None = None,
         order: Callable[[int], Tensor | None] | None = None,
         settings: CommonSettings | None = None,
         split: Split | None = None,
         steps: int = 0,
         aside: tuple[str, ...] = (),
         stays: bool = False,
-        **added: Unpack[Added],
     ) -> None:
         """Train ``network`` in place; the reply will say its loss and measure it again.
 
         Args:
             network: on the compute device.
+            objective: the loss of a batch's inputs and labels, or None for the network's own.
+            penalty: a term that is added to each batch's loss.
+            after_step: called with each batch's inputs and the optimiser after its step.
+            beside: an optimiser of what is trained with the network, by the same gradients; it
+                steps after the network's.
+            plan: the passes, each a list of batches of sample numbers, or None for the settings'.
             order: returns the order (n,) of an epoch's samples where epochs span rounds, or None.
             settings: how long and by which optimiser, or None for the run's.
             split: the samples, or None for the site's training samples.
             steps: optimiser steps, or 0 for those of ``settings``.
             aside: names a training of another model: no loss is reported and nothing is kept.
             stays: what is trained, and what is made of it, never leaves: it needs no noise.
-            added: what is added to a training, as ``Added`` says.
 
         Raises:
             EpsilonSpentError: training is private, and its steps would exceed a cap.
             RefusedError: fewer samples or steps than the hospital allows are behind the training.
             SiteError: training diverged.
         """
-        if unknown := sorted(added.keys() - Added.__optional_keys__):
-            raise TypeError(f"Lab.fit() takes no argument {', '.join(map(repr, unknown))}")
         settings, split = settings or self.sampling, self.silo.train if split is None else split
         limits, rounds = self.session.limits, self.instruction.round - 1
         smallest = self.session.smallest_batch
@@ -219,41 +235,40 @@ class Lab:
         private = self.privacy.training(own, aside) if own.is_private() and not stays else None
         # The real number of samples would be in the learning rate and in the loss
         samples = private.told if private else len(split.labels)
-        before = total = 0
+        so_far = None
         if settings.rate_decay != "none" or settings.schedule != "constant" or settings.warm_up:
             counted = samples, smallest, private, bool(aside)
             before, total = counted_steps(settings, own, rounds, *counted)
+            so_far = before, 0 if plan else total
         anneal = weights = None
         if settings.class_weights != "none":
             weights = class_weights(self.common, self.silo)[split.labels]
         if evidences(network):
             anneal = annealed(network, rounds, samples, settings, smallest)
-        options: dict[str, Any] = {
-            **added,
-            "before_pass": anneal,
-            "steps_before": before,
-            "total_steps": 0 if added.get("plan") else total,
+        options = Options(
+            *(objective, penalty, after_step, beside, plan),
+            before_pass=anneal,
+            counted=so_far,
             # Not even a refusal may reveal what stays
-            "minimum_steps": 0 if stays and self.session.cap else limits.minimum_steps_per_reply,
-            "minimum_batch": smallest,
-            "weights": weights,
-            "private": private,
-            "work": self.outbound.work,
-        }
+            minimum_steps=0 if stays and self.session.cap else limits.minimum_steps_per_reply,
+            minimum_batch=smallest,
+            weights=weights,
+            private=private,
+            work=self.outbound.work,
+        )
         key: tuple[int | str, ...] = (self.instruction.round, self.site, *aside)
         trainer = self.session.trainer or train_locally
-        train = partial(trainer, network, split, own, self.compute, key, **options)
+        train = partial(trainer, network, split, own, self.compute, key)
         if aside:
-            train()
+            train(options)
             return
         self._continued, self._trained = {}, network
         alone = stays and settings.is_private()  # its moments have no noise: they end with it
         if settings.epoch_steps or (settings.optimiser_state == "run" and not alone):
-            loss, self._continued = train_continued(
-                train, network, self.stored, settings, samples, rounds + 1, self.site, order
-            )
+            course = (self.stored, settings, samples, rounds + 1, self.site, order)
+            loss, self._continued = train_continued(train, options, network, *course)
         else:
-            loss = train()
+            loss = train(options)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
 
     def reply(

@@ -188,8 +188,9 @@ class SiteSession:
         handler = getattr(self.method, name, None) if is_phase else None
         if not callable(handler):
             raise SiteError(
-                f"site {self.silo.name}: method '{self.settings.method}' has no phase '{phase}'; "
-                "server and site run different versions of fedsilo"
+                f"site {self.silo.name}: method '{self.settings.method}' has no phase '{phase}': "
+                f"write that function in '{type(self.method).__name__}', or install the server's "
+                "version of fedsilo"
             )
         return cast(Callable[[Any], RecordDict], handler)
 

@@ -213,17 +213,18 @@ class Trained:
     work: Counter[str]  # steps, and the samples that they saw
     operations: frozenset[str]  # those that were not deterministic
 
-    def __call__(self, network: SiteNetwork, *rest: Any, **options: Any) -> float:
+    def __call__(self, network: SiteNetwork, *rest: Any) -> float:
         """Do what ``train_locally`` does, whose arguments these are, of this result or by itself.
 
         Raises:
             FedsiloError: as of ``train_locally``.
         """
-        if rest[-1] != self.key:
-            return train_locally(network, *rest, **options)
+        *_, key, options = rest
+        if key != self.key:
+            return train_locally(network, *rest)
         for name in self.operations:
             warnings.warn(f"{name} does not have a deterministic implementation", stacklevel=1)
         network.load_state_dict(network.state_dict() | dict(self.arrays))
-        options["work"].update(self.work)
-        refuse_unusable(self.loss, self.rates, options["minimum_steps"], fp16=False)
+        options.work.update(self.work)
+        refuse_unusable(self.loss, self.rates, options.minimum_steps, fp16=False)
         return self.loss

@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.messages import EVALUATE, INCOMING, TRAINED
 from fedsilo.models.contract.methods import METHODS, settings_class
 from fedsilo.models.contract.settings import CommonSettings
@@ -38,7 +39,7 @@ class FlowerStrategy(Strategy):
         rounds: how many rounds the settings ask for, for ``start(..., num_rounds=)``.
 
     Raises:
-        SettingError: a setting is of the wrong type or out of range.
+        SettingError: a setting is of the wrong type or out of range, or the method refuses it.
     """
 
     method: ClassVar[str] = ""
@@ -47,6 +48,9 @@ class FlowerStrategy(Strategy):
         values = {**(run_config or {}), "method": self.method}
         self._common = build(CommonSettings, values)
         self._own: Any = build(settings_class(self.method), values)
+        is_table = data_set(self._common.dataset).is_table
+        strategy_class(self.method).capabilities.refuse_more(self._common, is_table)
+        self._own.check(self._common, is_table)
         self._metrics = _MeanMetrics()
         self._folder = TemporaryDirectory(prefix="fedsilo-")  # of simulated sites' private states
         self._loop: RoundLoop | None = None
@@ -58,12 +62,15 @@ class FlowerStrategy(Strategy):
     ) -> Iterable[Message]:
         """Run a round over ``grid``, at first from ``arrays`` if there are any; send nothing more.
 
+        None is run once the method has ended early.
+
         Raises:
             SiteError: too few sites can take part, or answered with something usable.
         """
         loop = self._opened(grid, arrays)
         assert self._session is not None  # opened with the loop
-        loop.run_round(self._session)
+        if not loop.method.why_finished(loop.current()):
+            loop.run_round(self._session)
         return []
 
     def aggregate_train(
@@ -95,6 +102,8 @@ class FlowerStrategy(Strategy):
     def _opened(self, grid: Grid, arrays: ArrayRecord) -> RoundLoop:
         """Return the loop; at first meet the sites and take ``arrays`` as the start."""
         if self._loop is None:
+            name = self._common.run_name or f"flower-{grid.run.run_id}"
+            self._common = replace(self._common, run_name=name)
             participants = meet_sites(grid, self._common)
             method = strategy_class(self.method)(self._common, self._own, participants)
             self._loop = RoundLoop(method, [self._metrics], self._folder.name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import read_run_config, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -59,6 +59,25 @@ def test_a_run_is_not_resumed_with_another_plug(
     assert resolve(again).common.method == "own_method", "a finished run can be read"
     with pytest.raises(SettingError, match="plug own_method is not the one of 'plugin-digests'"):
         inline_run(again)
+
+
+def test_mistake_of_a_plug_at_all_sites_is_one_reason(
+    tiny: Callable[..., dict[str, Value]],
+    inline_run: Callable[..., RunDirectory],
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "unfinished.py"
+    path.write_text(
+        "from fedsilo.client_app.methods.base import SiteMethod\n"
+        "from fedsilo.strategies.methods.fedavg import FedAvg\n\n"
+        "class Own(FedAvg): ...\n\n"
+        "class OwnSite(SiteMethod):\n    def train(self, lab): lab.reply()\n"
+    )
+    with pytest.raises(SiteError) as error:
+        inline_run(tiny("fedavg") | {"method": "unfinished", "plugin": str(path)})
+    said = "site s1a, site s2a, site s3a, round 1, phase train: phase 'train' of method 'unfini"
+    assert str(error.value).startswith(said)
+    sys.modules.pop("unfinished", None)
 
 
 def test_a_method_that_reads_tokens_takes_a_network_of_a_file(

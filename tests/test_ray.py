@@ -210,6 +210,8 @@ def test_an_apps_error_line_is_found_among_flowers_own() -> None:
     line = "\x1b[91mERROR \x1b[0m:     fedsilo: site s1a is gone: start it\n"
     assert ray_engine._error_in(line) == "site s1a is gone: start it"
     assert ray_engine._error_in("INFO :      all is well") == ""
+    site = "\x1b[36m(ClientAppActor pid=7)\x1b[0m ERROR :     fedsilo: a message could not be"
+    assert ray_engine._error_in(site) == "", "the app's own says which site failed and why"
 
 
 def test_the_bundle_finds_the_environment_of_this_process() -> None:

@@ -53,12 +53,12 @@ class Compute:
         return replace(self, bf16=False, fp16=False)
 
     def scaler(self) -> GradScaler:
-        """Return what scales the loss of a training in fp16, whose gradients would be too small.
+        """Return what scales a training's loss in fp16, or gradients would be too small; else not.
 
         Each training has its own, so that nothing of it is kept. Its first scale is 2^10, not
         PyTorch's 2^16: the first steps of a round would overflow and be left out.
         """
-        return GradScaler(self.device.type, init_scale=2.0**10)
+        return GradScaler(self.device.type, init_scale=2.0**10, enabled=self.fp16)
 
     def place(self, network: M) -> M:
         """Move a network to the device, convolutions in the memory format of ``self``."""
@@ -208,8 +208,8 @@ _PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @contextmanager
-def noted_operations() -> Iterator[set[str]]:
-    """Collect the names of the operations that PyTorch warns of; other warnings pass.
+def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator[set[str]]:
+    """Collect the names of operations that PyTorch warns of, and say them; other warnings pass.
 
     Raises:
         SiteError: one is refused, since 'deterministic' is 'true'.
@@ -233,11 +233,14 @@ def noted_operations() -> Iterator[set[str]]:
             if operation := _operation(str(error)):
                 raise SiteError(
                     f"'{operation}' has no deterministic form on this device and 'deterministic' "
-                    "is 'true': set it to 'warn', which names such operations in summary.json"
+                    "is 'true': set it to 'warn', which names such operations"
                 ) from None
             raise
         finally:
             torch.set_warn_always(always)
+    if found:
+        names = ", ".join(sorted(found))
+        say(f"other bits each time, since these have no deterministic form on this device: {names}")
 
 
 def _operation(text: str) -> str:

@@ -4,8 +4,8 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -116,49 +116,24 @@ def steps_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
     return sum(map(len, schedule(count, settings, rng, smallest)))
 
 
-class Added(TypedDict, total=False):
-    """What a method adds to a training, or None.
+@dataclass(frozen=True)
+class Options:
+    """What a training has in addition to a plain one; ``Lab.fit`` explains the first five."""
 
-    Attributes:
-        objective: the loss of a batch's inputs and labels; by default the network's own.
-        penalty: a term that is added to each batch's loss.
-        after_step: called with each batch's inputs and the optimiser after its step.
-        beside: an optimiser of what is trained with the network, by the same gradients; it steps
-            after the network's.
-        plan: the passes, each a list of batches of sample numbers; by default ``schedule``'s.
-    """
-
-    objective: Objective | None
-    penalty: Penalty | None
-    after_step: AfterStep | None
-    beside: Optimizer | None
-    plan: Iterable[list[Tensor]] | None
-
-
-class Options(Added, total=False):
-    """The options of ``train_locally``.
-
-    Attributes:
-        optimiser: continues from its state; by default it is a new one.
-        before_pass: called with the number of each pass, from 0.
-        steps_before: steps that the site has taken before, for 'rate-decay' and 'schedule'.
-        total_steps: steps of all rounds, for 'schedule', or 0 if the learning rate has none.
-        minimum_steps: steps that must be taken, 1 by default, or 0 to keep the result of any.
-        minimum_batch: different samples that must be behind each step, 1 by default.
-        weights: of the samples (n,) in the loss, or None where all count the same.
-        private: draws the batches and bounds each patient's gradient; None for plain training.
-        work: counts the steps and the samples that they saw.
-    """
-
-    optimiser: Optimizer | None
-    before_pass: Callable[[int], None] | None
-    steps_before: int
-    total_steps: int
-    minimum_steps: int
-    minimum_batch: int
-    weights: Tensor | None
-    private: PrivateTraining | None
-    work: Counter[str]
+    objective: Objective | None = None
+    penalty: Penalty | None = None
+    after_step: AfterStep | None = None
+    beside: Optimizer | None = None
+    plan: Iterable[list[Tensor]] | None = None
+    optimiser: Optimizer | None = None  # continues from its state, or None for a new one
+    before_pass: Callable[[int], None] | None = None  # called with a pass's number, from 0
+    counted: tuple[int, int] | None = None  # by ``counted_steps``; None: the rate stays
+    minimum_steps: int = 1  # that must be taken, or 0 to keep the result of any
+    minimum_batch: int = 1  # different samples that must be behind each step
+    weights: Tensor | None = None  # of the samples (n,) in the loss; None: all count the same
+    # Draws the batches and bounds each patient's gradient, or None for plain training
+    private: PrivateTraining | None = None
+    work: Counter[str] = field(default_factory=Counter)  # counts steps, and the samples they saw
 
 
 def train_locally(
@@ -167,7 +142,7 @@ def train_locally(
     settings: CommonSettings,
     compute: Compute,
     key: tuple[int | str, ...],
-    **options: Unpack[Options],
+    options: Options | None = None,
 ) -> float:
     """Train a network in place and return its mean loss over the last pass.
 
@@ -177,31 +152,32 @@ def train_locally(
         settings: how long, in which batches, by which optimiser, and the seed.
         compute: device and precision.
         key: every random number of the training is keyed on it, such as (round, site).
-        options: see ``Options``.
+        options: what it has in addition, if anything.
 
     Raises:
         SiteError: the loss is not finite.
         RefusedError: fewer samples or steps than the hospital allows are behind the training.
     """
     network.train()
-    private, smallest = options.get("private"), options.get("minimum_batch", 1)
+    options = options or Options()
+    plan, count, smallest = options.plan, len(split.labels), options.minimum_batch
     steps = _Steps(network, split, settings, compute, key, options)
-    rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
-    plan = options.get("plan")
-    plan = schedule(len(split.labels), settings, rng, smallest) if plan is None else plan
-    plan = private.plan(len(split.labels)) if private else plan
-    before_pass = options.get("before_pass")
+    if options.private:
+        plan = options.private.plan(count)
+    elif plan is None:
+        rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
+        plan = schedule(count, settings, rng, smallest)
     # One block for all draws of the training: dropout's follow one another over the batches
     with seeded(settings.seed, "training", *key, device=compute.device):
         for number, batches_of_pass in enumerate(plan):
-            if before_pass:
-                before_pass(number)
+            if options.before_pass:
+                options.before_pass(number)
             if smallest > 1:
-                refuse_small(batches_of_pass, smallest, options.get("weights"))
+                refuse_small(batches_of_pass, smallest, options.weights)
             steps.take(batches_of_pass)
         mean = float(steps.losses) / max(1, steps.samples)
-        options.get("work", Counter()).update({STEPS: len(steps.rates), SAMPLES: steps.seen})
-        refuse_unusable(mean, steps.rates, options.get("minimum_steps", 1), compute.fp16)
+        options.work.update({STEPS: len(steps.rates), SAMPLES: steps.seen})
+        refuse_unusable(mean, steps.rates, options.minimum_steps, compute.fp16)
     return mean
 
 
@@ -227,25 +203,23 @@ class _Steps:
         self.rates: list[float] = []
         self.seen, self.samples = 0, 0
         self.losses: Tensor | float = 0.0
-        optimiser, beside = options.get("optimiser"), options.get("beside")
-        self._optimisers = [optimiser or open_optimiser(network, settings)]
-        self._optimisers += [beside] if beside else []
+        private = options.private
+        self._optimisers = [options.optimiser or open_optimiser(network, settings)]
+        self._optimisers += [options.beside] if options.beside else []
         self._scaler = compute.scaler() if compute.fp16 else None
-        private = options.get("private")
         self._add_gradients = partial(
             partial(private.add_gradients, network) if private else add_gradients,
-            options.get("objective") or network.loss,
+            options.objective or network.loss,
             settings=settings,
             compute=compute,
-            penalty=options.get("penalty"),
+            penalty=options.penalty,
             scaler=self._scaler,
         )
         self._pick, self._label = compute.hold(split.inputs), compute.hold(split.labels)
         self._augment = augmenter(settings, key, compute.device) if settings.augmentation else None
-        steps = options.get("steps_before", 0), options.get("total_steps", 0)
-        changes = steps[1] or settings.rate_decay != "none"
-        self._set_rates = rate_setter(self._optimisers, settings, *steps) if changes else None
-        self._after_step = options.get("after_step")
+        steps = options.counted
+        self._set_rates = rate_setter(self._optimisers, settings, *steps) if steps else None
+        self._after_step = options.after_step
 
     def take(self, batches_of_pass: list[Tensor]) -> None:
         """Take the steps of a pass: a batch whose gradients are not finite in fp16 is left out."""

@@ -7,11 +7,12 @@ round continues where it was, and leaves out what it did not get to when the nex
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from fedsilo.client_app.training.loop import Options
 from fedsilo.client_app.training.optimisers import moments_of, open_optimiser, restore_moments
 from fedsilo.models.contract.array_names import arrays_below
 from fedsilo.models.contract.errors import SiteError
@@ -51,7 +52,8 @@ class Pacing:
 
 
 def train_continued(
-    train: Callable[..., float],
+    train: Callable[[Options], float],
+    options: Options,
     network: nn.Module,
     stored: Mapping[str, Tensor],
     settings: CommonSettings,
@@ -65,7 +67,8 @@ def train_continued(
     A parameter that is new, or of another shape than it was, begins with fresh moments.
 
     Args:
-        train: ``train_locally`` of all but ``optimiser`` and ``plan``.
+        train: ``train_locally`` of all but its options.
+        options: those of this training; its optimiser, and epochs that span rounds, are given here.
         network: what it trains.
         stored: the site's state, which may be empty.
         settings: of the optimiser, and of epochs that span rounds.
@@ -82,12 +85,13 @@ def train_continued(
         chosen = order(epoch) if order else None
         return shuffled(samples, settings, epoch, site) if chosen is None else chosen
 
-    pacing = None
+    optimiser, pacing = open_optimiser(network, settings), None
+    options = replace(options, optimiser=optimiser)
     if settings.epoch_steps:
         pacing = open_pacing(stored, round_, samples, settings, new_order)
-    optimiser = open_optimiser(network, settings)
+        options = replace(options, plan=[pacing.batches()])
     restore_moments(optimiser, network, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))
-    loss = train(optimiser=optimiser, plan=[pacing.batches()] if pacing else None)
+    loss = train(options)
     moments = {f"{PREFIX}{_OPTIMISER}{n}": v for n, v in moments_of(optimiser, network).items()}
     return loss, (pacing.stored() if pacing else {}) | moments
 

@@ -11,12 +11,15 @@ server, ``OwnMethodSettings`` and ``OwnMethodSite``. What it lacks is that of th
 
 import ast
 import inspect
+from dataclasses import Field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
+from types import ModuleType
 from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import listed
 from fedsilo.models.contract.plugs import load_plugins, plug, wrong
 from fedsilo.models.contract.settings_schema import key_of
 
@@ -232,13 +235,7 @@ def _server_side(name: str) -> type:
     """Return the server's class of a plug: the one that it names, or the only one of its module."""
     found, base = plug("method", name, METHODS), resolve_name(_BASES["strategies"])
     if inspect.ismodule(found):
-        own = [
-            part
-            for part in vars(found).values()
-            if inspect.isclass(part)
-            and issubclass(part, base)
-            and f"{part.__module__}.".startswith(f"{found.__name__}.")
-        ]
+        own = _classes_in(found, base)
         if len(own) != 1:
             raise SettingError(
                 f"method '{name}': module '{found.__name__}' has {len(own)} classes of Method "
@@ -249,6 +246,41 @@ def _server_side(name: str) -> type:
         raise wrong("method", name, found, "class of Method (fedsilo.strategies.loop.method)")
     cls: type = found
     return cls
+
+
+def _classes_in(module: ModuleType, base: type) -> list[type]:
+    """Return the classes of ``base`` that a module, or one below it, declares."""
+    return [
+        part
+        for part in vars(module).values()
+        if inspect.isclass(part)
+        and issubclass(part, base)
+        and f"{part.__module__}.".startswith(f"{module.__name__}.")
+    ]
+
+
+def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) -> None:
+    """Raise a SettingError for a class that no method of a plug takes: its name is another."""
+    methods = _classes_in(module, resolve_name(_BASES["strategies"]))
+    taken = {f"{method.__name__}{suffix}" for method in methods}
+    names = {part.__name__ for part in _classes_in(module, base)} - taken
+    if unused := sorted(name for name in names if not name.startswith("_")):
+        raise SettingError(
+            f"no method takes class '{unused[0]}' of module '{module.__name__}': call it "
+            f"'{server.__name__}{suffix}', or '_{unused[0]}' if others extend it"
+        )
+
+
+def _refuse_undeclared(settings: type, what: str) -> None:
+    """Raise a SettingError for settings of a plug without a rule: what is set would be ignored."""
+    declared = fields(settings) if is_dataclass(settings) else None
+    odd = [field.name for field in declared or () if "rule" not in field.metadata]
+    odd += [name for name, value in vars(settings).items() if isinstance(value, Field)]
+    if odd or declared is None:
+        raise SettingError(
+            f"'{settings.__name__}' of {what} must be a frozen dataclass, each field declared by "
+            f"setting(default, help){': ' if odd else ''}{listed(odd)}"
+        )
 
 
 def _extended(server: type) -> str:
@@ -263,14 +295,17 @@ def _plugged_part(room: str, name: str, suffix: str) -> Any:
     server = _server_side(name)
     module = import_module(server.__module__)
     part: Any = server if room == "strategies" else getattr(module, server.__name__ + suffix, None)
-    if part is None:
-        return method_part(room, _extended(server), suffix)
     base, what = resolve_name(_BASES[room]), f"module '{module.__name__}'"
+    if part is None:
+        _refuse_unused(module, server, base, suffix)
+        return method_part(room, _extended(server), suffix)
     if not (inspect.isclass(part) and issubclass(part, base)):
         raise SettingError(
             f"'{server.__name__}{suffix}' of {what} is not a class of {base.__name__}"
         )
     _refuse_lacking(part, what)
-    if room == "models" and "group" not in vars(part):
-        part.group = key_of(module.__name__.rpartition(".")[2])  # type: ignore[attr-defined]
+    if room == "models":
+        _refuse_undeclared(part, what)
+        if "group" not in vars(part):
+            part.group = key_of(module.__name__.rpartition(".")[2])  # type: ignore[attr-defined]
     return part

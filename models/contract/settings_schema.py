@@ -223,6 +223,8 @@ def build_from_file(
 def _checked(key: str, value: Value, kind: type, rule: SettingRule) -> Value:
     number = kind is float and type(value) is int and abs(value) <= _LARGEST
     typed = float(value) if number else value
+    if kind is str and isinstance(value, bool) and str(value).lower() in rule.choices:
+        typed = str(value).lower()  # TOML and YAML take a bare 'deterministic=true' for a bool
     if type(typed) is kind and rule.allows(typed):
         fault = _text_fault(typed) if isinstance(typed, str) else None
         if fault is None:

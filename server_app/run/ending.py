@@ -39,7 +39,8 @@ def write_end(
 ) -> dict[str, Any]:
     """Write the model, privacy.json, the method's documents, pictures and, last, summary.json.
 
-    An error of ``finish`` is raised when summary.json, which makes a run complete, is written.
+    An error of the documents, or of ``finish``, which draws, is raised when summary.json, which
+    makes a run complete, is written.
     """
     state, method, recorder = loop.current(), loop.method, hooks.recorder
     pooled = method.participants.figures()
@@ -47,12 +48,10 @@ def write_end(
         statistics = {part: values.tolist() for part, values in vars(pooled).items()}
         directory.write_json(STANDARDISATION, statistics)
     test = recorder.values(state.round, "test")
-    documents = dict(method.documents(state, test))
     if evidence := evidence_document(test):
-        documents["evidence.json"] = evidence
-    documents["privacy.json"] = privacy = _privacy(method, hooks)
-    for name, document in documents.items():
-        directory.write_json(name, document)
+        directory.write_json("evidence.json", evidence)
+    privacy = _privacy(method, hooks)
+    directory.write_json("privacy.json", privacy)
     summary = {
         **_results(loop, recorder),
         **({"best": hooks.best.best} if hooks.best else {}),
@@ -66,9 +65,11 @@ def write_end(
         "privacy": privacy,
     }
     try:
+        for name, document in method.documents(state, test).items():
+            directory.write_json(name, document)
         if finish:
             finish(directory, summary)
-    except Exception:  # a picture that cannot be drawn costs no run
+    except Exception:  # a document or picture that cannot be made costs no run
         directory.write_json(SUMMARY, summary)
         raise
     directory.write_json(SUMMARY, summary)

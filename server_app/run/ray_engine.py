@@ -205,7 +205,7 @@ def stream(
 
 def _error_in(line: str) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
-    match = re.search(r"ERROR\s*:\s+fedsilo: (.*)", plain)
+    match = re.match(r"ERROR\s*:\s+fedsilo: (.*)", plain)  # a site's own begins otherwise
     return match[1].strip() if match else ""
 
 

@@ -226,7 +226,8 @@ class _Exchange:
     def _decoded(self, site: str, message: Message) -> Reply | None:
         """Return a reply of the right form, else note why there is none."""
         if message.has_error():
-            self.failed[site] = shortened(message.error.reason or f"error {message.error.code}")
+            reason = message.error.reason or f"error {message.error.code}"
+            self.failed[site] = shortened(reason.removeprefix(f"site {site}: "))
             self.codes[site] = _CODES.get(message.error.code, "")
             return None
         expected = self.question.expect.get(site, {})

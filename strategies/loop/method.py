@@ -60,8 +60,17 @@ class State:
         return tuple(sorted(self.kept))
 
     def facts(self) -> dict[str, Any]:
-        """Return all but the arrays, as JSON values."""
+        """Return all but the arrays, as JSON values.
+
+        Raises:
+            CheckpointError: a field is of others.
+        """
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _SHARED}
+        if odd := [name for name, value in own.items() if not _returns(value)]:
+            raise CheckpointError(
+                f"'{odd[0]}' of {type(self).__name__} has values that JSON does not give back, so "
+                "that a resumed run would differ: take lists, numbers, texts, and texts as keys"
+            )
         return {"round": self.round, "extras": own, "keepers": dict(self.kept)}
 
     @classmethod
@@ -84,6 +93,15 @@ class State:
 
 
 _SHARED = {"arrays", "round", "kept", "late"}
+
+
+def _returns(value: Any) -> bool:
+    """Tell whether JSON gives a value back, but for tuples, which become lists."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _returns(one) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_returns, value))
+    return value is None or isinstance(value, int | float | str)
 
 
 class Disclosures:
@@ -208,9 +226,9 @@ class Method(ABC):
     def _start(self) -> dict[str, NDArray]:
         return with_prefix(START, self.starting_weights())
 
+    @abstractmethod
     def disclosures(self) -> Disclosures:
-        """Return what this method makes leave each site."""
-        return Disclosures()
+        """Return what this method makes leave each site; nothing is ``Disclosures()``."""
 
     def leaves(self) -> list[str]:
         """Return all that sites and method make leave, in words."""

@@ -6,7 +6,7 @@ seed's initial weights, or from ``initial-weights``, which its first message bri
 """
 
 from fedsilo.models.contract.messages import TRAIN
-from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Method, State
+from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosures, Method, State
 
 
 class Local(Method):
@@ -22,3 +22,7 @@ class Local(Method):
     def model_for(self, site: str, state: State) -> Arrays:
         """Return nothing: each site measures its own model."""
         return {}
+
+    def disclosures(self) -> Disclosures:
+        """Name nothing."""
+        return Disclosures()

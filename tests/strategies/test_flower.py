@@ -9,8 +9,8 @@ from flwr.serverapp.strategy import Result, Strategy
 
 import fedsilo.strategies
 from fedsilo.client_app import app as client_app
+from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.strategies import UEFL, FedAvg
 from fedsilo.strategies.flower import FlowerStrategy
@@ -28,20 +28,26 @@ def run_anywhere(strategy_class: type[FlowerStrategy], values: dict[str, Value])
         strategy = strategy_class(context.run_config)
         results.append(strategy.start(grid, ArrayRecord(), num_rounds=strategy.rounds))
 
-    settings = resolve(values | {"run-name": "run"}).as_mapping()
-    with flower_identity():
-        grid = InlineGrid(client_app, settings, partition_configs(3))
-        server_app(grid, Context(1, 1, {}, RecordDict(), dict(settings)))
+    with flower_identity():  # the run config has no 'run-name', as on the page
+        grid = InlineGrid(client_app, values, partition_configs(3))
+        server_app(grid, Context(1, 1, {}, RecordDict(), dict(values)))
     return results[0]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "uefl"])
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [
+        ("fedavg", {}),
+        ("uefl", {}),
+        ("uefl", {"uefl.stop-when-certain": True, "uefl.gamma": 1.0}),  # ends after round 1
+    ],
+)
 def test_strategy_in_anybodys_serverapp_gives_the_model_of_fedsilos_own_run(
-    method: str, tiny: Tiny, inline_run: Callable[..., object]
+    method: str, own: dict[str, Value], tiny: Tiny, inline_run: Callable[..., object]
 ) -> None:
     from fedsilo.datasets.io.state_files import load_state
 
-    values = tiny(method, rounds=3)
+    values = tiny(method, rounds=3) | own
     found = run_anywhere({"fedavg": FedAvg, "uefl": UEFL}[method], values)
     expected, _ = load_state(inline_run(values).path / "model.safetensors")  # type: ignore[attr-defined]
     assert set(found.arrays) == set(expected)
@@ -55,6 +61,20 @@ def test_strategy_reports_training_each_round_and_the_final_measurement(tiny: Ti
     (final,) = found.evaluate_metrics_clientapp.values()
     assert isinstance(final, MetricRecord)
     assert 0 <= float(str(final["incoming.test.accuracy"])) <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"secure-aggregation": "secagg"}, "method 'uefl' needs more of the sites' arrays than a"),
+        ({"rounds": 1}, "'rounds' is 1, not more than 'uefl.iteration-rounds' .20.: no codebook"),
+    ],
+)
+def test_strategy_refuses_what_its_method_refuses_in_a_run(
+    changes: dict[str, Value], told: str
+) -> None:
+    with pytest.raises(SettingError, match=told):
+        UEFL(changes)
 
 
 def test_every_method_is_a_flower_strategy() -> None:

@@ -58,11 +58,8 @@ def finetune(request: FinetuneRequest, say: Say) -> FinetuneResult:
     study = _study(request, [source for source in sources if source])
     sizes = ", ".join(f"{count} {name}" for name, count in study.data.sizes().items())
     say(f"{study.settings.dataset}, {', '.join(study.data.sites)}: {sizes} images")
-    with noted_operations() as unrepeatable:
+    with noted_operations(say):
         starts = tuple(_train_start(study, source, say) for source in sources)
-    if unrepeatable:
-        names = ", ".join(sorted(unrepeatable))
-        say(f"other bits each time, since these have no deterministic form on this device: {names}")
     build_folder(request.out, lambda folder: write_results(folder, study, starts, request.images))
     return FinetuneResult(study, starts)
 

@@ -6,7 +6,6 @@ the file that the experiment's ``backbone-weights`` names, where its runs find t
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.client_app.training.compute import compute_of, noted_operations
 from fedsilo.client_app.training.evaluation import in_batches
 from fedsilo.datasets.images.dataset import ImageDataSet
 from fedsilo.datasets.io.locations import BACKBONES, find_places
@@ -31,6 +30,7 @@ from fedsilo.models.measures.classification_metrics import classification_metric
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.experiments import read_section, simulation_file
+from fedsilo.server_app.config.resources import cores
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
 from fedsilo.server_app.studies.finetune.request import refuse_target
@@ -76,12 +76,13 @@ def pretrain(
             f"'{common.dataset}': there is no ViT to train on public images"
         )
     target = weights or _named_file(common)
-    refuse_target(target, "--weights FILE")
+    refuse_target(target, "--save-as FILE")
     public, classes = _public(common, recipe)
     counts = torch.bincount(public.labels, minlength=classes).tolist()
     say(f"{len(public)} public images, classes {counts}, of which one in {_HELD_OUT} is held out")
     trainer = _Trainer(public, classes, common, recipe)
-    metrics = trainer.run(say)
+    with noted_operations(say):
+        metrics = trainer.run(say)
     facts = {
         "backbone": {key: value for key, value in as_mapping(common).items() if key in _SHAPE},
         "image-size": public.inputs.shape[-1],
@@ -115,7 +116,7 @@ def _named_file(common: CommonSettings) -> Path:
     if named in ("", "timm", "random"):
         raise SettingError(
             f"setting 'backbone-weights' is '{named}', which names no file: set it, or give "
-            "--weights FILE"
+            "--save-as FILE"
         )
     return (
         find_places(common.data_dir, common.cache_dir).cache / BACKBONES / Path(named).expanduser()
@@ -131,7 +132,8 @@ class _Trainer:
         from fedsilo.models.networks.prompted_vit import build_vit, pixel_scale  # imports timm
 
         self.public, self.recipe = public, recipe
-        self.compute = choose_compute(common.device, common.precision, os.cpu_count() or 1)
+        self.compute = compute_of(dataclasses.replace(common, threads=cores()))
+        self.scaler = self.compute.scaler()
         self.order = torch.Generator().manual_seed(derive_seed(recipe.seed, "pretraining"))
         rows = torch.randperm(len(public), generator=self.order)
         self.held_out = rows[::_HELD_OUT]
@@ -197,9 +199,12 @@ class _Trainer:
             loss = nn.functional.cross_entropy(
                 logits, targets, self.weights, label_smoothing=self.recipe.smoothing
             )
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
+        scaled = self.scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
+        self.scaler.unscale_(self.optimiser)
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-        self.optimiser.step()
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
         return loss.item()
 
     def _logits(self, images: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ _CLASSIFIERS = ("conv", "vgg16-bn", "resnet22", "vit")
 _FILES = keys_with(CommonSettings, "files")
 _OF_NETWORK = frozenset(keys_with(CommonSettings, "network"))
 _OF_DATA = frozenset(keys_with(CommonSettings, "data", "files", "partition"))
-_OF_TRAINING = frozenset(keys_with(CommonSettings, "step", "machine"))
+_OF_SITES = {"memory-format", "vectorised"}  # of training at the sites of a run alone
+_OF_TRAINING = frozenset(keys_with(CommonSettings, "step", "machine")) - _OF_SITES
 _RECIPE: dict[str, Value] = {
     "batch-size": 16,
     "optimiser": "adamw",

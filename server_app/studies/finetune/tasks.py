@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import in_batches, measure
-from fedsilo.client_app.training.loop import Objective, train_locally
+from fedsilo.client_app.training.loop import Objective, Options, train_locally
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.datasets.radiographs.masks import load_masked_silo
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
@@ -284,7 +284,6 @@ def cosine_epochs(
             settings,
             compute,
             (purpose, epoch),
-            objective=objective,
-            optimiser=optimiser,
+            Options(objective, optimiser=optimiser),
         )
         cosine.step()

@@ -186,11 +186,12 @@ def test_a_site_that_starts_from_its_own_trains_whole_epochs_before_its_first_ro
 ) -> None:
     seen: list[list[list[Tensor]]] = []
 
-    def train(*args: Any, **options: Any) -> float:
-        if options["plan"] is not None and "pretraining" in args[4]:
-            seen.append(list(options["plan"]))
-            options["plan"] = seen[-1]
-        return train_locally(*args, **options)
+    def train(*args: Any) -> float:
+        *others, key, options = args
+        if options.plan is not None and "pretraining" in key:
+            seen.append(list(options.plan))
+            options = dataclasses.replace(options, plan=seen[-1])
+        return train_locally(*others, key, options)
 
     monkeypatch.setattr(lab, "train_locally", train)
     own = {"pretraining_epochs": 2, "epoch_steps": 12, "pace": 4}

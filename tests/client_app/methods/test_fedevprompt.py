@@ -1,5 +1,6 @@
 """FedEvPrompt at a site: what it trains on, sends and keeps, and what it refuses."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -333,13 +334,15 @@ def test_epochs_of_all_rounds_weigh_the_divergence_in(
     seen = []
     usual = lab.train_locally
 
-    def watched(network: PromptedViT, *args: Any, before_pass: Any, **options: Any) -> float:
+    def watched(network: PromptedViT, *args: Any) -> float:
+        *others, options = args
+
         def begins(number: int) -> None:
-            before_pass(number)
+            options.before_pass(number)
             assert network.evidence is not None
             seen.append(network.evidence.kl_weight)
 
-        return usual(network, *args, before_pass=begins, **options)
+        return usual(network, *others, dataclasses.replace(options, before_pass=begins))
 
     monkeypatch.setattr(lab, "train_locally", watched)
     for round_ in (1, 2, 4, 9):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.loop import batches, passes_of, train_locally
+from fedsilo.client_app.training.loop import Options, batches, passes_of, train_locally
 from fedsilo.client_app.training.optimisers import eager, open_optimiser
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import SiteError
@@ -212,8 +212,7 @@ def test_a_training_calls_its_hooks_before_each_pass_and_after_each_step(
         dataclasses.replace(common, local_epochs=1),
         CPU,
         (1, "s1a"),
-        before_pass=lambda number: calls.append(f"pass {number}"),
-        after_step=after_step,
+        Options(before_pass=lambda number: calls.append(f"pass {number}"), after_step=after_step),
     )
     assert calls == ["pass 0", "step of 16", "step of 4"]
 
@@ -228,9 +227,11 @@ def test_an_optimiser_beside_steps_by_the_same_batch_at_its_own_decayed_rate() -
         settings,
         CPU,
         (1, "s1a"),
-        objective=lambda images, labels: weight + network.loss(images, labels),
-        beside=beside,
-        steps_before=3,  # steps 4 and 5 of the site, by gradients of 1
+        Options(
+            objective=lambda images, labels: weight + network.loss(images, labels),
+            beside=beside,
+            counted=(3, 0),  # steps 4 and 5 of the site, by gradients of 1
+        ),
     )
     assert weight.grad is None
     assert weight.item() == pytest.approx(1 - 1 / 2 - 1 / 5**0.5)
@@ -252,9 +253,8 @@ def test_fp16_trains_on_the_gradients_of_the_loss_and_leaves_out_steps_that_over
     def after_step(_: Tensor, optimiser: torch.optim.Optimizer) -> None:
         seen.append(network.weight.grad.item())  # type: ignore[union-attr]
 
-    loss = train_locally(
-        network, split_of(12), settings, HALF, (1, "s1a"), objective=slope, after_step=after_step
-    )
+    options = Options(objective=slope, after_step=after_step)
+    loss = train_locally(network, split_of(12), settings, HALF, (1, "s1a"), options)
     assert seen == [3.0, 5.0]
     assert network.weight.item() == -0.5 * (3 + 5)
     assert loss == pytest.approx((1 * 3 + (1 - 0.5 * 3) * 5) / 2), "of the steps that were taken"
@@ -269,7 +269,7 @@ def test_fp16_without_a_step_of_finite_gradients_says_what_to_do(common: CommonS
             common,
             HALF,
             (1, "s1a"),
-            objective=lambda images, labels: network.weight.sum() * math.inf,
+            Options(objective=lambda images, labels: network.weight.sum() * math.inf),
         )
 
 
@@ -363,7 +363,7 @@ def test_passes_of_a_round_by_hand_and_each_is_told_before_it_begins(
     def begins(number: int) -> None:
         told.append((number, len(network.seen)))
 
-    train_locally(network, split_of(count), settings, CPU, (1, "s1a"), before_pass=begins)
+    train_locally(network, split_of(count), settings, CPU, (1, "s1a"), Options(before_pass=begins))
     assert told == [(number, number * count) for number in range(passes)]
 
 
@@ -373,7 +373,7 @@ def test_an_objective_replaces_the_networks_own_loss(common: CommonSettings) -> 
     def objective(inputs: Tensor, labels: Tensor) -> Tensor:
         return (labels.float() + inputs.flatten()).mean() + 0 * network.weight.sum()
 
-    loss = train_locally(network, split_of(21), common, CPU, (1, "s1a"), objective=objective)
+    loss = train_locally(network, split_of(21), common, CPU, (1, "s1a"), Options(objective))
     assert loss == pytest.approx(20.0)  # twice the mean of 0..20
     assert network.seen == []
 
@@ -387,9 +387,8 @@ def test_a_penalty_is_no_part_of_an_objective_and_is_added_to_it(common: CommonS
     def penalty() -> Tensor:
         return torch.tensor(0.5)
 
-    loss = train_locally(
-        network, split_of(20), common, CPU, (1, "a"), penalty=penalty, objective=objective
-    )
+    options = Options(penalty=penalty, objective=objective)
+    loss = train_locally(network, split_of(20), common, CPU, (1, "a"), options)
     assert loss == pytest.approx(2.5)
 
 
@@ -408,8 +407,7 @@ def test_an_optimiser_that_is_given_goes_on_and_else_it_is_a_fresh_one(
                 settings,
                 CPU,
                 (round_, "s1a"),
-                objective=lambda inputs, labels: network.weight.sum(),
-                optimiser=kept,
+                Options(lambda inputs, labels: network.weight.sum(), optimiser=kept),
             )
         return network.weight.item()
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute, choose_compute
-from fedsilo.client_app.training.loop import add_gradients, micro_batches, train_locally
+from fedsilo.client_app.training.loop import Options, add_gradients, micro_batches, train_locally
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
@@ -67,7 +67,7 @@ def test_after_each_step_the_batch_is_handed_on_and_a_plan_is_kept_to(
         seen.append(inputs)
 
     plan = [[torch.tensor([3, 4]), torch.tensor([0, 35])]]
-    train_locally(network, silo.train, common, CPU, (1, "a"), plan=plan, after_step=see)
+    train_locally(network, silo.train, common, CPU, (1, "a"), Options(plan=plan, after_step=see))
     assert len(seen) == 2
     assert torch.equal(seen[0], silo.train.inputs[[3, 4]])
     assert torch.equal(seen[1], silo.train.inputs[[0, 35]])

@@ -105,3 +105,12 @@ def test_a_parameter_of_another_shape_begins_afresh() -> None:
     third = torch.optim.Adam(before.parameters())
     restore_moments(third, before, moments)
     assert third.state[before.weight]["step"].item() == 1
+
+
+@pytest.mark.parametrize("state", ["round", "run"])
+def test_a_plan_of_batches_holds_whether_or_not_the_optimiser_is_kept(
+    state: str, opened: Opened
+) -> None:
+    lab = opened("fedavg", own={"optimiser_state": state})
+    lab.fit(lab.classifier(None), plan=[[torch.tensor([0, 1])], [torch.tensor([2, 3, 4])]])
+    assert lab.outbound.work == {"steps": 2, "samples": 5}

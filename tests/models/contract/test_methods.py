@@ -17,7 +17,7 @@ from fedsilo.models.contract.methods import (
     title_of,
     why_not_private,
 )
-from fedsilo.models.contract.own_settings import OwnSettings
+from fedsilo.models.contract.own_settings import NoSettings, OwnSettings
 from fedsilo.models.contract.settings_schema import defaults, setting
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.method import Method
@@ -48,7 +48,7 @@ def test_a_line_whose_file_lacks_a_class_is_told_with_the_file_and_the_class(
 @pytest.mark.parametrize(
     ("room", "suffix", "base", "told"),
     [
-        ("strategies", "", Method, "no function 'round': write it"),
+        ("strategies", "", Method, "no function 'disclosures' and none 'round': write it"),
         ("client_app", "Site", SiteMethod, "no function 'train': write it"),
     ],
 )
@@ -168,7 +168,10 @@ def test_a_plug_with_a_site_of_its_own_says_whether_all_it_sends_is_bounded(
     [
         ({}, "has 0 classes of Method"),
         ({"One": type("One", (FedAvg,), {}), "Two": type("Two", (FedAvg,), {})}, "has 2 classes"),
-        ({"Own": type("Own", (Method,), {})}, "class 'Own' in .* has no function 'round'"),
+        (
+            {"Own": type("Own", (Method,), {})},
+            "class 'Own' in .* no function 'disclosures' and none 'r",
+        ),
         (
             {"Own": type("Own", (FedAvg,), {}), "OwnSite": 3},
             "'OwnSite' of .* not a class of SiteMe",
@@ -182,6 +185,60 @@ def test_a_module_that_is_no_method_is_refused_in_a_line(
     said = [str(error) for error in map(_error_of, [name] * len(PARTS), PARTS) if error]
     assert said
     assert all(re.search(told, text) and "\n" not in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("part", "base", "told"),
+    [
+        (("client_app", "Site"), SiteMethod, "takes class 'OwnSiet' .*: call it 'OwnSite', or '_O"),
+        (("models", "Settings"), OwnSettings, "class 'OwnSiet' .*: call it 'OwnSettings', or '_"),
+    ],
+)
+def test_class_of_a_plug_that_no_method_takes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, part: tuple[str, str], base: type, told: str
+) -> None:
+    """Otherwise the method would run with FedAvg's, and nobody would know."""
+    members = {"__module__": "ward.own_method"}
+    own = {"Own": type("Own", (FedAvg,), members)}
+    name = _plugged(monkeypatch, **own, OwnSiet=type("OwnSiet", (base,), members))
+    assert re.search(told, str(_error_of(name, part)))
+    name = _plugged(monkeypatch, **own, _Common=type("_Common", (base,), members))
+    assert _error_of(name, part) is None
+
+
+class _Undeclared:
+    factor: float = 0.5
+
+
+class _Undecorated:
+    factor: float = setting(0.5, "a factor")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (
+            dataclass(frozen=True)(
+                type(
+                    "A",
+                    (_Undeclared, OwnSettings),
+                    {"__annotations__": {"factor": float}, "factor": 0.5},
+                )
+            ),
+            "factor",
+        ),
+        (type("A", (OwnSettings,), dict(vars(_Undecorated))), "factor"),
+        (type("A", (NoSettings,), dict(vars(_Undecorated))), "factor"),
+        (type("A", (OwnSettings,), {}), ""),
+    ],
+)
+def test_settings_of_a_plug_that_nobody_could_set_are_refused(
+    monkeypatch: pytest.MonkeyPatch, settings: type, named: str
+) -> None:
+    name = _plugged(monkeypatch, Own=_own(FedAvg), OwnSettings=settings)
+    said = str(_error_of(name, ("models", "Settings")))
+    assert "must be a frozen dataclass, each field declared by setting(default, help)" in said
+    assert said.endswith(f": {named}" if named else "help)")
 
 
 def test_a_class_of_several_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
             "optimiser-arguments",
         ),
         *("basic-learning-rate", "device", "precision", "threads"),
-        *("deterministic", "fused-optimiser", "vectorised", "memory-format"),
+        *("deterministic", "fused-optimiser"),
     } == finetune._OF_TRAINING
     assert finetune._FILES == ("data-dir", "cache-dir")
 

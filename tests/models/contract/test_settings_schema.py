@@ -94,6 +94,18 @@ def test_choice_has_its_first_value_as_default_and_takes_no_other() -> None:
         build(Drink, {"size": "huge"})
 
 
+@dataclasses.dataclass(frozen=True)
+class Oven:
+    fan: str = choice("low", "true", "false", help="whether it turns")
+
+
+def test_choice_of_the_text_true_takes_what_toml_and_yaml_read_of_it() -> None:
+    assert build(Oven, {"fan": True}) == build(Oven, {"fan": "true"}) == Oven("true")
+    assert build(Oven, {"fan": False}) == Oven("false")
+    with pytest.raises(SettingError, match=r"'size' is True \(bool\); it must be a text, one of"):
+        build(Drink, {"size": True})
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -140,6 +152,8 @@ _VALUES = st.one_of(
 def test_a_common_setting_is_taken_with_its_own_type_or_refused(key: str, value: Value) -> None:
     wanted = type(defaults(CommonSettings)[key])
     taken = {wanted, int} if wanted is float else {wanted}
+    if isinstance(value, bool) and str(value).lower() in rule_of(CommonSettings, key).choices:
+        value = str(build(CommonSettings, {key: value}).deterministic)
     if type(value) not in taken:
         with pytest.raises(SettingError, match=f"'{key}'"):
             build(CommonSettings, {key: value})

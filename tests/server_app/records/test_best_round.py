@@ -16,7 +16,7 @@ from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.server_app.records.best_round import BestRound
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.strategies.loop.method import Method, State
+from fedsilo.strategies.loop.method import Disclosures, Method, State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.reply import Reply
@@ -44,6 +44,9 @@ class Counted(Method):
     def round(self, state: State, ask: Any) -> State:
         self.tell(state, state.round + 1, "train")
         return State({"w": np.float32([state.round + 1])})
+
+    def disclosures(self) -> Disclosures:
+        return Disclosures()
 
     def evaluate(self, state: State, ask: Any) -> None:
         self.tell(state, state.round, "evaluate")

@@ -1,7 +1,8 @@
 """Checkpoints: the newest whole one counts, another run's is refused."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +42,17 @@ def test_the_newest_checkpoint_brings_back_state_and_hooks(tmp_path: Path) -> No
     assert (found.round, found.iteration, found.stateful_sites) == (3, 3, ("s1a",))
     assert found.arrays["w"].tolist() == [3, 3, 3]
     assert [entry["round"] for entry in failures.failures] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("value", [{1: 0.5}, {"a": {2: 1}}, np.float32(1), np.zeros(2), {1, 2}])
+def test_state_that_would_come_back_as_another_is_refused_before_it_is_stored(
+    value: Any, tmp_path: Path
+) -> None:
+    hook = CheckpointHook(tmp_path, {"seed": 1}, [], _State)
+    hook.round_ended(replace(_state(1), iteration=("s1a", {"1": [2.5, None]})))
+    with pytest.raises(CheckpointError, match="'iteration' of _State has values that JSON does"):
+        hook.round_ended(replace(_state(2), iteration=value))
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import SUMMARY, RunDirectory
 from fedsilo.server_app.run.ending import evidence_document, few_of_a_class, without_bins
 from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.strategies.methods.fedavg import FedAvg
 
 Tiny = Callable[..., dict[str, Value]]
 
@@ -32,6 +33,17 @@ def test_finish_completes_summary_and_table_when_all_other_files_exist(
     printed = capsys.readouterr().out
     assert "0.951" in printed
     assert "published: the paper's own numbers, measured in its own setting" in printed
+
+
+def test_method_whose_document_is_no_json_loses_that_alone(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FedAvg, "documents", lambda *_: {"own.json": {1, 2}})
+    with pytest.raises(TypeError, match="set is not JSON"):
+        run_inline(resolve(tiny("fedavg", out=str(tmp_path), rounds=1, **{"run-name": "run"})), 3)
+    directory = RunDirectory(tmp_path / "run")
+    assert directory.read_json(SUMMARY)["rounds"] == 1, "its rounds cannot be run again for free"
+    assert not (directory.path / "own.json").exists()
 
 
 def test_run_without_noise_or_tracking_has_neither_journal_nor_events(

@@ -361,6 +361,18 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
             "'seed' has no effect with fine-tuning",
         ),
         ("classification", ["fedavg"], ["--set", "rounds=3"], "'rounds' has no effect with fine-t"),
+        (
+            "classification",
+            ["fedavg"],
+            ["--set", "vectorised=2"],
+            "'vectorised' has no effect with",
+        ),
+        (
+            "classification",
+            ["fedavg"],
+            ["--set", "memory-format=contiguous"],
+            "'memory-format' has no effect with fine-tuning",
+        ),
         ("classification", ["fedavg"], ["--set", "network=vit"], "give --network instead"),
         ("classification", ["fedavg"], ["--set", "learning-rat=1"], "did you mean 'learning-rate"),
         ("classification", ["fedavg"], ["--set", "width=8"], "none of the"),

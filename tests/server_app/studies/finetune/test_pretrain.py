@@ -1,23 +1,26 @@
 """``fedsilo pretrain``: a tiny ViT of made-up public images, and a run that begins with it."""
 
-import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedsilo.client_app.training import compute
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.experiments import find_experiment, read_section
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.studies.finetune import pretrain
 from fedsilo.server_app.studies.finetune.pretrain import Pretraining, augmented, class_weights
 from fedsilo.server_app.studies.finished_site import finished_site
 
@@ -51,7 +54,7 @@ def file(tmp_path: Path) -> Path:
 def pretrained(file: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Return a function that runs the command: experiment, further options."""
     # Of so small a network a second thread makes nothing faster, on a busy machine all slower
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(pretrain, "cores", lambda: 1)
 
     def run(experiment: str = "skin", *more: str) -> int:
         out = ["--out", str(file.parent / "runs")]
@@ -150,6 +153,67 @@ def test_no_public_image_is_in_any_silo_and_together_they_are_all_images(
     assert sum(map(int, counts)) == len(public)
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a step use an operation that has no deterministic form, as some do on a GPU alone."""
+    chosen, plain = compute.choose_compute, augmented
+
+    def choose(*arguments: Any) -> compute.Compute:
+        torch.use_deterministic_algorithms(True, warn_only=arguments[3] == "warn")
+        return chosen(*arguments)
+
+    def unlike(*arguments: Any) -> Tensor:
+        torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+        return plain(*arguments)
+
+    monkeypatch.setattr(compute, "choose_compute", choose)
+    monkeypatch.setattr(pretrain, "augmented", unlike)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_an_operation_without_a_deterministic_form_is_refused_or_named_at_the_end(
+    pretrained: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = ("--save-as", str(tmp_path / "w"))
+    assert pretrained("skin", *weights, "--set", "deterministic=true") == 1
+    assert "'put_' has no deterministic form on this device and 'dete" in capsys.readouterr().err
+    assert not (tmp_path / "w").exists()
+    with warnings.catch_warnings(record=True) as passed:
+        assert pretrained("skin", *weights) == 0
+    assert "no deterministic form on this device: put_" in capsys.readouterr().out
+    assert not any("deterministic" in str(warning.message) for warning in passed)
+
+
+def test_in_fp16_the_loss_is_scaled_and_the_gradients_are_not(
+    pretrained: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scales = list[float]()
+
+    def half(settings: CommonSettings) -> compute.Compute:
+        return compute.Compute(torch.device("cpu"), bf16=False, fp16=True)
+
+    def clipped(parameters: Iterable[Tensor], limit: float) -> None:
+        norm = torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
+        scales.append(norm.item())
+
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", clipped)
+    assert pretrained("skin", "--save-as", str(tmp_path / "plain")) == 0
+    monkeypatch.setattr(pretrain, "compute_of", half)
+    scaled = torch.amp.GradScaler.scale
+    monkeypatch.setattr(
+        torch.amp.GradScaler,
+        "scale",
+        lambda self, loss: (scales.append(self.get_scale()), scaled(self, loss))[1],
+    )
+    first = scales[0]
+    scales.clear()
+    assert pretrained("skin", "--save-as", str(tmp_path / "half")) == 0
+    assert scales[0] == 2.0**10
+    assert scales[1] == pytest.approx(first, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("experiment", "more", "said"),
     [
@@ -158,7 +222,7 @@ def test_no_public_image_is_in_any_silo_and_together_they_are_all_images(
         ("all-private", [], "setting 'public-share' is 0"),
         ("skin", ["--set", "backbone-weights=random"], "is 'random', which names no file: set it"),
         ("skin", ["--set", "backbone-weights=timm"], "is 'timm', which names no file"),
-        ("skin", ["--set", "backbone-weights="], "is '', which names no file: set it, or give --w"),
+        ("skin", ["--set", "backbone-weights="], "is '', which names no file: set it, or give --s"),
         ("nowhere", [], "nowhere"),
     ],
 )
@@ -188,7 +252,7 @@ def test_weights_that_are_there_already_are_not_trained_over(
     weights = tmp_path / "w"
     weights.write_text("hours of training")
     assert pretrained("skin", "--save-as", str(weights)) == 1
-    assert f"{weights} exists already: remove it, or give --weights" in capsys.readouterr().err
+    assert f"{weights} exists already: remove it, or give --save-as" in capsys.readouterr().err
     assert weights.read_text() == "hours of training"
 
 
