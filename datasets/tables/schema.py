@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -65,6 +65,8 @@ class Column(FileModel):
                 f"{len(set(levels))} differ; a categorical column, and no other, lists its "
                 "levels, each once"
             )
+        if "=" in self.name and self.kind != "ignored":
+            raise fault(f"column '{self.name}' has '=' in its name, as levels do: rename it")
         if len(levels) == 1:
             raise fault(f"column '{self.name}' has one level only: declare it as 'ignored'")
         if (self.mean is None) != (self.std is None):
@@ -201,16 +203,6 @@ class TableSchema(FileModel):
         return FeatureStatistics(
             np.array([mean for mean, _ in pairs]), np.array([std for _, std in pairs])
         )
-
-    def key(self) -> dict[str, Any]:
-        """Return all that it says, which decides a cached silo's content."""
-        said = self.model_dump()
-        columns, label = said.pop("columns"), said.pop("label")
-        for column in columns:  # columns without these keep the key that they had
-            for name in ("unmeasured", "indicator"):
-                if not column[name]:
-                    del column[name]
-        return {"columns": columns, "label": label["column"], "classes": label["classes"], **said}
 
 
 def read_schema(path: Path) -> TableSchema:
