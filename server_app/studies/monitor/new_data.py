@@ -35,30 +35,17 @@ class NewData:
         return torch.cat(list(self.inputs.batches()))
 
 
-def request_of(
-    run_dir: Path, data: Path, site: str | None, data_dir: Path | None
-) -> PredictRequest:
-    """Return the request that reads ``data``: a table, a manifest or a folder of images."""
+def open_new_data(model: SiteModel, data: Path) -> NewData:
+    """Return the cases of a folder, a table or a manifest of images; errors as ``open_inputs``."""
+    path, by_name = model.run.path, {}
     if data.is_dir():
-        return PredictRequest(run_dir, site, images=data, data_dir=data_dir)
-    if data.suffix.lower() == ".csv" and _is_manifest(data):
-        return PredictRequest(run_dir, site, manifest=data, data_dir=data_dir)
-    return PredictRequest(run_dir, site, table=data, data_dir=data_dir)
-
-
-def _is_manifest(data: Path) -> bool:
-    with data.open(encoding="utf-8", errors="replace") as file:
-        return "path" in file.readline().strip().split(",")
-
-
-def open_new_data(model: SiteModel, request: PredictRequest) -> NewData:
-    """Return the cases of a request; errors as ``open_inputs``."""
-    inputs = open_inputs(model, request)
-    by_name = {}
-    if request.table is not None:
-        by_name = dict(_of_table(request.table, table_schema(model)))
-    elif request.manifest is not None:
-        by_name = dict(_of_manifest(request.manifest, model.classes))
+        inputs = open_inputs(model, PredictRequest(path, images=data))
+    elif model.silo.features:
+        inputs = open_inputs(model, PredictRequest(path, table=data))
+        by_name = dict(_of_table(data, table_schema(model)))
+    else:
+        inputs = open_inputs(model, PredictRequest(path, manifest=data))
+        by_name = dict(_of_manifest(data, model.classes))
     labels = [by_name.get(name, -1) for name in inputs.names]
     return NewData(inputs, torch.tensor(labels))
 

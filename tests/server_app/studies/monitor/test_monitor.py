@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedsilo.datasets.tables.heart import synthetic_text
 from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.studies.monitor.new_data import open_new_data, request_of
+from fedsilo.server_app.studies.monitor.new_data import open_new_data
 from fedsilo.server_app.studies.predict.model import open_model
 
 COLUMNS = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num"
@@ -82,10 +82,26 @@ def test_labels_of_a_manifest_are_found_also_for_names_like_formulas(
     for name in names:
         Image.new("L", (28, 28)).save(tmp_path / name)
     (tmp_path / "new.csv").write_text("path,label\nplain.png,3\n-dash.png,4\n")
-    request = request_of(finished / "fedavg", tmp_path / "new.csv", "s1a", None)
-    new = open_new_data(open_model(request.run_dir, "s1a"), request)
+    new = open_new_data(open_model(finished / "fedavg", "s1a"), tmp_path / "new.csv")
     assert list(new.inputs.names) == ["plain.png", "./-dash.png"]
     assert new.labels.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("header", ["\ufeffpath,label", '"path","label"', "path, label"])
+def test_a_manifest_is_read_as_predict_reads_it(
+    header: str, finished: Path, tmp_path: Path
+) -> None:
+    Image.new("L", (28, 28)).save(tmp_path / "a.png")
+    (tmp_path / "new.csv").write_text(f"{header}\na.png,3\n", encoding="utf-8")
+    new = open_new_data(open_model(finished / "fedavg", "s1a"), tmp_path / "new.csv")
+    assert new.labels.tolist() == [3]
+
+
+def test_a_table_with_a_column_of_paths_is_a_table(hearts: Path, tmp_path: Path) -> None:
+    rows = _new(tmp_path, "cleveland").read_text().splitlines()
+    (tmp_path / "paths.csv").write_text("".join(f"{row},path\n" for row in rows))
+    new = open_new_data(open_model(hearts / "fedavg-seed0", None), tmp_path / "paths.csv")
+    assert len(new.inputs.names) == len(rows) - 1
 
 
 def test_monitor_without_labels_checks_drift_alone(
