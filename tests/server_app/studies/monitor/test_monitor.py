@@ -9,9 +9,12 @@ import pytest
 from PIL import Image
 
 from fedsilo.datasets.tables.heart import synthetic_text
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.api import simulate
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.monitor.new_data import open_new_data
 from fedsilo.server_app.studies.predict.model import open_model
+from tests.support.data_folders import write_images
 
 COLUMNS = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num"
 
@@ -85,6 +88,21 @@ def test_labels_of_a_manifest_are_found_also_for_names_like_formulas(
     new = open_new_data(open_model(finished / "fedavg", "s1a"), tmp_path / "new.csv")
     assert list(new.inputs.names) == ["plain.png", "./-dash.png"]
     assert new.labels.tolist() == [3, 4]
+
+
+def test_a_manifests_labels_are_those_that_the_declaration_lists(tmp_path: Path) -> None:
+    data = write_images(tmp_path / "data", "images.yaml")
+    declaration = data / "images.yaml"
+    content = declaration.read_text()
+    declaration.write_text(content.replace("[a, b]", "{fine: [a, 007], ill: [b, 8, fine?]}"))
+    small: dict[str, Value] = {"dataset": "images", "data-dir": str(data), "rounds": 1, "width": 4}
+    small |= {"local-steps": 1, "cache-dir": str(tmp_path / "cache"), "device": "cpu"}
+    run = simulate("fedavg", settings=small, out=tmp_path / "runs", name="own", no_pictures=True)
+    labels = {"a": 0, "b": 1, "7": 0, "fine": 0, "fine?": 1, "ill": 1, "other": -1, "": -1}
+    lines = [f"north/{number}.png,{label}\n" for number, label in enumerate(labels)]
+    (data / "new.csv").write_text("path,label\n" + "".join(lines))
+    new = open_new_data(open_model(run.path, "north"), data / "new.csv")
+    assert new.labels.tolist() == list(labels.values())
 
 
 @pytest.mark.parametrize("header", ["\ufeffpath,label", '"path","label"', "path, label"])
