@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _EXCEL, _PARQUET = (".xlsx", ".xlsm", ".xls"), (".parquet", ".pq")
 _DELIMITERS = ",;\t"
 _LONGEST_ID = 60
-_BOOLEANS = {"true": "1", "false": "0"}  # as numbers, which they are in frames
+BOOLEANS = {"true": "1", "false": "0"}  # as numbers, which they are in frames
 
 Lines = Sequence[tuple[int, list[str]]]  # each line's number in the file, and its cells
 
@@ -122,7 +122,7 @@ def parse_new_rows(
             ids[number] = _id(line, names.index(id_column))
         try:
             tokens = reader.tokens(number, line)
-            tokens |= {one: _BOOLEANS.get(tokens[one].lower(), tokens[one]) for one in numeric}
+            tokens |= {one: BOOLEANS.get(tokens[one].lower(), tokens[one]) for one in numeric}
             features = reader.features(number, tokens)
         except DataError as error:
             faults[number] = str(error).removeprefix(f"{where}, line {number}").lstrip(",: ")

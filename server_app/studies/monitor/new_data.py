@@ -11,7 +11,7 @@ from fedsilo.datasets.images.dataset import ImageDataSet
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.io.text_files import read_rows, same_text
 from fedsilo.datasets.registry import data_set
-from fedsilo.datasets.tables.new_rows import read_table
+from fedsilo.datasets.tables.new_rows import BOOLEANS, read_table
 from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.server_app.studies.predict.inputs import (
     Inputs,
@@ -79,7 +79,8 @@ def _of_table(
         return
     place = names.index(schema.label.column.casefold())
     for number, cells in rows:
-        label = classes.get(same_text(cells[place].strip()) if place < len(cells) else "")
+        text = same_text(cells[place]) if place < len(cells) else ""
+        label = classes.get(text, classes.get(BOOLEANS.get(text.lower(), "")))
         if label is not None:
             yield str(number), label
 

@@ -105,6 +105,15 @@ def test_a_manifests_labels_are_those_that_the_declaration_lists(tmp_path: Path)
     assert new.labels.tolist() == list(labels.values())
 
 
+def test_booleans_of_a_new_table_are_the_classes_0_and_1(hearts: Path, tmp_path: Path) -> None:
+    rows = [line.split(",") for line in _new(tmp_path, "va", rows=4).read_text().splitlines()]
+    words = [rows[0][-1], "True", "FALSE", "1", "7"]
+    lines = [",".join([*row[:-1], word]) for row, word in zip(rows, words, strict=True)]
+    (tmp_path / "new.csv").write_text("\n".join(lines) + "\n")
+    new = open_new_data(open_model(hearts / "fedavg-seed0", None), tmp_path / "new.csv")
+    assert new.labels.tolist() == [1, 0, 1, -1]
+
+
 @pytest.mark.parametrize("header", ["\ufeffpath,label", '"path","label"', "path, label"])
 def test_a_manifest_is_read_as_predict_reads_it(
     header: str, finished: Path, tmp_path: Path
