@@ -55,7 +55,7 @@ class TableDataSet(DataSet):
         schema = self.schema(places)
         text, where = self.text_of(name, schema, places)
         cut = [as_mapping(settings)[key] for key in SPLIT_KEYS]
-        facts = [_MAKER, self.name, name, schema.model_dump(), cut, text]
+        facts = [_MAKER, self.name, name, schema.key(), cut, text]
 
         def fill(folder: Path) -> None:
             table = parse_table(text, schema, where)

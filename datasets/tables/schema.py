@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -203,6 +203,16 @@ class TableSchema(FileModel):
         return FeatureStatistics(
             np.array([mean for mean, _ in pairs]), np.array([std for _, std in pairs])
         )
+
+    def key(self) -> dict[str, Any]:
+        """Return all that it says, which decides a cached silo's content."""
+        said = self.model_dump()
+        columns, label = said.pop("columns"), said.pop("label")
+        for column in columns:  # columns without these keep the key that they had
+            for name in ("unmeasured", "indicator"):
+                if not column[name]:
+                    del column[name]
+        return {"columns": columns, "label": label["column"], "classes": label["classes"], **said}
 
 
 def read_schema(path: Path) -> TableSchema:

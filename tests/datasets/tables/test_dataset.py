@@ -327,14 +327,14 @@ def changed(where: str, value: Any) -> dict[str, Any]:
 
 def test_a_schema_is_read_with_levels_and_labels_as_texts_of_one_form(tmp_path: Path) -> None:
     bare = {"kind": "numeric", "levels": [], "mean": None, "std": None, "edges": [], "range": []}
-    bare |= {"unmeasured": [], "indicator": False}
-    assert read_schema(write(tmp_path, GOOD)).model_dump() == {
+    assert read_schema(write(tmp_path, GOOD)).key() == {
         "columns": [
             {**bare, "name": "age", "mean": 55.0, "std": 10.5},
             {**bare, "name": "pain", "kind": "categorical", "levels": ["1", "2", "x"]},
             {**bare, "name": "room", "kind": "ignored"},
         ],
-        "label": {"column": "sick", "classes": {"healthy": ["0"], "ill": ["1", "2"]}},
+        "label": "sick",
+        "classes": {"healthy": ["0"], "ill": ["1", "2"]},
         "missing": ["", "?"],
         "policy": "drop",
         "header": True,

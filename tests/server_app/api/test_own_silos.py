@@ -19,7 +19,7 @@ from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.api import Run, checking, predict, resume, simulate, survey
+from fedsilo.server_app.api import Run, checking, hugging_face, predict, resume, simulate, survey
 from fedsilo.server_app.api.own_silos import written
 from fedsilo.server_app.records.checkpoints import CheckpointHook
 from tests.support.data_folders import write_sorted
@@ -85,12 +85,22 @@ class Hub:
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self.rows = rows
-        kind = "Image" if isinstance(rows[0].get("picture"), Image.Image) else "Value"
+        kind = "Image" if rows and isinstance(rows[0].get("picture"), Image.Image) else "Value"
+        self.info = Mock(license="", homepage="")
         self.features: dict[str, Any] = {"picture": type(kind, (), {})()}
         self.features["ill"] = Mock(names=["cat", "dog"])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, column: str) -> list[Any]:
+        return [row[column] for row in self.rows]
+
+    def select(self, places: list[int]) -> "Hub":
+        return Hub([self.rows[place] for place in places])
 
     def to_pandas(self) -> pd.DataFrame:
         return pd.DataFrame(self.rows)
@@ -214,6 +224,30 @@ def test_a_label_of_the_hub_that_stands_for_none_is_no_class(
         DataError, match=r"^silo 'data', sample 16 has no label of one class: leave it out$"
     ):
         read(tmp_path, pictures)
+
+
+def test_a_part_of_the_hub_without_labels_is_left_out_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {
+        part: Hub(
+            [{"picture": Image.new("L", (20, 20), i), "ill": y} for i, y in enumerate(labels)]
+        )
+        for part, labels in {"train": [0, 1, None, 0, 1], "test": [-1, -1]}.items()
+    }
+    monkeypatch.setattr(hugging_face, "_loaded", lambda name: parts)
+    lines = [*hugging_face.fetch_named("some/set", tmp_path, "ill")]
+    assert "left out: 3 samples without a label" in lines
+    assert f"{tmp_path}/some--set: 4 train" in lines
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png"))
+    folder = "some--set/train"
+    assert found == [
+        f"{folder}/{c}/{i:06}.png"
+        for c, i in zip(["cat"] * 2 + ["dog"] * 2, (0, 2, 1, 3), strict=True)
+    ]
+    monkeypatch.setattr(hugging_face, "_loaded", lambda name: {"test": parts["test"]})
+    with pytest.raises(DataError, match="data set 'other' has no sample with a label"):
+        list(hugging_face.fetch_named("other", tmp_path, "ill"))
 
 
 @pytest.mark.parametrize("kind", [tensor, lambda one: np.array([one]), np.int64])
