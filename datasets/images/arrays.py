@@ -103,11 +103,15 @@ def _read(path: Path, where: str = "") -> tuple[npt.NDArray[Any], npt.NDArray[np
             f"{where}: x is {kind_of(x)}, and must be 8-bit numbers or floats (n, channels, "
             "height, width)"
         )
-    x = x if x.dtype == np.uint8 else x.astype(np.float32)
+    with np.errstate(over="ignore"):  # beyond float32 a number becomes infinite
+        x = x if x.dtype == np.uint8 else x.astype(np.float32)
     if not np.isfinite(x).all():
         raise DataError(f"{where}: x contains non-finite numbers: remove those samples")
-    if classes.ndim != 1 or classes.dtype.kind not in "US" or len(set(classes.tolist())) < 2:
-        raise DataError(f"{where}: classes is {kind_of(classes)}, and must be two names or more")
+    names = [str(name) for name in classes.tolist()] if classes.ndim == 1 else []
+    if classes.dtype.kind != "U" or len(set(names)) < max(2, len(names)):
+        raise DataError(
+            f"{where}: classes is {kind_of(classes)}, and must be two names or more, each once"
+        )
     right = y.shape == (len(x),) and y.dtype.kind in "iu"
     if not right or (len(y) and not 0 <= y.min() <= y.max() < len(classes)):
         raise DataError(
@@ -115,7 +119,7 @@ def _read(path: Path, where: str = "") -> tuple[npt.NDArray[Any], npt.NDArray[np
             f"for each of {len(x)} samples"
         )
     samples = x[:, None] if x.ndim == 3 else x
-    return samples, y.astype(np.int64), [str(name) for name in classes.tolist()]
+    return samples, y.astype(np.int64), names
 
 
 def write_arrays(

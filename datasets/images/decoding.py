@@ -7,6 +7,7 @@ Trezzi 2004), and the image is divided by it, so that the illuminant becomes gre
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ Pixels = npt.NDArray[np.uint8]
 PICTURES = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")
 MOST_PIXELS = 89_478_485  # where Pillow begins to warn; a mammogram has 25 million
 _WIDE_MODES = ("I", "F")  # more than 8 bits a channel: Pillow would clip them to white
+_WIDE_COLOURS = re.compile(";16[BLN]")
 _TOO_LARGE = f"has more than {MOST_PIXELS} pixels, by its header: save it smaller"
 ALL = "all"  # files are counted over all splits
 _WITH_HEADERS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP", "PPM")
@@ -129,13 +131,15 @@ def check_pixels(height: int, width: int) -> None:
         raise BrokenImageError(_TOO_LARGE)
 
 
-def refuse_wide(image: Image) -> None:
-    """Refuse an image of more than 8 bits a channel.
+def is_wide(image: Image) -> bool:
+    """Return whether an image that is not decoded yet has more than 8 bits a channel."""
+    stored = str(getattr(image, "tile", ""))  # Pillow keeps the upper 8 bits of colours of 16
+    return image.mode.split(";")[0] in _WIDE_MODES or bool(_WIDE_COLOURS.search(stored))
 
-    Raises:
-        BrokenImageError: so it is.
-    """
-    if image.mode.split(";")[0] in _WIDE_MODES:
+
+def refuse_wide(image: Image) -> None:
+    """Refuse an image that ``is_wide``, by a ``BrokenImageError``."""
+    if is_wide(image):
         raise BrokenImageError("has more than 8 bits a channel: save it with 8")
 
 

@@ -75,7 +75,8 @@ def _of_site(folder: Path) -> list[Image]:
         for one in classes:
             if not (pictures := _pictures(one)):
                 raise DataError(
-                    f"{one} holds no image ({', '.join(_ENDINGS)}): add some, or remove the folder"
+                    f"{one} holds no image ({', '.join(_ENDINGS)}), and a folder next to it does: "
+                    f"add some, remove it, or sort all images into {_LAYOUTS}"
                 )
             images += [Image(picture, one.name, split=part) for picture in pictures]
     return images

@@ -18,6 +18,7 @@ from fedsilo.datasets.partition.label_sets import Labels, Rows
 from fedsilo.datasets.shifted.pools import hold_out_tracks, open_pool
 from fedsilo.datasets.shifted.shifted import ShiftedImages, scaled, shift
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split
+from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 
 if TYPE_CHECKING:
@@ -108,6 +109,11 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
     """Return the samples of all the data set's own silos, each in the part that it has there."""
     own = replace(settings, partition="own")
     silos = [data.load(name, own, places) for name in data.silo_names(own, places)]
+    if odd := [silo.name for silo in silos if silo.schema != silos[0].schema]:
+        raise DataError(
+            f"data set '{data.name}': '{odd[0]}' has samples of another form, or other classes, "
+            f"than '{silos[0].name}', and a partition mixes all: make them alike"
+        )
     parts = {part: _Mixed([silo.splits()[part] for silo in silos]) for part in SPLITS}
     return CutPool(
         labels={part: mixed.labels for part, mixed in parts.items()},

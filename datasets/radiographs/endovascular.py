@@ -13,7 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsilo.datasets.images.dataset import Reader
-from fedsilo.datasets.images.decoding import BrokenImageError, Decoded, Pixels, opened_image
+from fedsilo.datasets.images.decoding import (
+    BrokenImageError,
+    Decoded,
+    Pixels,
+    is_wide,
+    opened_image,
+)
 from fedsilo.datasets.images.index import ImageIndex
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.text_files import read_rows
@@ -141,7 +147,7 @@ def _read_8_bits(path: Path) -> Grey:
     from PIL import ImageOps
 
     with opened_image(path, ("PNG", "JPEG")) as image:
-        if image.mode.split(";")[0] in ("I", "F"):  # Pillow would clip them to white
+        if is_wide(image):
             raise BrokenImageError("has more than 8 bits a pixel, and 8 are declared by 'bits'")
         ImageOps.exif_transpose(image, in_place=True)
         upright = image.convert("L")

@@ -60,12 +60,12 @@ class TableDataSet(DataSet):
         def fill(folder: Path) -> None:
             table = parse_table(text, schema, where)
             dropped = table.left_out.count
-            rows = split_rows(table.labels, settings, schema.test_share, schema.split_seed, where)
+            told = f"{where} ({dropped} rows were dropped for missing values)" if dropped else where
+            rows = split_rows(table.labels, settings, schema.test_share, schema.split_seed, told)
             if len(rows.train) < 2:
                 raise DataError(
-                    f"{where}: {len(rows.train)} training rows are left ({dropped} rows were "
-                    "dropped for missing values); at least 2 are needed: add rows, or set the "
-                    "schema's 'policy' to 'impute'"
+                    f"{told}: {len(rows.train)} training rows are left, at least 2 are needed: add "
+                    "rows, or set the schema's 'policy' to 'impute'"
                 )
             chosen = vars(rows).items()
             parts = {part: Split.of(table.rows[own], table.labels[own]) for part, own in chosen}

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.declarations import checked
 from fedsilo.datasets.io.text_files import same_text
 from fedsilo.datasets.tables.dataset import SCHEMA_FILE
 from fedsilo.datasets.tables.parsing import parse_table
-from fedsilo.datasets.tables.schema import read_schema
+from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _MOST_LEVELS = 64  # of a column of texts; more are names or free text
 _MOST_CLASSES = 1000
 _MISSING = ("", "?")
+_NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal")  # pandas' words for objects
 
 
 def write_frames(
@@ -54,7 +56,7 @@ def write_frames(
         "sites": {site: f"{site}.csv" for site in named},
     }
     write_atomically(folder / SCHEMA_FILE, json.dumps(schema, ensure_ascii=False))
-    read = read_schema(folder / SCHEMA_FILE)
+    read: TableSchema = checked(TableSchema, schema, DataError)
     for site, frame in named.items():
         text = frame[columns].to_csv(index=False)
         parse_table(text, read, f"silo '{site}'")  # refused here, before a run begins
@@ -62,10 +64,23 @@ def write_frames(
 
 
 def _plain(frame: DataFrame) -> DataFrame:
-    """Return the frame with texts as names of its columns, and booleans as 0 and 1."""
+    """Return the frame with texts as names of its columns, and columns as ``_typed``."""
     frame = frame.set_axis([str(name).strip() for name in frame.columns], axis=1)
-    booleans = [at for at, kind in enumerate(frame.dtypes) if str(kind) in ("bool", "boolean")]
-    return frame.astype({frame.columns[at]: "Int8" for at in booleans})
+    for place in range(frame.shape[1]):
+        frame.isetitem(place, _typed(frame.iloc[:, place]).array)
+    return frame
+
+
+def _typed(values: Series[Any]) -> Series[Any]:
+    """Return booleans as 0 and 1, and objects that are numbers, with gaps or not, as numbers."""
+    import pandas as pd
+
+    kind = pd.api.types.infer_dtype(values)
+    if kind == "boolean":
+        return values.astype("boolean").astype("Int8")
+    if values.dtype == object and kind in _NUMBERS:
+        return pd.to_numeric(values, dtype_backend="numpy_nullable")
+    return values
 
 
 def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:

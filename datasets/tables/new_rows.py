@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _EXCEL, _PARQUET = (".xlsx", ".xlsm", ".xls"), (".parquet", ".pq")
 _DELIMITERS = ",;\t"
 _LONGEST_ID = 60
+BOOLEANS = {"true": "1", "false": "0"}  # as numbers, which they are in frames
 
 Lines = Sequence[tuple[int, list[str]]]  # each line's number in the file, and its cells
 
@@ -80,7 +81,10 @@ def _read_frame(path: Path, kind: str) -> DataFrame:
     try:
         if kind in _PARQUET:
             return pd.read_parquet(path)
-        return pd.read_excel(path, header=None, dtype=object, engine="openpyxl")
+        # By default pandas takes words such as None and NA for empty cells
+        return pd.read_excel(
+            path, header=None, dtype=object, engine="openpyxl", keep_default_na=False
+        )
     except ImportError:
         raise SettingError(missing_extra(str(path), "tables", "save it as CSV")) from None
     except Exception as error:  # openpyxl and pyarrow raise nearly anything at a damaged file
@@ -91,8 +95,6 @@ def _cell(value: Any) -> str:
     """Return a cell as a CSV file would have it; pandas has many values for a missing one."""
     import pandas as pd
 
-    if isinstance(value, bool | np.bool_):
-        return str(int(value))
     return "" if pd.api.types.is_scalar(value) and pd.isna(value) else str(value).strip()
 
 
@@ -108,17 +110,19 @@ def parse_new_rows(
     Raises:
         DataError: a column is missing or named twice, or there is no row; it names ``where``.
     """
-    schema = schema.model_copy(update={"missing": [*schema.missing, ""]})
+    schema = schema.model_copy(update={"missing": [*dict.fromkeys([*schema.missing, ""])]})
     names, rows = _columns(lines, schema, where, id_column)
     if not rows:
         raise DataError(f"{where} has no rows: give at least one")
     reader = RowReader(schema, names, where)
+    numeric = [column.name for column in schema.columns if column.kind == "numeric"]
     kept, faults, ids = dict[int, list[float]](), dict[int, str](), dict[int, str]()
     for number, line in rows:
         if id_column is not None:
             ids[number] = _id(line, names.index(id_column))
         try:
             tokens = reader.tokens(number, line)
+            tokens |= {one: BOOLEANS.get(tokens[one].lower(), tokens[one]) for one in numeric}
             features = reader.features(number, tokens)
         except DataError as error:
             faults[number] = str(error).removeprefix(f"{where}, line {number}").lstrip(",: ")

@@ -65,6 +65,8 @@ class Column(FileModel):
                 f"{len(set(levels))} differ; a categorical column, and no other, lists its "
                 "levels, each once"
             )
+        if "=" in self.name and self.kind != "ignored":
+            raise fault(f"column '{self.name}' has '=' in its name, as levels do: rename it")
         if len(levels) == 1:
             raise fault(f"column '{self.name}' has one level only: declare it as 'ignored'")
         if (self.mean is None) != (self.std is None):

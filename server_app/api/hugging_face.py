@@ -31,13 +31,18 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
     Raises:
         DataError: the package is missing, the data set cannot be loaded or used, or is there.
     """
-    parts = _loaded(name)
+    loaded = _loaded(name)
+    parts = {called: own for called, part in loaded.items() if len(own := _labelled(part, label))}
+    if not parts:
+        raise DataError(f"data set '{name}' has no sample with a label")
     target = data_dir / name.strip("/").replace("/", "--")
     if target.exists():
         raise DataError(f"{target} already exists: remove it to write it again")
     info = next(iter(parts.values())).info
     yield f"licence: {one_line(info.license or 'not stated', 100)}"
     yield f"source: {one_line(info.homepage or name, 200)}"
+    if lost := sum(map(len, loaded.values())) - sum(map(len, parts.values())):
+        yield f"left out: {lost} samples without a label"
     kinds: list[str] = []
     build_folder(target, lambda work: kinds.append(_write(work, parts, label)))
     dataset = {"images": "folder"}.get(kinds[0], kinds[0])
@@ -54,6 +59,16 @@ def _write(folder: Path, parts: dict[str, Any], label: str) -> str:
     if unknown := [called for called in parts if called not in _PARTS]:
         raise DataError(f"part '{unknown[0]}' is none of {', '.join(_PARTS)}")
     return write_silos(folder, {_PARTS[one]: own for one, own in parts.items()}, label, "drop")
+
+
+def _labelled(part: Any, label: str) -> Any:
+    """Return the samples that have a label; of named classes -1 means none."""
+    if label not in part.features:  # told when it is written
+        return part
+    names = getattr(part.features[label], "names", None)
+    unknown = [one is None or bool(names and one < 0) for one in part[label]]
+    kept = [place for place, without in enumerate(unknown) if not without]
+    return part.select(kept) if len(kept) < len(unknown) else part
 
 
 def _loaded(name: str) -> dict[str, Any]:

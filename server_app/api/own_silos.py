@@ -6,7 +6,7 @@ folder's name is a digest of its files, so that the same data give the same silo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from fedsilo.datasets.io.sealed_folders import file_sha256, json_digest
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.datasets.silo.silos import SPLITS
 from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.one_line import one_line
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -79,7 +80,7 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
     if "tables" in kinds:
         from fedsilo.datasets.tables.frames import write_frames
 
-        write_frames(folder, plain, label, missing)
+        write_frames(folder, plain, str(label), missing)
         return "table"
     if "arrays" in kinds:
         from fedsilo.datasets.images.arrays import write_arrays
@@ -99,9 +100,21 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
                 raise DataError(f"class '{name}' is not a folder's name: rename it")
             own = folder / ("" if site == ALONE else site) / name
             own.mkdir(parents=True, exist_ok=True)
-            plain = picture if picture.mode in ("L", "RGB", "RGBA", "P") else picture.convert("RGB")
-            plain.save(own / f"{number:06}.png")
+            _upright(picture, f"silo '{site}', sample {number}").save(own / f"{number:06}.png")
     write_folder_manifests(folder)
+
+
+def _upright(picture: Any, where: str) -> Any:
+    """Return a picture as a file of it would be decoded."""
+    from PIL import Image, ImageOps
+
+    from fedsilo.datasets.images.decoding import is_wide
+
+    if not isinstance(picture, Image.Image) or is_wide(picture):
+        raise DataError(
+            f"{where} is not a picture of 8 bits per channel: convert it or leave it out"
+        )
+    return ImageOps.exif_transpose(picture).convert("RGB")
 
 
 def _plain(site: str, data: Any, label: str) -> tuple[str, Any]:
@@ -127,24 +140,55 @@ def _of_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
         raise SettingError(f"silo '{site}' gives no pairs of a sample and its label, or is empty")
     samples, labels = zip(*items, strict=True)
     if not hasattr(samples[0], "save"):  # no picture of Pillow
-        return _pair(site, np.stack(list(map(np.asarray, samples))), labels, label)
-    names = getattr(data, "classes", None)
-    called = [str(names[one] if names else one) for one in labels]
+        return _pair(site, list(map(np.asarray, samples)), labels, label)
+    called = _class_names(site, labels, getattr(data, "classes", None))
     return "pictures", list(zip(samples, called, strict=True))
+
+
+def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
+    """Return the name of each label's class, or raise a ``DataError`` if one has none."""
+    called = []
+    for number, label in enumerate(labels):
+        try:
+            name = _class_name(label, names)
+        except (ValueError, IndexError):
+            name = None
+        if name is None:
+            raise DataError(
+                f"silo '{site}', sample {number} has no label of one class: leave it out"
+            )
+        called.append(name)
+    return called
+
+
+def _class_name(label: Any, names: Any) -> str | None:
+    """Return the name of a label's class, by ``names`` if classes have some; None of no label."""
+    value = np.asarray(label).item()
+    if isinstance(value, str) or value is None or value != value:
+        return value.strip() if isinstance(value, str) else None
+    if names:
+        return str(names[int(value)]).strip() if value >= 0 else None  # -1 on the Hub: unknown
+    return str(value)
 
 
 def _pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
     """Return samples and labels as a frame if a sample is a row of numbers, else as arrays."""
     import pandas as pd
 
-    samples, labels = x if isinstance(x, pd.DataFrame) else np.asarray(x), np.asarray(y).squeeze()
+    try:
+        samples = x if isinstance(x, pd.DataFrame) else np.asarray(x)
+        labels = np.atleast_1d(np.asarray(y))
+    except (ValueError, TypeError, RuntimeError) as error:  # of several lengths, or a tensor's own
+        raise SettingError(f"silo '{site}' is not an array ({one_line(error, 200)})") from None
+    labels = labels.reshape(-1) if labels.size == len(labels) else labels
     if len(samples) != len(labels) or samples.ndim not in (2, 3, 4) or labels.ndim != 1:
         raise SettingError(
             f"silo '{site}' has samples {samples.shape} and labels {labels.shape}: samples are "
             "rows or images, and each needs a label"
         )
     if samples.ndim > 2:
-        return "arrays", (samples, labels)
+        _class_names(site, labels, None)  # refused where one is missing
+        return "arrays", (samples, labels.astype(str) if labels.dtype == object else labels)
     if not isinstance(samples, pd.DataFrame):
         samples = pd.DataFrame(samples, columns=[f"x{at}" for at in range(samples.shape[1])])
     return "tables", samples.assign(**{label: labels})
@@ -161,10 +205,12 @@ def _of_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
     names = getattr(features[label], "names", None)
     images = [name for name, kind in features.items() if type(kind).__name__ == "Image"]
     if images:
+        rows = [(row[images[0]], row[label]) for row in data]
+        called = _class_names(site, (one for _, one in rows), names)
         return "pictures", [
-            (row[images[0]], str(names[row[label]] if names else row[label])) for row in data
+            (picture, name) for (picture, _), name in zip(rows, called, strict=True)
         ]
     frame: DataFrame = data.to_pandas()
     if names:
-        frame = frame.assign(**{label: [names[value] for value in frame[label]]})
+        frame[label] = [_class_name(one, names) for one in frame[label]]
     return "tables", frame

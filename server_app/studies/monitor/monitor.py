@@ -20,7 +20,7 @@ from fedsilo.server_app.studies.monitor.checks import (
     coverage_check,
     drift_checks,
 )
-from fedsilo.server_app.studies.monitor.new_data import NewData, open_new_data, request_of
+from fedsilo.server_app.studies.monitor.new_data import NewData, open_new_data
 from fedsilo.server_app.studies.predict.calibration import (
     Calibration,
     calibration_path,
@@ -98,9 +98,8 @@ def monitor(
     """
     if not data.exists():
         raise DataError(f"{data} does not exist: name new cases by --data")
-    request = request_of(run_dir, data, site, data_dir)
     model = open_model(run_dir, site, data_dir)
-    new, floor = open_new_data(model, request), ShownRun(run_dir).floor
+    new, floor = open_new_data(model, data), ShownRun(run_dir).floor
     found = predicted(model, new.inputs)
     kept = new.inputs.kept()
     if len(kept) < floor:

@@ -1,14 +1,17 @@
 """New cases as a model reads them, with their labels where the file has some."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedsilo.datasets.images.dataset import ImageDataSet
+from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.io.text_files import read_rows, same_text
-from fedsilo.datasets.tables.new_rows import read_table
+from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.tables.new_rows import BOOLEANS, read_table
 from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.server_app.studies.predict.inputs import (
     Inputs,
@@ -33,51 +36,55 @@ class NewData:
         return torch.cat(list(self.inputs.batches())) if read is None else read
 
 
-def request_of(
-    run_dir: Path, data: Path, site: str | None, data_dir: Path | None
-) -> PredictRequest:
-    """Return the request that reads ``data``: a table, a manifest or a folder of images."""
+def open_new_data(model: SiteModel, data: Path) -> NewData:
+    """Return the cases of a folder, a table or a manifest of images; errors as ``open_inputs``."""
+    path, by_name = model.run.path, {}
     if data.is_dir():
-        return PredictRequest(run_dir, site, images=data, data_dir=data_dir)
-    if data.suffix.lower() == ".csv" and _is_manifest(data):
-        return PredictRequest(run_dir, site, manifest=data, data_dir=data_dir)
-    return PredictRequest(run_dir, site, table=data, data_dir=data_dir)
-
-
-def _is_manifest(data: Path) -> bool:
-    with data.open(encoding="utf-8", errors="replace") as file:
-        return "path" in file.readline().strip().split(",")
-
-
-def open_new_data(model: SiteModel, request: PredictRequest) -> NewData:
-    """Return the cases of a request; errors as ``open_inputs``."""
-    inputs = open_inputs(model, request)
-    by_name = {}
-    if request.table is not None:
-        by_name = dict(_of_table(request.table, table_schema(model)))
-    elif request.manifest is not None:
-        by_name = dict(_of_manifest(request.manifest, model.classes))
+        inputs = open_inputs(model, PredictRequest(path, images=data))
+    elif model.silo.features:
+        inputs = open_inputs(model, PredictRequest(path, table=data))
+        schema = table_schema(model)
+        by_name = dict(_of_table(data, schema, _by_label(schema.classes)))
+    else:
+        inputs = open_inputs(model, PredictRequest(path, manifest=data))
+        by_name = dict(_of_manifest(data, _by_label(_listed(model))))
     labels = [by_name.get(name, -1) for name in inputs.names]
     return NewData(inputs, torch.tensor(labels))
 
 
-def _of_table(path: Path, schema: TableSchema) -> Iterator[tuple[str, int]]:
+def _listed(model: SiteModel) -> Mapping[str, Sequence[str]]:
+    """Return the labels of each class of images as their data set declares them."""
+    data, common = data_set(model.common.dataset), model.common
+    if isinstance(data, ImageDataSet):
+        return data.classes(common, find_places(common.data_dir, common.cache_dir))
+    return dict.fromkeys(model.classes, ())
+
+
+def _by_label(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return the class that each label means, which is a class's name, or a value of it."""
+    names = {same_text(name): number for number, name in enumerate(classes)}
+    values = enumerate(classes.values())
+    return names | {same_text(value): number for number, own in values for value in own}
+
+
+def _of_table(
+    path: Path, schema: TableSchema, classes: Mapping[str, int]
+) -> Iterator[tuple[str, int]]:
     """Yield line and class of each row with a label that the schema knows."""
     (_, first), *rows = read_table(path, schema.delimiter)
     names = [name.strip().casefold() for name in first]
     if schema.label.column.casefold() not in names:
         return
     place = names.index(schema.label.column.casefold())
-    numbered = list(enumerate(schema.classes.items()))  # a label is a class's name, or its value
-    classes = {name: number for number, (name, _) in numbered}
-    classes |= {same_text(value): number for number, (_, listed) in numbered for value in listed}
     for number, cells in rows:
-        label = classes.get(same_text(cells[place].strip()) if place < len(cells) else "")
+        text = same_text(cells[place]) if place < len(cells) else ""
+        label = classes.get(text, classes.get(BOOLEANS.get(text.lower(), "")))
         if label is not None:
             yield str(number), label
 
 
-def _of_manifest(path: Path, classes: Sequence[str]) -> Iterator[tuple[str, int]]:
+def _of_manifest(path: Path, classes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     for _, row in read_rows(path, ("path",), ("label", "split", "patient", "mask")):
-        if row.get("label") in classes:
-            yield as_cell(row["path"]), classes.index(row["label"])
+        label = classes.get(same_text(row.get("label", "")))
+        if label is not None:
+            yield as_cell(row["path"]), label

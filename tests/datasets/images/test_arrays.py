@@ -94,11 +94,13 @@ def test_a_grey_file_may_lack_its_channel(tmp_path: Path) -> None:
         ({"x": IMAGES.astype(np.int64)}, "x is int64 .*, and must be 8-bit numbers or floats"),
         ({"x": IMAGES.reshape(12, 256)}, r"x is uint8 \(12, 256\)"),
         ({"x": np.full((12, 8, 8), np.nan)}, "x contains non-finite numbers"),
+        ({"x": np.full((12, 8, 8), 1e300)}, "x contains non-finite numbers"),
         ({"y": LABELS[:11]}, "a whole number from 0 to 1 for each of 12 samples"),
         ({"y": LABELS + 1}, "a whole number from 0 to 1"),
         ({"y": LABELS / 2}, "a whole number from 0 to 1"),
         ({"classes": NAMES[:1]}, "must be two names or more"),
         ({"classes": np.arange(2)}, "must be two names or more"),
+        ({"classes": np.array(["cat", "dog", "cat"])}, "must be two names or more, each once"),
     ],
 )
 def test_arrays_of_another_form_are_refused(
@@ -106,6 +108,27 @@ def test_arrays_of_another_form_are_refused(
 ) -> None:
     with pytest.raises(DataError, match=said):
         load_silo("north", save(tmp_path / "data", **array))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"x": IMAGES[:, None].repeat(3, axis=1)},
+        {"x": IMAGES[:, :8]},
+        {"x": IMAGES.astype(np.float32)},
+        {"classes": NAMES[::-1]},
+    ],
+    ids=["channels", "height", "kind", "order of classes"],
+)
+def test_a_partition_does_not_mix_unlike_sites(
+    odd: dict[str, npt.NDArray[Any]], tmp_path: Path
+) -> None:
+    save(tmp_path / "data", **odd)
+    (tmp_path / "data" / "north.npz").rename(tmp_path / "data" / "south.npz")
+    save(tmp_path / "data")
+    cut = settings(tmp_path / "data", partition="dirichlet", silos=2, concentration=100.0)
+    with pytest.raises(DataError, match="'south' has samples of another form, or other classes"):
+        load_silo("silo-1", cut)
 
 
 def test_a_folder_without_arrays_says_what_to_write(tmp_path: Path) -> None:

@@ -131,6 +131,21 @@ def test_an_image_of_more_than_8_bits_is_refused_not_clipped(tmp_path: Path, kin
     assert reason(tmp_path / "a.tiff") == "has more than 8 bits a channel: save it with 8"
 
 
+@pytest.mark.parametrize(("kind", "channels"), [(2, 3), (4, 2), (6, 4)])
+def test_colours_of_16_bits_are_refused_not_cut_to_their_upper_8(
+    tmp_path: Path, kind: int, channels: int
+) -> None:
+    def chunk(name: bytes, content: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(name + content))
+        return struct.pack(">I", len(content)) + name + content + check
+
+    header = struct.pack(">IIBBBBB", 16, 16, 16, kind, 0, 0, 0)
+    rows = zlib.compress((b"\0" + b"\x0f\xa0" * 16 * channels) * 16)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    assert reason(tmp_path / "a.png") == "has more than 8 bits a channel: save it with 8"
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("shape", [(30000, 2983), (2**16, 2**16)])
 def test_an_image_of_too_many_pixels_is_refused_by_its_header(

@@ -157,7 +157,10 @@ def gone(data: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (empty_class, r"north/a holds no image \(.jpg, .*: add some, or remove the folder"),
+        (
+            empty_class,
+            r"north/a holds no image \(.jpg, .*, and a folder next to it does: add some, remove",
+        ),
         (one_class, "has one class, 'b': a classifier needs two"),
         (other_classes, "only one of 'north' and 'south' has 'A'; name the folders alike, or run"),
         (no_classes, "west holds no folder of a class: sort the images into SITE/CLASS"),

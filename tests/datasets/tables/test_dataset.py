@@ -268,8 +268,8 @@ def test_a_bad_row_names_the_file_and_caches_nothing(places: Places) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ("1,f,0\n2,?,1\n3,?,1\n", r"1 training rows are left \(2 rows were dropped.*'impute'"),
-        ("", r"0 training rows are left \(0 rows were dropped"),
+        ("1,f,0\n2,?,1\n3,?,1\n", r" \(2 rows were dropped.*: 1 training rows are left.*'impute'"),
+        ("", ": 0 training rows are left"),
     ],
 )
 def test_too_few_training_rows_are_refused_with_the_rows_that_were_dropped(
@@ -277,9 +277,15 @@ def test_too_few_training_rows_are_refused_with_the_rows_that_were_dropped(
 ) -> None:
     rewrite(places, "schema.yaml", lambda text: text + "test-share: 0\n")
     rewrite(places, "south.csv", lambda _: "id,sex,sick\n" + rows)
-    with pytest.raises(DataError, match=rf"data/south\.csv: {said}"):
+    with pytest.raises(DataError, match=rf"data/south\.csv{said}"):
         load_silo("south", TABLE, places)
     assert cached(places) == {}
+
+
+def test_a_site_all_of_whose_rows_lack_a_value_is_told_so(places: Places) -> None:
+    rewrite(places, "south.csv", lambda _: "id,sex,sick\n" + "1,?,0\n" * 5)
+    with pytest.raises(DataError, match=r"south\.csv \(5 rows were dropped.*: 0 rows are too few"):
+        load_silo("south", TABLE, places)
 
 
 def test_two_training_rows_are_enough(places: Places) -> None:
@@ -402,6 +408,11 @@ def test_classes_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ("columns.0.indicator", True, "column 'age' has an 'indicator' that would always be 0"),
         ("columns.0.unmeasured", 0, "'columns', item 1, 'unmeasured' must be a list"),
         ("columns.0.indicator", 1, "'columns', item 1, 'indicator' must be true or false"),
+        (
+            "columns.0.name",
+            "age>=5",
+            "column 'age>=5' has '=' in its name, as levels do: rename it",
+        ),
         ("columns.1.name", "age", "two columns have one name, or the label is among"),
         ("label.column", "age", "two columns have one name, or the label is among"),
         ("columns", [{"name": "a", "kind": "ignored"}], "no column is 'numeric' or 'categorical'"),

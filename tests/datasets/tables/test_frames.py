@@ -83,6 +83,23 @@ def test_labels_of_any_type_are_classes_numbers_in_their_order(
     assert sum(map(sum, silo_of(tmp_path, "north").label_counts().values())) == 6
 
 
+def test_objects_with_gaps_are_the_numbers_and_booleans_that_they_hold(tmp_path: Path) -> None:
+    gaps: dict[str, Any] = {
+        "smoker": [True, None, False] * 2,
+        "age": [40, 50, None, 60.5, 2**53 + 1, 30],
+        "ill": [True, False, None] * 2,
+    }
+    south = NORTH.assign(**{name: np.array(own, dtype=object) for name, own in gaps.items()})
+    north = NORTH.assign(ill=[True, False] * 3)
+    write_frames(tmp_path, {"north": north, "south": south}, "ill", "impute")
+    schema = read_schema(tmp_path / "schema.yaml")
+    assert {one.name: one.kind for one in schema.columns}["smoker"] == "numeric"
+    assert list(schema.classes) == ["0", "1"]
+    silo = silo_of(tmp_path, "south")
+    assert silo.features[:2] == ("age", "smoker")
+    assert silo.dropped == 2, "two rows have no label"
+
+
 @pytest.mark.parametrize(
     ("south", "said"),
     [

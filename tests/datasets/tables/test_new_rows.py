@@ -114,6 +114,31 @@ def test_excel_and_parquet_are_read_as_csv_is(tmp_path: Path) -> None:
         assert np.isnan(new.rows[1]).tolist() == [True, False, False, False, False]
 
 
+def test_a_word_that_pandas_takes_for_a_missing_value_is_a_level_in_excel_too(
+    tmp_path: Path,
+) -> None:
+    drug = Column(name="drug", kind="categorical", levels=["None", "NA", "aspirin"])
+    schema = SCHEMA.model_copy(update={"columns": [drug], "policy": "impute"})
+    frame = pd.DataFrame({"drug": ["None", "NA", "aspirin", None], "other": 1})
+    frame.to_excel(tmp_path / "a.xlsx", index=False)
+    rows = parse_new_rows(read_table(tmp_path / "a.xlsx"), schema, "a.xlsx").rows
+    assert rows[:3].tolist() == [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    assert np.isnan(rows[3]).all()
+
+
+@pytest.mark.parametrize("ending", ["csv", "xlsx", "parquet"])
+def test_booleans_are_numbers_in_numeric_columns_and_levels_in_others(
+    ending: str, tmp_path: Path
+) -> None:
+    level = Column(name="level", kind="categorical", levels=["False", "True"])
+    schema = SCHEMA.model_copy(update={"columns": [Column(name="number"), level]})
+    frame = pd.DataFrame({"number": [True, False], "level": [False, True]})
+    path = tmp_path / f"a.{ending}"
+    getattr(frame, f"to_{ending.replace('xlsx', 'excel')}")(path, index=False)
+    new = parse_new_rows(read_table(path), schema, path.name)
+    assert new.rows.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
 @pytest.mark.parametrize("name", ["a.xlsx", "a.parquet"])
 def test_a_damaged_file_is_told_in_a_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):

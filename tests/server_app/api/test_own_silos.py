@@ -1,23 +1,25 @@
 """A caller's own data from Python: in every form a run, and all that a run can be asked."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from torch import from_numpy
+from torch import from_numpy, tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from fedsilo.datasets.images.decoding import decode_image
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.api import Run, checking, predict, resume, simulate, survey
+from fedsilo.server_app.api import Run, checking, hugging_face, predict, resume, simulate, survey
 from fedsilo.server_app.api.own_silos import written
 from fedsilo.server_app.records.checkpoints import CheckpointHook
 from tests.support.data_folders import write_sorted
@@ -63,6 +65,45 @@ class Pictures(Dataset[tuple[Image.Image, int]]):
 
     def __getitem__(self, place: int) -> tuple[Image.Image, int]:
         return Image.new("L", (20 + place % 3, 24), 5 * (place + self.first)), place % 2
+
+
+class Pairs(Dataset[Any]):
+    """What a data set of PyTorch gives, one pair after the other."""
+
+    def __init__(self, *pairs: tuple[Any, Any]) -> None:
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, place: int) -> tuple[Any, Any]:
+        return self.pairs[place]
+
+
+class Hub:
+    """A ``datasets.Dataset`` as far as it is used: rows, and columns of which some have names."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+        kind = "Image" if rows and isinstance(rows[0].get("picture"), Image.Image) else "Value"
+        self.info = Mock(license="", homepage="")
+        self.features: dict[str, Any] = {"picture": type(kind, (), {})()}
+        self.features["ill"] = Mock(names=["cat", "dog"])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, column: str) -> list[Any]:
+        return [row[column] for row in self.rows]
+
+    def select(self, places: list[int]) -> "Hub":
+        return Hub([self.rows[place] for place in places])
+
+    def to_pandas(self) -> pd.DataFrame:
+        return pd.DataFrame(self.rows)
 
 
 def run_of(folder: Path, silos: object, method: str = "fedavg", **more: Any) -> Run:
@@ -168,6 +209,69 @@ def test_a_run_on_frames_that_dies_resumes_to_the_same_bytes(
         assert (cut.path / file).read_bytes() == (whole.path / file).read_bytes()
 
 
+@pytest.mark.parametrize("none", [-1, None])
+def test_a_label_of_the_hub_that_stands_for_none_is_no_class(
+    none: int | None, tmp_path: Path
+) -> None:
+    labels = [0, 1] * 8 + [none] * 3
+    (silo,) = read(tmp_path, Hub([{"picture": float(i), "ill": y} for i, y in enumerate(labels)]))
+    assert silo.classes == ("cat", "dog")
+    assert (np.sum([*silo.label_counts().values()], axis=0).tolist(), silo.dropped) == ([8, 8], 3)
+    pictures = Hub(
+        [{"picture": Image.new("L", (20, 20), i), "ill": y} for i, y in enumerate(labels)]
+    )
+    with pytest.raises(
+        DataError, match=r"^silo 'data', sample 16 has no label of one class: leave it out$"
+    ):
+        read(tmp_path, pictures)
+
+
+def test_a_part_of_the_hub_without_labels_is_left_out_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {
+        part: Hub(
+            [{"picture": Image.new("L", (20, 20), i), "ill": y} for i, y in enumerate(labels)]
+        )
+        for part, labels in {"train": [0, 1, None, 0, 1], "test": [-1, -1]}.items()
+    }
+    monkeypatch.setattr(hugging_face, "_loaded", lambda name: parts)
+    lines = [*hugging_face.fetch_named("some/set", tmp_path, "ill")]
+    assert "left out: 3 samples without a label" in lines
+    assert f"{tmp_path}/some--set: 4 train" in lines
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png"))
+    folder = "some--set/train"
+    assert found == [
+        f"{folder}/{c}/{i:06}.png"
+        for c, i in zip(["cat"] * 2 + ["dog"] * 2, (0, 2, 1, 3), strict=True)
+    ]
+    monkeypatch.setattr(hugging_face, "_loaded", lambda name: {"test": parts["test"]})
+    with pytest.raises(DataError, match="data set 'other' has no sample with a label"):
+        list(hugging_face.fetch_named("other", tmp_path, "ill"))
+
+
+@pytest.mark.parametrize("kind", [tensor, lambda one: np.array([one]), np.int64])
+def test_labels_of_pictures_are_classes_whatever_number_they_are(
+    kind: Callable[[int], Any], tmp_path: Path
+) -> None:
+    pairs = [(Image.new("L", (20, 20), i), kind(i % 2)) for i in range(12)]
+    (silo,) = read(tmp_path, {"north": Pairs(*pairs)})
+    assert silo.classes == ("0", "1")
+
+
+def test_a_picture_is_turned_as_its_file_would_be(tmp_path: Path) -> None:
+    left = np.zeros((16, 16), np.uint8)
+    left[:, :8] = 255
+    exif = Image.Exif()
+    exif[0x112] = 6  # a quarter clockwise
+    Image.fromarray(left).save(tmp_path / "a.jpg", exif=exif)
+    picture = Image.open(tmp_path / "a.jpg")
+    (silo,) = read(tmp_path, {"north": Pairs(*[(picture, i % 2) for i in range(8)])})
+    upright = decode_image(tmp_path / "a.jpg", 16)
+    assert upright[0, 0].min() > 200 > 50 > upright[0, 15].max()
+    assert np.array_equal(silo.train.inputs[0].numpy(), upright)
+
+
 @pytest.mark.parametrize("form", ["frame", "folder"])
 def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path: Path) -> None:
     if form == "frame":
@@ -207,6 +311,18 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
         ({"a": (np.zeros((4, 16, 16)), [0, 1])}, r"samples \(4, 16, 16\) and labels \(2,\)"),
         ({"a": (np.zeros((4, 16, 16), int), [0, 1, 0, 1])}, "silo 'a': x is int64"),
         ({"train": frame(), "test": frame()}, "named train, test, which are parts and no hospit"),
+        ({"a": (np.zeros((4, 2)), None)}, r"silo 'a' has samples \(4, 2\) and labels \(1,\)"),
+        ({"a": ([[1, 2], [3]], [0, 1])}, "silo 'a' is not an array .*inhomogeneous"),
+        ({"a": (images(2, 16, 16)[0], [0, np.nan])}, "silo 'a', sample 1 has no label of one cl"),
+        ({"a": (images(2, 16, 16)[0], [None, "x"])}, "silo 'a', sample 0 has no label of one cl"),
+        ({"a": Pairs((Image.new("I;16", (9, 9)), 0))}, "sample 0 is not a picture of 8 bits"),
+        (
+            {"a": Pairs((Image.new("L", (9, 9)), 0), (None, 1))},
+            "sample 1 is not a picture of 8 bits",
+        ),
+        ({"a": Pairs((Image.new("L", (9, 9)), [0, 1]))}, "sample 0 has no label of one class"),
+        ({"a": frame().rename(columns={"age": "age>=5"})}, "^column 'age>=5' has '=' in its name"),
+        ({"a": frame()[["ill"]]}, "^no column is 'numeric' or 'categorical'$"),
         ({"a": Pictures(0)}, "silo 'a' gives no pairs of a sample and its label, or is empty"),
     ],
 )
