@@ -7,12 +7,13 @@ from typing import Any
 
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.methods import settings_class
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import defaults
 from fedsilo.models.figures.palette import line_styles
 from fedsilo.models.measures.intervals import Estimate, of_mean
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.progress import bytes_text
+from fedsilo.server_app.records.summary import means
 from fedsilo.server_app.studies.compare.budgets import Budgets, budget_of
 from fedsilo.server_app.studies.compare.results import experiment_results, of_split, values_by_seed
 from fedsilo.server_app.studies.compare.significance import significance
@@ -30,6 +31,7 @@ from fedsilo.server_app.studies.report.numbers import NONE, counted, with_interv
 from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import curves, estimates, scatter
 from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of, taking_part
+from fedsilo.server_app.studies.report.shown import Values, last_figures
 
 _PAIRS = 15  # of experiments whose differences are drawn
 _NAMED = 6  # lines whose last value the description of a picture has; the table has all
@@ -51,6 +53,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "in_short": head_of(first) | (_head(runs, split) if len(runs) > 1 else {}),
         "several": len(runs) > 1,
         "split": split,
+        "pooled": any(run.trust == SUMS for run in runs),
         "first": taking_part(first),
         "rows": [_row(run) for run in runs],
         "settings": _settings(runs),
@@ -130,25 +133,46 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
     if len(runs) == 1:
         distribution_of = {s: str(f["distribution"]) for s, f in runs[0].silos.items()}
         return series(runs[0].metrics, metric, distribution_of, split)
-    lines: dict[str, dict[int, float]] = {}
-    for experiment, by_seed in experiments_of(runs).items():
-        at: dict[int, list[float]] = {}
-        for run in by_seed.values():
-            alike = dict.fromkeys(run.silos, "all")
-            line = series(run.metrics, metric, alike, split).get("all", {})
-            for round_, value in line.items():
-                at.setdefault(round_, []).append(value)
-        if at:
-            lines[experiment] = {round_: mean(values) for round_, values in sorted(at.items())}
-    return lines
+    by_round: list[dict[int, dict[str, dict[str, float]]]] = [{} for _ in runs]
+    for run, figures in zip(runs, by_round, strict=True):
+        for row in run.metrics:
+            if row["split"] == split and row["metric"] == metric:
+                here = figures.setdefault(int(row["round"]), {})
+                here[row["site"]] = {metric: float(row["value"])}
+    found: dict[str, dict[int, list[float]]] = {}
+    for at in sorted(set().union(*by_round)):
+        for run, mean_of in zip(runs, _means([one.get(at, {}) for one in by_round]), strict=True):
+            if metric in mean_of:
+                found.setdefault(run.experiment, {}).setdefault(at, []).append(mean_of[metric])
+    return {name: {at: mean(values) for at, values in line.items()} for name, line in found.items()}
+
+
+def _means(figures: Sequence[Values]) -> list[dict[str, float]]:
+    """Return each run's means over the sites whose figure all runs have that have the metric.
+
+    Means over other sites would differ by the sites. ``figures`` are site -> metric -> value.
+    """
+    common: dict[str, set[str]] = {}
+    for by_site in figures:
+        sites_of: dict[str, set[str]] = {}
+        for site, row in by_site.items():
+            for metric in row:
+                sites_of.setdefault(metric, set()).add(site)
+        common |= {metric: common.get(metric, found) & found for metric, found in sites_of.items()}
+    return [
+        means({s: {m: v for m, v in row.items() if s in common[m]} for s, row in by_site.items()})
+        for by_site in figures
+    ]
 
 
 def _summaries(runs: Runs, split: str) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return experiment -> seed -> summary with the figures of a split."""
-    return {
-        name: {seed: of_split(run.summary, split) for seed, run in by_seed.items()}
-        for name, by_seed in experiments_of(runs).items()
-    }
+    """Return experiment -> seed -> summary with the figures of a split, and ``_means``."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    ends = [last_figures(run, split) for run in runs]
+    for run, mean_of in zip(runs, _means(ends), strict=True):
+        own = {**of_split(run.summary, split), "mean": mean_of}
+        found.setdefault(run.experiment, {})[run.seed] = own
+    return found
 
 
 def _final(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
@@ -181,11 +205,11 @@ def _comparison(
     metric: str, samples: Mapping[str, Mapping[int, float]], split: str
 ) -> dict[str, Any]:
     points = {name: list(by_seed.values()) for name, by_seed in samples.items()}
-    means = {name: _mean(metric, values) for name, values in points.items()}
-    cells = {name: with_interval(one) for name, one in means.items()}
+    centres = {name: _mean(metric, values) for name, values in points.items()}
+    cells = {name: with_interval(one) for name, one in centres.items()}
     label = f"{split} {metric}, mean over sites"
     said = "; ".join(f"{name}: {cell}" for name, cell in cells.items())
-    svg = estimates(f"compared-{metric}", {"mean": means}, label, points)
+    svg = estimates(f"compared-{metric}", {"mean": centres}, label, points)
     paired = len({tuple(sorted(by_seed)) for by_seed in samples.values()}) == 1
     tested = significance(metric, samples, paired)
     none = tested.anova.p is None and all(test.p is None for test in tested.pairs.values())

@@ -19,6 +19,7 @@ from fedsilo.server_app.studies.report.report import (
     report,
     write_report,
 )
+from fedsilo.server_app.studies.report.research import research_data
 from fedsilo.server_app.studies.report.runs import reported_runs
 
 
@@ -274,6 +275,34 @@ def test_research_of_several_runs_draws_paired_differences_and_cost(hearts: Path
     assert "Highest test accuracy: " in html
     assert "Paired differences, points: seeds. local - fedavg: " in html
     assert "accuracy against cost, a point a run." in html
+
+
+def _without_last_figures(run: Path, site: str) -> None:
+    """Leave a run as if a site had not answered the last evaluation."""
+    path = run / "summary.json"
+    summary = json.loads(path.read_text())
+    del summary["sites"][site], summary["distributions"][site]
+    path.write_text(json.dumps(summary))
+    rows = (run / "metrics.csv").read_text().splitlines()
+    kept = [row for row in rows if not row.startswith(f"{summary['rounds']},{site},test,")]
+    (run / "metrics.csv").write_text("\n".join(kept) + "\n")
+
+
+def test_means_of_runs_are_over_the_sites_that_every_run_has(hearts: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    shutil.copytree(hearts, both)
+    _without_last_figures(both / "fedavg-seed1", "va")
+    found = research_data(reported_runs([both]))
+    sites = ("cleveland", "hungary", "switzerland")
+    for of, method in zip(found["final"], ("fedavg", "local"), strict=True):
+        by_seed = [_final(both / f"{method}-seed{seed}", site) for seed in (0, 1) for site in sites]
+        entropy = sum(figures["entropy"] for figures in by_seed) / len(by_seed)
+        place = of["columns"].index("calibration-error")
+        error = sum(figures["calibration-error"] for figures in by_seed) / len(by_seed)
+        assert of["rows"][-1][place].startswith(f"{error:.3f} ")
+        curve = next(one.alt for one in found["curves"] if "entropy" in one.alt)
+        assert f"{method} {entropy:.3f}" in curve
+    assert [row[0] for row in found["final"][0]["rows"]] == [*sites, "va", "all"]
 
 
 def test_an_early_stop_is_no_failure(hearts: Path, tmp_path: Path) -> None:
