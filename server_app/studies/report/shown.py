@@ -27,6 +27,7 @@ from fedsilo.client_app.summary.suppression import at_least, secret_of, suppress
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.contract.site_facts import SPLITS
 from fedsilo.models.measures.outcome_counts import CLASS
+from fedsilo.server_app.records.recorder import UPDATE
 from fedsilo.server_app.records.summary import by_distribution, means
 from fedsilo.server_app.studies.finished_run import Document, FinishedRun, Rows
 
@@ -92,12 +93,15 @@ class ShownRun(FinishedRun):
 
     @property
     def sent(self) -> Rows:
-        """The rows of ``metrics.csv`` that the sites sent, whatever is shown of their values."""
+        """The rows of ``metrics.csv`` that the sites sent, whatever is shown of their values.
+
+        Norm and direction of an update are not: the server computes them.
+        """
         private = self.settings.common.trust == NOBODY
         return [
             row
             for row in self.whole.metrics
-            if not private or row["split"] == "update" or row["metric"] in _OF_NOBODY
+            if row["split"] != UPDATE and (not private or row["metric"] in _OF_NOBODY)
         ]
 
     @cached_property
@@ -161,7 +165,7 @@ class ShownRun(FinishedRun):
 
     def _shows(self, at: int, site: str, split: str, metric: str, value: float) -> bool:
         """Return whether a figure may be shown."""
-        if split == "update":
+        if split == UPDATE:
             return True  # norm and direction of a change of weights
         family, _, rest = metric.partition(".")
         name = _OTHERS_MODELS.sub("", metric)

@@ -127,14 +127,41 @@ def test_data_protection_hides_how_many_figures_of_classes_a_site_with_few_sampl
     assert cells["auc"].startswith("up to ")
     assert cells["class"].startswith("up to ")
     assert cells["accuracy"].isdigit(), "each split has one"
+    assert "norm" not in cells, "the server computes it"
+    assert "up to" not in " ".join(
+        row[found["measurement_columns"].index("va")] for row in found["measurements"]
+    )
+    sent = {row[0]: row[2:-1] for row in found["bytes"]}
+    assert all(cell.startswith("up to ") for cell in sent["switzerland"])
+    most = max(int(row["bytes_up"]) for row in run.traffic if row["phase"] == "evaluate")
+    assert sent["switzerland"][2] == f"up to {most / 1000:.3g} kB"
+    assert not any("up to" in cell for cell in sent["va"])
 
 
 def test_data_protection_finds_epsilon(private: Path) -> None:
     html = report([private], ReportOptions(reader="dpo"))
     spent = json.loads((private / "privacy.json").read_text())["guarantee"]["sites"]["va"]
-    assert spent > 0
-    assert f"{spent:.4g}" in html
+    (shown,) = re.findall(
+        r">va</th>\s*<td class=\"number\">([0-9.]+)</td>\s*</tr>\s*</tbody>", html
+    )
+    assert 0 < spent <= float(shown) < spent + 0.011, "a bound is never rounded down"
     assert "no differential-privacy guarantee" not in html
+
+
+def test_epsilon_is_of_all_that_left_only_where_nobody_is_trusted(
+    private: Path, tmp_path: Path
+) -> None:
+    html = report([private], ReportOptions(reader="dpo"))
+    assert "covers all that the site sent" not in html
+    assert "Nothing bounds what that reveals" in html
+    assert "epsilon that the site has spent" in html
+    run = shutil.copytree(private, tmp_path / "nobody")
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace('trust = "server"', 'trust = "nobody"'))
+    summary = json.loads((run / "summary.json").read_text())
+    summary["privacy"]["trust"]["level"] = "nobody"
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert "covers all that the site sent" in report([run], ReportOptions(reader="dpo"))
 
 
 def test_a_hospital_adds_its_own_log_and_site_file(hearts: Path, tmp_path: Path) -> None:
