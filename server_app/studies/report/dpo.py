@@ -1,6 +1,5 @@
 """A report for a data protection officer: what left each hospital, how much, and what bounds it."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
@@ -19,7 +18,7 @@ from fedsilo.server_app.records.summary import NO_PRIVACY
 from fedsilo.server_app.studies.report.flows import picture, sentences, shortened
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.hospital_files import AuditLog
-from fedsilo.server_app.studies.report.numbers import counted
+from fedsilo.server_app.studies.report.numbers import at_most, counted
 from fedsilo.server_app.studies.report.runs import ReportedRun, taking_part
 from fedsilo.server_app.studies.report.shown import rests_on_classes
 
@@ -72,12 +71,7 @@ def _limit(run: ReportedRun, spent: str) -> str:
 
 def _epsilon(privacy: Mapping[str, Any]) -> str:
     guarantee = privacy["guarantee"]
-    return "" if guarantee == NO_PRIVACY else _at_most(guarantee["epsilon"])
-
-
-def _at_most(epsilon: float) -> str:
-    """Return a bound with two decimals, never below itself."""
-    return f"{math.ceil(100 * epsilon) / 100:,.2f}"
+    return "" if guarantee == NO_PRIVACY else at_most(guarantee["epsilon"])
 
 
 def _hiding(run: ReportedRun) -> set[str]:
@@ -159,11 +153,11 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
         return None
     return {
         "facts": [
-            ("epsilon", f"{_at_most(guarantee['epsilon'])}, of the site that spent most"),
+            ("epsilon", f"{at_most(guarantee['epsilon'])}, of the site that spent most"),
             *((name, f"{guarantee[name]:g}") for name in _FIGURES),
             *((name, guarantee[name]) for name in ("mechanism", "accountant")),
         ],
-        "sites": [[site, _at_most(spent)] for site, spent in guarantee["sites"].items()],
+        "sites": [[site, at_most(spent)] for site, spent in guarantee["sites"].items()],
     }
 
 

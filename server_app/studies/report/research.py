@@ -307,14 +307,14 @@ def _unequal(experiments: Mapping[str, Mapping[int, ReportedRun]]) -> list[str]:
 
 
 def _cost(run: ReportedRun) -> list[str]:
-    seconds, bytes_ = run.summary["seconds"], run.summary["bytes"]
+    seconds, bytes_, peaks = (run.summary[k] for k in ("seconds", "bytes", "peak-memory-bytes"))
     work = (sum(int(row[key]) for row in run.traffic) for key in ("steps", "samples"))
     return [
         run.name,
         *(f"{number:,}" if number else NONE for number in work),
         seconds_text(seconds["total"]),
-        seconds_text(sum(seconds["sites"].values())),
+        seconds_text(worked) if (worked := sum(seconds["sites"].values())) else NONE,
         bytes_text(bytes_["down"]),
         bytes_text(bytes_["up"]),
-        bytes_text(max(run.summary["peak-memory-bytes"].values(), default=0)),
+        bytes_text(peak) if (peak := max(peaks.values(), default=0)) else NONE,
     ]

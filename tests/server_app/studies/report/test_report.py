@@ -12,6 +12,7 @@ import pytest
 from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.report.dpo import dpo_data
+from fedsilo.server_app.studies.report.headline import result
 from fedsilo.server_app.studies.report.report import (
     READERS,
     Reader,
@@ -330,6 +331,27 @@ def test_means_of_runs_are_over_the_sites_that_every_run_has(hearts: Path, tmp_p
         curve = next(one.alt for one in found["curves"] if "entropy" in one.alt)
         assert f"{method} {entropy:.3f}" in curve
     assert [row[0] for row in found["final"][0]["rows"]] == [*sites, "va", "all"]
+
+
+def test_guessing_is_compared_at_the_sites_that_measured(hearts: Path, tmp_path: Path) -> None:
+    shutil.copytree(hearts / "fedavg-seed0", tmp_path / "run")
+    _without_last_figures(tmp_path / "run", "switzerland")
+    _without_last_figures(tmp_path / "run", "va")
+    (run,) = reported_runs([tmp_path / "run"])
+    assert "193 test patients of 2 hospitals" in result(run)
+    assert f"'healthy' for everybody would be right for {112 / 193:.1%}".replace(
+        "%", " %"
+    ) in result(run)
+
+
+def test_research_does_not_take_what_sites_do_not_tell_for_nothing(
+    hearts: Path, tmp_path: Path
+) -> None:
+    untold = {"total": 1.0, "rounds": 1.0, "sites": {"va": 0.0}}
+    run = _copy(hearts / "fedavg-seed0", tmp_path / "run", seconds=untold)
+    _copy(run, tmp_path / "untold", **{"peak-memory-bytes": {}})
+    (cost,) = research_data(reported_runs([tmp_path / "untold"]))["cost"]
+    assert (cost[4], cost[7]) == ("n/a", "n/a")
 
 
 def test_an_early_stop_is_no_failure(hearts: Path, tmp_path: Path) -> None:
