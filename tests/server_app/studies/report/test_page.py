@@ -118,8 +118,8 @@ def test_a_picture_has_room_for_its_panel_below_long_names() -> None:
         rows = estimates("rows", {"mean": found}, "share")
         curve = curves("lines", line, line_styles(list(line)), "share")
     for svg in (rows, curve):
-        assert "a-hospita … long-name-a" in svg
-        assert "b-hospita … long-name-b" in svg
+        assert "a-hospita … -long-name-a" in svg
+        assert "b-hospita … -long-name-b" in svg
 
 
 def test_letters_of_a_picture_stay_letters_and_it_brings_no_style_of_the_whole_page() -> None:
