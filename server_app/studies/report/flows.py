@@ -17,7 +17,9 @@ from fedsilo.server_app.studies.report.page import Picture, environment
 
 _WORDS = 25  # in a sentence at most
 _START = 30  # characters by which a sentence is known, also one of an earlier version
-_BREAKS = re.compile(r"(?<=[;:,.]) (?=\S)")
+_OUTSIDE = r"(?![^(]*\))"  # brackets
+_STOPS = re.compile(rf"; {_OUTSIDE}|(?<=[a-z)])\. ")
+_BREAKS = re.compile(rf"(?<=[;:,.]) (?=\S){_OUTSIDE}")
 
 
 @cache
@@ -47,7 +49,7 @@ def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
 
 def shortened(text: str) -> Iterator[str]:
     """Yield a text as sentences of at most 25 words, cut at its own stops."""
-    for part in filter(None, re.split(r"; |(?<=[a-z)])\. ", text)):
+    for part in filter(None, _STOPS.split(text)):
         yield from (f"{one[:1].upper()}{one[1:].rstrip('.,:;')}." for one in _cut(part.strip()))
 
 

@@ -178,9 +178,10 @@ class ShownRun(FinishedRun):
             return int(rest.partition(".")[0]) not in hidden
         if name == "accuracy":
             return not self._gives_away(at, site, split, metric, value, hidden)
-        if rest:  # counts by certainty
-            return self._accuracy_is_shown(site, split, hidden)
-        return name not in _OVER_CLASSES
+        if name in _OVER_CLASSES:
+            return False
+        # What has parts is counts by certainty
+        return not rest or self._accuracy_is_shown(site, split, hidden)
 
     def _accuracy_is_shown(self, site: str, split: str, hidden: frozenset[int]) -> bool:
         last, value = self.whole.summary["rounds"], self._ends[split].get(site, {}).get("accuracy")
