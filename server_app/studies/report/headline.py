@@ -135,6 +135,8 @@ def limit(run: ReportedRun, site: str | None = None) -> str:
         return "The data are made up: the result says nothing about patients."
     if run.trust != SERVER:
         return _UNTOLD[run.trust]
+    if not run.whole.summary["sites"]:
+        return f"No hospital measured it on test {run.noun(2)}."
     tested = _tested(run, site)
     start = "It was measured only at the hospitals that trained it"
     if not tested:

@@ -138,7 +138,9 @@ def taking_part(run: ReportedRun) -> dict[str, Any]:
         "by_class": [
             [site, *(floored(count, floor) for count in counts)]
             for site, facts in silos.items()
-            if len(names) <= _MANY_CLASSES and (counts := facts["label_counts"].get("test"))
+            if "test" in splits
+            and len(names) <= _MANY_CLASSES
+            and (counts := facts["label_counts"].get("test"))
         ],
         "stopped": run.summary["stopped"],
         "failed": [[str(f["round"]), f["phase"], f["site"], f["reason"]] for f in failed],

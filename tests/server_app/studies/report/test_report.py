@@ -344,6 +344,24 @@ def test_guessing_is_compared_at_the_sites_that_measured(hearts: Path, tmp_path:
     ) in result(run)
 
 
+def test_a_run_without_test_samples_is_not_said_to_be_measured(
+    finished: Path, tmp_path: Path
+) -> None:
+    run = _copy(finished / "fedavg", tmp_path / "run", sites={}, mean={}, distributions={})
+    silos = json.loads((run / "silos.json").read_text())
+    for silo in silos.values():
+        silo["sizes"]["test"] = 0
+        silo["label_counts"] = {split: [20, 16] for split in ("train", "val")} | {"test": [0, 0]}
+        silo["classes"] = ["no", "yes"]
+    (run / "silos.json").write_text(json.dumps(silos))
+    rows = (run / "metrics.csv").read_text().splitlines()
+    kept = [row for row in rows if ",test," not in row]
+    (run / "metrics.csv").write_text("\n".join(kept) + "\n")
+    html = report([run], ReportOptions(reader="clinic"))
+    assert "No hospital measured it on test images." in html
+    assert "Test images by class" not in html
+
+
 def test_research_does_not_take_what_sites_do_not_tell_for_nothing(
     hearts: Path, tmp_path: Path
 ) -> None:
