@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.figures.palette import BLUE, ORANGE
+from fedsilo.models.figures.panels import literal
 from fedsilo.models.networks.site_network import SiteNetwork
 
 if TYPE_CHECKING:
@@ -59,11 +60,11 @@ class ColumnExplanation:
         figure = Figure(figsize=(6, 1.4 + 0.3 * len(self.columns)), layout="constrained")
         axes = figure.subplots()
         colours = [BLUE if value >= 0 else ORANGE for value in self.contributions]
-        axes.barh(self.columns, self.contributions, color=colours)
+        axes.barh([literal(name) for name in self.columns], self.contributions, color=colours)
         axes.invert_yaxis()
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_xlabel("adds to the probability of the answer")
-        figure.suptitle(self.title, fontsize="small")
+        figure.suptitle(literal(self.title), fontsize="small")
         return figure
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.models.figures.palette import SALIENCY
-from fedsilo.models.figures.panels import without_frame
+from fedsilo.models.figures.panels import literal, without_frame
 from fedsilo.models.maths.dirichlet import belief, vacuity
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class ImageExplanation:
         lines = self._answer_lines()
         figure = Figure(figsize=(7, 3.6 + 0.16 * len(lines)), layout="constrained")
         self.draw(*figure.subplots(1, 2))
-        figure.suptitle("\n".join(lines), fontsize="small")
+        figure.suptitle(literal("\n".join(lines)), fontsize="small")
         return figure
 
     def draw(self, left: Axes, right: Axes) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.models.figures.palette import BLUE, ORANGE
-from fedsilo.models.figures.panels import annotated_heat_map
+from fedsilo.models.figures.panels import annotated_heat_map, literal
 from fedsilo.models.methods.picsr import PICSRNetwork, feature_contributions
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class PatientExplanation:
         title = "what each distance adds to the score"
         annotated_heat_map(middle, columns, places, self.experts, title, signed=True)
         self._draw_contributions(right)
-        figure.suptitle(self.title, fontsize="medium")
+        figure.suptitle(literal(self.title), fontsize="medium")
         return figure
 
     def _draw_answers(self, axes: Axes) -> None:

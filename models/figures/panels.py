@@ -19,6 +19,11 @@ _DARK = 0.5  # of white's luma, below which black letters cannot be read
 _LUMA = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
 
 
+def literal(text: str) -> str:
+    """Return a text that matplotlib does not take for a formula."""
+    return text.replace("\\", "/").replace("$", r"\$")
+
+
 def without_frame(axes: Axes) -> None:
     """Take ticks and frame away, as around an image; titles and labels stay."""
     axes.set_xticks([])

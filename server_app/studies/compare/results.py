@@ -50,8 +50,8 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
 
 
 def figure_of(summary: Summary, group: str, metric: str) -> float | None:
-    """Return a run's figure of a distribution or ``all``, None where it is undefined."""
-    values = summary["mean"] if group == "all" else summary["distributions"][group]
+    """Return a run's figure of a distribution or ``all``, None where it has none."""
+    values = summary["mean"] if group == "all" else summary["distributions"].get(group, {})
     return float(values[metric]) if metric in values else None
 
 
@@ -79,7 +79,8 @@ def experiment_results(
     first = next(iter(summaries.values()))
     published = first.get("published") or {}
     records = []
-    for group in [*first["distributions"], "all"]:
+    groups = dict.fromkeys(name for one in summaries.values() for name in one["distributions"])
+    for group in [*groups, "all"]:
         paper = published.get(group, {})
         for metric in metrics:
             for seed, summary in summaries.items():

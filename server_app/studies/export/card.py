@@ -26,7 +26,7 @@ from fedsilo.server_app.studies.finished_site import sites_of
 from fedsilo.server_app.studies.report.clinic import class_outcomes, final_figures
 from fedsilo.server_app.studies.report.headline import facts as facts_of
 from fedsilo.server_app.studies.report.headline import limit, result
-from fedsilo.server_app.studies.report.numbers import NONE, floored, with_interval
+from fedsilo.server_app.studies.report.numbers import NONE, at_most, floored, with_interval
 from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def card_text(
         site=site,
         terms=_terms_of(run.summary["dataset"]),
         facts_of=dict(facts_of(reported)),
-        result=result(reported),
-        limit=limit(reported),
+        result=result(reported, site),
+        limit=limit(reported, site),
         floor=floor,
         sizes=[
             [
@@ -90,7 +90,7 @@ def card_text(
             for name, known in sorted(run.silos.items(), key=lambda one: -_size(one[1], "train"))
         ],
         by_class=[row for name in sites for row in _by_class(reported, name)],
-        classes=_classes(run),
+        classes=reported.all_classes() or ["without names"],
         metrics=metrics,
         values=[
             [
@@ -100,11 +100,11 @@ def card_text(
             ]
             for name in sites
         ],
-        guarantee=guarantee if isinstance(guarantee, str) else guarantee["of"],
+        epsilon=_epsilon(guarantee),
         few=[
             name
-            for name, known in run.silos.items()
-            if "test" in known["sizes"] and _size(known, "test") < _FEW
+            for name in sites
+            if "test" in run.silos[name]["sizes"] and _size(run.silos[name], "test") < _FEW
         ],
         form=form,
         usage=usage,
@@ -196,11 +196,12 @@ def _terms_of(name: str) -> str:
     return "the sites' own, on the terms of each site"
 
 
-def _classes(run: FinishedRun) -> list[str]:
-    facts = next(iter(run.silos.values()))
-    return list(facts["classes"]) or [
-        str(n) for n in range(len(facts["label_counts"].get("train", [])))
-    ]
+def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
+    """Return what differential privacy a run gives, in Markdown."""
+    if isinstance(guarantee, str):
+        return f"ε: **none** ({guarantee})"
+    spent, delta = at_most(guarantee["epsilon"]), guarantee["delta"]
+    return f"ε: **{spent}** at δ {delta:g} ({guarantee['of']})"
 
 
 def _shown(run: FinishedRun, sites: Sequence[str]) -> list[str]:

@@ -114,7 +114,10 @@ def monitor(
     if int(known.sum()) >= floor:
         chosen, why = _calibration(model, calibration)
         missing += [why] if why else []
-        checks += _of_labelled(model, found.own[known], labels[known], chosen, coverage)
+        before = ShownRun(run_dir).summary["sites"].get(model.site, {}).get("accuracy")
+        if before is None:
+            missing.append(f"accuracy: the run has none of {model.site} that may be shown")
+        checks += _of_labelled(found.own[known], labels[known], chosen, coverage, before)
     return Monitored(_facts(model, data, len(kept), len(new.inputs.faults)), checks, missing)
 
 
@@ -160,17 +163,16 @@ def _calibration(model: SiteModel, path: Path | None) -> tuple[Calibration | Non
 
 
 def _of_labelled(
-    model: SiteModel,
     own: Tensor,
     labels: Tensor,
     calibration: Calibration | None,
     coverage: float,
+    before: float | None,
 ) -> Iterator[Check]:
     probabilities = calibration.tempered(own) if calibration else own
     if calibration:
         yield coverage_check(calibration.sets(own, coverage), labels, coverage)
     yield certainty_check(probabilities, labels)
-    before = ShownRun(model.run.path).summary["sites"].get(model.site, {}).get("accuracy")
     if before is not None:
         yield accuracy_check(probabilities.argmax(dim=1), labels, before)
 

@@ -11,12 +11,14 @@ from fedsilo.client_app.site.audit_log import ANSWERED, grouped
 from fedsilo.client_app.site.policy import SiteFile
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.messages import ARRAYS, METRICS
+from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.contract.settings_schema import Value, key_of
 from fedsilo.server_app.records.progress import bytes_text
 from fedsilo.server_app.records.summary import NO_PRIVACY
 from fedsilo.server_app.studies.report.flows import picture, sentences, shortened
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.hospital_files import AuditLog
+from fedsilo.server_app.studies.report.numbers import at_most, counted
 from fedsilo.server_app.studies.report.runs import ReportedRun, taking_part
 from fedsilo.server_app.studies.report.shown import rests_on_classes
 
@@ -33,6 +35,7 @@ def dpo_data(run: ReportedRun, log: AuditLog | None) -> dict[str, Any]:
         "head": head_of(run) | _head(run, privacy),
         "trust": privacy["trust"],
         "flow": picture(run.trust, len(run.silos), _epsilon(privacy)),
+        "bounded": run.trust == NOBODY,  # all that leaves, or weights and means alone
         "leaves": sentences(run.trust, privacy["leaves each site"]),
         "perturbation": [*shortened(privacy.get("perturbation", ""))],
         **_bytes(run),
@@ -45,11 +48,13 @@ def dpo_data(run: ReportedRun, log: AuditLog | None) -> dict[str, Any]:
 
 def _head(run: ReportedRun, privacy: Mapping[str, Any]) -> dict[str, str]:
     """Return result and main limit as a data protection officer reads them."""
-    sites, messages = len(run.silos), len(run.traffic)
-    sent, spent = bytes_text(run.summary["bytes"]["up"]), _epsilon(privacy)
-    bound = f"; epsilon per patient is at most {spent}" if spent else ""
+    sites, messages = counted(len(run.silos), "hospital"), counted(len(run.traffic), "message")
+    sent = bytes_text(sum(sum(by_kind.values()) for by_kind in _sent(run).values()))
+    most, spent = "up to " if _hiding(run) else "", _epsilon(privacy)
+    of = "" if run.trust == NOBODY else ", of weights, class means and prototypes alone"
+    bound = f"; epsilon per patient is at most {spent}{of}" if spent else ""
     return {
-        "result": f"The {sites} hospitals answered {messages:,} messages with {sent}{bound}.",
+        "result": f"{sites} answered {messages} with {most}{sent}{bound}.",
         "limit": _limit(run, spent),
     }
 
@@ -59,31 +64,54 @@ def _limit(run: ReportedRun, spent: str) -> str:
         return "Nothing bounds what these answers reveal about one patient."
     if run.simulated:
         return "The hospitals were simulated: the noise comes from the seed and protects nobody."
+    if run.trust != NOBODY:
+        return "Measurements and label counts left without noise: nothing bounds what they reveal."
     return "Epsilon bounds what is learnt about one patient, not about a hospital as a whole."
 
 
 def _epsilon(privacy: Mapping[str, Any]) -> str:
     guarantee = privacy["guarantee"]
-    return "" if guarantee == NO_PRIVACY else f"{guarantee['epsilon']:.3g}"
+    return "" if guarantee == NO_PRIVACY else at_most(guarantee["epsilon"])
+
+
+def _hiding(run: ReportedRun) -> set[str]:
+    """Return the sites with a hidden count: a split without samples of a class has no AUC of it.
+
+    How much such a site sent of figures by class would say that there are none.
+    """
+    used = {s for facts in run.whole.silos.values() for s, size in facts["sizes"].items() if size}
+    return {
+        site
+        for site, known in run.silos.items()
+        if any(None in known["label_counts"].get(split, []) for split in used)
+    }
+
+
+def _sent(run: ReportedRun) -> dict[str, dict[str, int]]:
+    """Return site -> kind of message -> bytes; of a hiding site the most of any site."""
+    up, most, hiding = dict[str, Counter[str]](), Counter[str](), _hiding(run)
+    for row in run.traffic:
+        up.setdefault(row["site"], Counter())[row["phase"]] += int(row["bytes_up"])
+    for sent in up.values():
+        most |= sent
+    return {
+        site: {phase: most[phase] if site in hiding else n for phase, n in sent.items()}
+        for site, sent in sorted(up.items())
+    }
 
 
 def _bytes(run: ReportedRun) -> dict[str, Any]:
-    up, down, messages = Counter[tuple[str, str]](), Counter[str](), Counter[str]()
+    down, messages, hiding = Counter[str](), Counter[str](), _hiding(run)
     for row in run.traffic:
-        up[row["site"], row["phase"]] += int(row["bytes_up"])
         down[row["site"]] += int(row["bytes_down"])
         messages[row["site"]] += 1
     phases = list(dict.fromkeys(row["phase"] for row in run.traffic))
-    rows = [
-        [
-            site,
-            str(messages[site]),
-            *(bytes_text(up[site, phase]) if (site, phase) in up else "-" for phase in phases),
-            bytes_text(sum(up[site, phase] for phase in phases)),
-            bytes_text(down[site]),
-        ]
-        for site in sorted(messages)
-    ]
+    rows = []
+    for site, sent in _sent(run).items():
+        bound = "up to " if site in hiding else ""
+        left = (f"{bound}{bytes_text(sent[phase])}" if phase in sent else "-" for phase in phases)
+        in_all = f"{bound}{bytes_text(sum(sent.values()))}"
+        rows.append([site, str(messages[site]), *left, in_all, bytes_text(down[site])])
     left = (f"left in '{phase}'" for phase in phases)
     columns = ["site", "messages", *left, "sent in all", "received in all"]
     return {"byte_columns": columns, "bytes": rows}
@@ -91,14 +119,8 @@ def _bytes(run: ReportedRun) -> dict[str, Any]:
 
 def _measurements(run: ReportedRun) -> dict[str, Any]:
     measured = Counter((row["site"], row["metric"].partition(".")[0]) for row in run.sent)
-    sites = sorted({site for site, _ in measured})
+    sites, hiding = sorted({site for site, _ in measured}), _hiding(run)
     names = sorted({name for _, name in measured})
-    # A split without samples of a class has no AUC of it: the number would say that there are none
-    hiding = {
-        site
-        for site, known in run.silos.items()
-        if any(None in counts for counts in known["label_counts"].values())
-    }
 
     def cell(site: str, name: str) -> str:
         if site in hiding and rests_on_classes(name):
@@ -131,11 +153,11 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
         return None
     return {
         "facts": [
-            ("epsilon", f"{guarantee['epsilon']:.4g}, of the site that spent most"),
+            ("epsilon", f"{at_most(guarantee['epsilon'])}, of the site that spent most"),
             *((name, f"{guarantee[name]:g}") for name in _FIGURES),
             *((name, guarantee[name]) for name in ("mechanism", "accountant")),
         ],
-        "sites": [[site, f"{spent:.4g}"] for site, spent in guarantee["sites"].items()],
+        "sites": [[site, at_most(spent)] for site, spent in guarantee["sites"].items()],
     }
 
 

@@ -9,13 +9,17 @@ from typing import Any
 
 import yaml
 
+from fedsilo.models.contract.settings import NOBODY, SERVER, SUMS
 from fedsilo.models.figures.palette import BLUE, GREEN, ORANGE
-from fedsilo.server_app.records.summary import ALWAYS_LEAVES, BY_TRUST, COUNTED
+from fedsilo.server_app.records.summary import ALWAYS_LEAVES, BY_TRUST
+from fedsilo.server_app.studies.report.numbers import counted
 from fedsilo.server_app.studies.report.page import Picture, environment
 
 _WORDS = 25  # in a sentence at most
 _START = 30  # characters by which a sentence is known, also one of an earlier version
-_BREAKS = re.compile(r"(?<=[;:,.]) (?=\S)")
+_OUTSIDE = r"(?![^(]*\))"  # brackets
+_STOPS = re.compile(rf"; {_OUTSIDE}|(?<=[a-z)])\. ")
+_BREAKS = re.compile(rf"(?<=[;:,.]) (?=\S){_OUTSIDE}")
 
 
 @cache
@@ -30,7 +34,7 @@ def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
 
     ``leaves`` are the sentences of ``privacy.json``; those of the method itself are split.
     """
-    said = (*ALWAYS_LEAVES, *itertools.chain.from_iterable(BY_TRUST.values()), COUNTED)
+    said = (*ALWAYS_LEAVES, *itertools.chain.from_iterable(BY_TRUST.values()))
     known = tuple(one[:_START] for one in said)
     own = [short for text in leaves if not text.startswith(known) for short in shortened(text)]
     always = "When something fails, the error's text leaves; it has no values of patients."
@@ -45,7 +49,7 @@ def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
 
 def shortened(text: str) -> Iterator[str]:
     """Yield a text as sentences of at most 25 words, cut at its own stops."""
-    for part in filter(None, re.split(r"; |(?<=[a-z)])\. ", text)):
+    for part in filter(None, _STOPS.split(text)):
         yield from (f"{one[:1].upper()}{one[1:].rstrip('.,:;')}." for one in _cut(part.strip()))
 
 
@@ -67,12 +71,14 @@ def picture(level: str, sites: int, epsilon: str) -> Picture:
     """
     texts = _texts()[level]
     sent, measured = texts["picture"]
-    mark = f"{texts['mark']} (epsilon {epsilon})" if epsilon else texts["mark"]
-    colour = {"server": ORANGE, "sums": BLUE, "nobody": GREEN}[level]
-    words = {"sites": sites, "sent": sent, "measured": measured, "mark": mark}
+    mark, hospitals = texts["mark"], counted(sites, "hospital")
+    if epsilon:
+        mark += f" ({'' if level == NOBODY else 'weights: '}epsilon {epsilon})"
+    colour = {SERVER: ORANGE, SUMS: BLUE, NOBODY: GREEN}[level]
+    words = {"hospitals": hospitals, "sent": sent, "measured": measured, "mark": mark}
     svg = environment().get_template("flow.svg").render(words, colour=colour, blue=BLUE).strip()
     alt = (
-        f"The server sends {sites} hospitals the model. Each sends back {sent} and {measured}: "
+        f"The server sends {hospitals} the model. Each sends back {sent} and {measured}: "
         f"{mark}. Records of patients stay at the hospitals."
     )
     return Picture(svg, alt, f"What flows where at 'trust: {level}'.")

@@ -1,7 +1,7 @@
 """The head of a report: what the run is, its result in one sentence, and its main limit."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedsilo.datasets.registry import data_set
@@ -41,7 +41,7 @@ def facts(run: ReportedRun) -> list[tuple[str, str]]:
     progress = read_progress(run.path)
     written = f"{progress.updated:%Y-%m-%d %H:%M} UTC" if progress else "not recorded"
     return [
-        ("predicts", f"which of: {', '.join(run.all_classes())}"),
+        ("predicts", f"which of: {', '.join(run.all_classes()) or 'classes without names'}"),
         ("for whom", f"{run.noun(2)} like those of {', '.join(run.silos)}"),
         ("data", _data(str(summary["dataset"]))),
         ("hospitals", f"{len(run.silos)}{', simulated in one place' if run.simulated else ''}"),
@@ -75,9 +75,12 @@ def fingerprints(run: ReportedRun) -> Iterator[str]:
             yield f"{site} {hashlib.sha256(joined.encode()).hexdigest()[:12]}"
 
 
-def result(run: ReportedRun) -> str:
-    """Return the result in one sentence, with its interval where there is one."""
-    if tested := _tested(run):
+def result(run: ReportedRun, site: str | None = None) -> str:
+    """Return the result in one sentence, with its interval where there is one.
+
+    It is of the own model of ``site``; without one of all sites' test samples.
+    """
+    if tested := _tested(run, site):
         samples = sum(n for n, _ in tested.values())
         found = sum(round(accuracy * n) for n, accuracy in tested.values())
         right = min(max(found, 0), samples)
@@ -85,15 +88,15 @@ def result(run: ReportedRun) -> str:
         return (
             f"The model is right for {right:,} of {samples:,} test {run.noun(samples)} of "
             f"{counted(len(tested), 'hospital')}: {percent(right / samples)} (95 % interval "
-            f"{percent(around.low)} to {percent(around.high)}){_beside_guessing(run)}."
-            f"{_noise(run)}"
+            f"{percent(around.low)} to {percent(around.high)})"
+            f"{_beside_guessing(run, list(tested))}.{_noise(run)}"
         )
-    if (accuracy := run.summary["mean"].get("accuracy")) is not None:
+    if site is None and (accuracy := run.summary["mean"].get("accuracy")) is not None:
         return (
             f"The model is right for {percent(accuracy)} of the test {run.noun(2)}; how many they "
             "are did not leave the hospitals, so there is no interval."
         )
-    return "No accuracy on test data may be shown for this run."
+    return f"No accuracy on test data may be shown for {f'site {site}' if site else 'this run'}."
 
 
 def _noise(run: ReportedRun) -> str:
@@ -104,18 +107,20 @@ def _noise(run: ReportedRun) -> str:
     return " It includes the hospitals' noise; the interval does not."
 
 
-def _tested(run: ReportedRun) -> dict[str, tuple[int, float]]:
+def _tested(run: ReportedRun, only: str | None) -> dict[str, tuple[int, float]]:
     """Return the number of test samples and the accuracy of each site that shows both."""
     return {
         site: (samples, figures["accuracy"])
         for site, known in run.silos.items()
-        if (samples := known["sizes"].get("test")) and "accuracy" in (figures := run.figures(site))
+        if only in (None, site)
+        and (samples := known["sizes"].get("test"))
+        and "accuracy" in (figures := run.figures(site))
     }
 
 
-def _beside_guessing(run: ReportedRun) -> str:
-    """Return what the same class for all would reach, if every site's classes are shown."""
-    counts = [known["label_counts"].get("test", []) for known in run.silos.values()]
+def _beside_guessing(run: ReportedRun, sites: Sequence[str]) -> str:
+    """Return what the same class for all would reach at these sites, if their classes are shown."""
+    counts = [run.silos[site]["label_counts"].get("test", []) for site in sites]
     if run.trust == NOBODY or not all(counts) or any(None in row for row in counts):
         return ""
     totals = [sum(column) for column in zip(*counts, strict=True)]
@@ -124,20 +129,22 @@ def _beside_guessing(run: ReportedRun) -> str:
     return f"; '{name}' for everybody would be right for {percent(most / sum(totals))}"
 
 
-def limit(run: ReportedRun) -> str:
-    """Return the main limit in one sentence."""
+def limit(run: ReportedRun, site: str | None = None) -> str:
+    """Return the main limit of what ``result`` says in one sentence."""
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."
     if run.trust != SERVER:
         return _UNTOLD[run.trust]
-    tested = _tested(run)
+    if not run.whole.summary["sites"]:
+        return f"No hospital measured it on test {run.noun(2)}."
+    tested = _tested(run, site)
     start = "It was measured only at the hospitals that trained it"
     if not tested:
         return f"{start}, on too few {run.noun(2)} to show a figure of one hospital."
-    site = min(tested, key=lambda name: tested[name][0])
-    n, accuracy = tested[site]
+    smallest = min(tested, key=lambda name: tested[name][0])
+    n, accuracy = tested[smallest]
     around = wilson(round(accuracy * n), n)
     return (
-        f"{start}, and {site} has {n} test {run.noun(n)}, for whom the true share may be anywhere "
-        f"from {percent(around.low)} to {percent(around.high)}."
+        f"{start}, and {smallest} has {n} test {run.noun(n)}, for whom the true share may be "
+        f"anywhere from {percent(around.low)} to {percent(around.high)}."
     )

@@ -1,5 +1,6 @@
 """Numbers as people read them."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -24,6 +25,11 @@ def with_interval(found: Estimate | None) -> str:
     if found is None or found.interval is None:
         return share(found.value if found else None)
     return f"{found.value:.3f} ({found.interval.low:.3f} to {found.interval.high:.3f})"
+
+
+def at_most(bound: float) -> str:
+    """Return a bound such as epsilon with two decimals, never below itself."""
+    return f"{math.ceil(100 * bound) / 100:,.2f}"
 
 
 def counted(number: int, noun: str) -> str:

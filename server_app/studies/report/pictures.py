@@ -8,7 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedsilo.models.contract.one_line import shortened
 from fedsilo.models.figures.palette import BLUE, CATEGORIES, GREY, LineStyle
+from fedsilo.models.figures.panels import literal
 from fedsilo.models.measures.intervals import Estimate, Interval
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 4.4  # inches, of 72 points: somewhat less than a phone, so that letters can be read
 _LEGEND_COLUMNS = 2
+_NAME = 24  # characters of a label: longer ones leave the panel no room
 
 
 def curves(
@@ -36,7 +39,7 @@ def curves(
         every = max(1, len(line) // 8)  # markers on each of a hundred rounds hide the line
         look: dict[str, Any] = {"markersize": 5, "markevery": every, "linewidth": 1.5}
         look |= styles[title].options()
-        axes.plot(list(line), list(line.values()), label=title, **look)
+        axes.plot(list(line), list(line.values()), label=short_label(title), **look)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(label)
     return _finished(figure, axes, name, over, legend=len(lines) > 1)
@@ -74,7 +77,7 @@ def estimates(
     for row, values in (points or {}).items():
         axes.plot(values, [rows.index(row) + 0.25] * len(values), "o", color=GREY, markersize=4)
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.set_yticks(range(len(rows)), rows)
+    axes.set_yticks(range(len(rows)), [short_label(row) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     return _finished(figure, axes, name, label, legend=len(series) > 1)
 
@@ -94,7 +97,8 @@ def scatter(
     for title, found in points.items():
         style = styles[title]
         x, y = zip(*found, strict=True)
-        axes.plot(x, y, style.marker, color=style.color, markersize=7, label=title, alpha=0.8)
+        label_ = short_label(title)
+        axes.plot(x, y, style.marker, color=style.color, markersize=7, label=label_, alpha=0.8)
     axes.set_ylabel(label)
     return _finished(figure, axes, name, over, legend=True)
 
@@ -122,6 +126,11 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
     axes.set_ylim(0, 1.03)
     axes.set_ylabel("share of right answers")
     return _finished(figure, axes, name, label)
+
+
+def short_label(name: str) -> str:
+    """Return a name as a picture's label: without its middle if it is long, and no formula."""
+    return literal(shortened(name, _NAME, _NAME // 2))
 
 
 def _panel(height: float) -> tuple[Figure, Axes]:

@@ -2,17 +2,18 @@
 
 import itertools
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.methods import settings_class
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import defaults
 from fedsilo.models.figures.palette import line_styles
 from fedsilo.models.measures.intervals import Estimate, of_mean
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.progress import bytes_text
+from fedsilo.server_app.records.summary import means
 from fedsilo.server_app.studies.compare.budgets import Budgets, budget_of
 from fedsilo.server_app.studies.compare.results import experiment_results, of_split, values_by_seed
 from fedsilo.server_app.studies.compare.significance import significance
@@ -31,7 +32,7 @@ from fedsilo.server_app.studies.report.numbers import NONE, counted, with_interv
 from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import curves, estimates, scatter
 from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of, taking_part
-from fedsilo.server_app.studies.report.shown import last_figures
+from fedsilo.server_app.studies.report.shown import Values, last_figures
 
 _PAIRS = 15  # of experiments whose differences are drawn
 _NAMED = 6  # lines whose last value the description of a picture has; the table has all
@@ -52,6 +53,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "in_short": head_of(first) | (_head(runs, split) if len(runs) > 1 else {}),
         "several": len(runs) > 1,
         "split": split,
+        "pooled": any(run.trust == SUMS for run in runs),
         "first": taking_part(first),
         "rows": [_row(run) for run in runs],
         "settings": _settings(runs),
@@ -134,53 +136,47 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
     if len(runs) == 1:
         distribution_of = {s: str(f["distribution"]) for s, f in runs[0].silos.items()}
         return series(runs[0].metrics, metric, distribution_of, split)
-    lines: dict[str, dict[int, float]] = {}
-    hidden = {row["site"] for run in runs for row in _hidden(run, split) if row["metric"] == metric}
-    for experiment, by_seed in experiments_of(runs).items():
-        at: dict[int, list[float]] = {}
-        for run in by_seed.values():
-            alike = dict.fromkeys(run.silos, "all")
-            rows = [row for row in run.metrics if row["site"] not in hidden]
-            line = series(rows, metric, alike, split).get("all", {})
-            for round_, value in line.items():
-                at.setdefault(round_, []).append(value)
-        if at:
-            lines[experiment] = {round_: mean(values) for round_, values in sorted(at.items())}
-    return lines
+    by_round: list[dict[int, dict[str, dict[str, float]]]] = [{} for _ in runs]
+    for run, figures in zip(runs, by_round, strict=True):
+        for row in run.metrics:
+            if row["split"] == split and row["metric"] == metric:
+                here = figures.setdefault(int(row["round"]), {})
+                here[row["site"]] = {metric: float(row["value"])}
+    found: dict[str, dict[int, list[float]]] = {}
+    for at in sorted(set().union(*by_round)):
+        for run, shared in zip(runs, _shared([one.get(at, {}) for one in by_round]), strict=True):
+            if (value := means(shared).get(metric)) is not None:
+                found.setdefault(run.experiment, {}).setdefault(at, []).append(value)
+    return {name: {at: mean(values) for at, values in line.items()} for name, line in found.items()}
+
+
+def _shared(figures: Sequence[Values]) -> list[Values]:
+    """Return each run's figures of the sites for which every run has them that has the metric.
+
+    Means over other sites would differ by the sites. ``figures`` are site -> metric -> value.
+    """
+    common: dict[str, set[str]] = {}
+    for by_site in figures:
+        sites_of: dict[str, set[str]] = {}
+        for site, row in by_site.items():
+            for metric in row:
+                sites_of.setdefault(metric, set()).add(site)
+        common |= {metric: common.get(metric, found) & found for metric, found in sites_of.items()}
+    return [
+        {s: {m: v for m, v in row.items() if s in common[m]} for s, row in by_site.items()}
+        for by_site in figures
+    ]
 
 
 def _summaries(runs: Runs, split: str) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return experiment -> seed -> summary with those figures of a split that every run shows.
-
-    Otherwise the mean of a run that is right for all of a small site would be without that site.
-    """
-    hidden = {
-        (row["site"], row["metric"])
-        for run in runs
-        for row in _hidden(run, split)
-        if int(row["round"]) == run.summary["rounds"]
-    }
-    return {
-        name: {seed: _without(run, split, hidden) for seed, run in by_seed.items()}
-        for name, by_seed in experiments_of(runs).items()
-    }
-
-
-def _hidden(run: ReportedRun, split: str) -> Iterator[Mapping[str, str]]:
-    """Yield the rows of a split that are not shown, of metrics that are shown of other sites."""
-    known = {row["metric"] for row in run.metrics if row["split"] == split}
-    rows = (r for r in run.whole.metrics if r["split"] == split and r["metric"] in known)
-    yield from (row for row in rows if not run.shows(row))
-
-
-def _without(run: ReportedRun, split: str, hidden: Container[tuple[str, str]]) -> dict[str, Any]:
-    """Return a run's summary of a split without the hidden figures, site and metric."""
-    summary, own = of_split(run.summary, split), last_figures(run, split)
-    sites = {
-        site: {metric: value for metric, value in row.items() if (site, metric) not in hidden}
-        for site, row in own.items()
-    }
-    return {**summary, **run.means(summary, own, sites)}
+    """Return experiment -> seed -> summary with the figures of a split that all runs share."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    ends = [last_figures(run, split) for run in runs]
+    for run, own, shared in zip(runs, ends, _shared(ends), strict=True):
+        summary = of_split(run.summary, split)
+        summary |= run.means(summary, own, shared)
+        found.setdefault(run.experiment, {})[run.seed] = summary
+    return found
 
 
 def _final(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
@@ -213,11 +209,11 @@ def _comparison(
     metric: str, samples: Mapping[str, Mapping[int, float]], split: str
 ) -> dict[str, Any]:
     points = {name: list(by_seed.values()) for name, by_seed in samples.items()}
-    means = {name: _mean(metric, values) for name, values in points.items()}
-    cells = {name: with_interval(one) for name, one in means.items()}
+    centres = {name: _mean(metric, values) for name, values in points.items()}
+    cells = {name: with_interval(one) for name, one in centres.items()}
     label = f"{split} {metric}, mean over sites"
     said = "; ".join(f"{name}: {cell}" for name, cell in cells.items())
-    svg = estimates(f"compared-{metric}", {"mean": means}, label, points)
+    svg = estimates(f"compared-{metric}", {"mean": centres}, label, points)
     paired = len({tuple(sorted(by_seed)) for by_seed in samples.values()}) == 1
     tested = significance(metric, samples, paired)
     none = tested.anova.p is None and all(test.p is None for test in tested.pairs.values())
@@ -315,14 +311,14 @@ def _unequal(experiments: Mapping[str, Mapping[int, ReportedRun]]) -> list[str]:
 
 
 def _cost(run: ReportedRun) -> list[str]:
-    seconds, bytes_ = run.summary["seconds"], run.summary["bytes"]
+    seconds, bytes_, peaks = (run.summary[k] for k in ("seconds", "bytes", "peak-memory-bytes"))
     work = (sum(int(row[key]) for row in run.traffic) for key in ("steps", "samples"))
     return [
         run.name,
         *(f"{number:,}" if number else NONE for number in work),
         seconds_text(seconds["total"]),
-        seconds_text(sum(seconds["sites"].values())),
+        seconds_text(worked) if (worked := sum(seconds["sites"].values())) else NONE,
         bytes_text(bytes_["down"]),
         bytes_text(bytes_["up"]),
-        bytes_text(max(run.summary["peak-memory-bytes"].values(), default=0)),
+        bytes_text(peak) if (peak := max(peaks.values(), default=0)) else NONE,
     ]

@@ -11,7 +11,7 @@ from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.server_app.studies.compare.over_setting import SweptRun, finished_runs, read_run
 from fedsilo.server_app.studies.report.numbers import counted, floored
-from fedsilo.server_app.studies.report.shown import ShownRun
+from fedsilo.server_app.studies.report.shown import Counts, ShownRun
 
 _SEEDS = keys_with(CommonSettings, "seed")
 
@@ -63,7 +63,7 @@ class ReportedRun(ShownRun):
     def class_names(self, site: str) -> list[str]:
         """Return the names of a site's classes, numbers where the data set has none."""
         facts = self.silos[site]
-        counts = facts["label_counts"].get("test", [])
+        counts: Counts = next(iter(facts["label_counts"].values()), [])
         return list(facts["classes"]) or [f"class {label}" for label in range(len(counts))]
 
 
@@ -138,7 +138,9 @@ def taking_part(run: ReportedRun) -> dict[str, Any]:
         "by_class": [
             [site, *(floored(count, floor) for count in counts)]
             for site, facts in silos.items()
-            if len(names) <= _MANY_CLASSES and (counts := facts["label_counts"].get("test"))
+            if "test" in splits
+            and len(names) <= _MANY_CLASSES
+            and (counts := facts["label_counts"].get("test"))
         ],
         "stopped": run.summary["stopped"],
         "failed": [[str(f["round"]), f["phase"], f["site"], f["reason"]] for f in failed],

@@ -27,6 +27,7 @@ from fedsilo.client_app.summary.suppression import at_least, secret_of, suppress
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.contract.site_facts import SPLITS
 from fedsilo.models.measures.outcome_counts import CLASS
+from fedsilo.server_app.records.recorder import UPDATE
 from fedsilo.server_app.records.summary import by_distribution, means
 from fedsilo.server_app.studies.finished_run import Document, FinishedRun, Rows
 
@@ -82,16 +83,25 @@ class ShownRun(FinishedRun):
     @cached_property
     def metrics(self) -> Rows:
         """The rows of ``metrics.csv`` that may be shown."""
-        return [row for row in self.whole.metrics if self.shows(row)]
+        return [
+            row
+            for row in self.whole.metrics
+            if self._shows(
+                int(row["round"]), row["site"], row["split"], row["metric"], float(row["value"])
+            )
+        ]
 
     @property
     def sent(self) -> Rows:
-        """The rows of ``metrics.csv`` that the sites sent, whatever is shown of their values."""
+        """The rows of ``metrics.csv`` that the sites sent, whatever is shown of their values.
+
+        Norm and direction of an update are not: the server computes them.
+        """
         private = self.settings.common.trust == NOBODY
         return [
             row
             for row in self.whole.metrics
-            if not private or row["split"] == "update" or row["metric"] in _OF_NOBODY
+            if row["split"] != UPDATE and (not private or row["metric"] in _OF_NOBODY)
         ]
 
     @cached_property
@@ -153,14 +163,9 @@ class ShownRun(FinishedRun):
             return None
         return frozenset(c for c, count in enumerate(counts) if count is None)
 
-    def shows(self, row: Mapping[str, str]) -> bool:
-        """Return whether a row of ``metrics.csv`` may be shown."""
-        figure = row["site"], row["split"], row["metric"], float(row["value"])
-        return self._shows(int(row["round"]), *figure)
-
     def _shows(self, at: int, site: str, split: str, metric: str, value: float) -> bool:
         """Return whether a figure may be shown."""
-        if split == "update":
+        if split == UPDATE:
             return True  # norm and direction of a change of weights
         family, _, rest = metric.partition(".")
         name = _OTHERS_MODELS.sub("", metric)
@@ -173,9 +178,10 @@ class ShownRun(FinishedRun):
             return int(rest.partition(".")[0]) not in hidden
         if name == "accuracy":
             return not self._gives_away(at, site, split, metric, value, hidden)
-        if rest:  # counts by certainty
-            return self._accuracy_is_shown(site, split, hidden)
-        return name not in _OVER_CLASSES
+        if name in _OVER_CLASSES:
+            return False
+        # What has parts is counts by certainty
+        return not rest or self._accuracy_is_shown(site, split, hidden)
 
     def _accuracy_is_shown(self, site: str, split: str, hidden: frozenset[int]) -> bool:
         last, value = self.whole.summary["rounds"], self._ends[split].get(site, {}).get("accuracy")

@@ -9,10 +9,11 @@ import numpy as np
 
 from fedsilo.models.contract.survey import Count, Measured, Survey
 from fedsilo.models.figures.palette import GREY, line_styles
+from fedsilo.models.figures.panels import literal
 from fedsilo.server_app.studies.figures.panels import new_figure
 from fedsilo.server_app.studies.report.numbers import BINARY
 from fedsilo.server_app.studies.report.page import Picture
-from fedsilo.server_app.studies.report.pictures import svg_of
+from fedsilo.server_app.studies.report.pictures import short_label, svg_of
 from fedsilo.server_app.studies.survey.collect import Between, cell_names
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _bars(
         total = (answers[site].samples or {}).get("train") or sum(c or 0 for c in own)
         at = places + (number - (len(counts) - 1) / 2) * width
         shares = [np.nan if count is None else count / total for count in own]
-        axes.bar(at, shares, width, color=style.color, label=_text(site))
+        axes.bar(at, shares, width, color=style.color, label=short_label(site))
         for x, count in zip(at, own, strict=True):
             if count == 0:
                 axes.annotate("0", (x, 0), ha="center", va="bottom", fontsize="x-small")
@@ -108,9 +109,11 @@ def _bars(
                 hidden.append(x)
     if hidden:
         _draw_hidden(axes, hidden, width)
-    axes.set_xticks(places, [_text(cell[:_MAX_LENGTH]) for cell in cells], rotation=45, ha="right")
+    axes.set_xticks(
+        places, [literal(cell[:_MAX_LENGTH]) for cell in cells], rotation=45, ha="right"
+    )
     axes.set_ylabel("share")
-    axes.set_title(_text(title), fontsize="medium")
+    axes.set_title(literal(title), fontsize="medium")
     axes.set_ylim(bottom=0.0)
     axes.tick_params(labelsize="small")
     figure.legend(loc="outside lower center", ncols=3, fontsize="small", frameon=False)
@@ -124,8 +127,3 @@ def _draw_hidden(axes: Axes, places: Sequence[float], width: float) -> None:
     axes.bar(places, height, width, label="suppressed", **look)
     for x in places:
         axes.annotate("?", (x, height), ha="center", va="bottom", fontsize="small", color=GREY)
-
-
-def _text(text: str) -> str:
-    """Return a text that matplotlib does not take for a formula."""
-    return text.replace("\\", "/").replace("$", r"\$")

@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -68,6 +69,18 @@ def test_the_card_of_a_sites_own_model_has_its_figures_alone(finished: Path) -> 
     assert {one.dataset_config for one in results} == {"s2a"}
 
 
+def test_the_card_of_a_sites_own_model_says_how_often_that_one_is_right(hearts: Path) -> None:
+    run = hearts / "local-seed0"
+    text = card(run, "va")
+    accuracy = json.loads((run / "summary.json").read_text())["sites"]["va"]["accuracy"]
+    assert f"is right for {round(45 * accuracy)} of 45 test patients of 1 hospital" in text
+    assert "Fewer than 100 test rows: va." in text
+
+
+def test_the_card_of_a_private_run_gives_epsilon_with_its_delta(private: Path) -> None:
+    assert re.search(r"ε: \*\*\d+\.\d\d\*\* at δ 1e-05 \(each patient", card(private))
+
+
 def test_the_command_writes_a_card_and_leaves_one_that_is_there(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,3 +124,16 @@ def test_card_at_trust_sums_says_that_no_count_is_known(tmp_path: Path) -> None:
     assert "| va | va | n/a | n/a | n/a | n/a |" in text
     assert "Fewer than 100 test rows" not in text, "how many there are is not known"
     assert "By site and class" not in text
+
+
+def test_card_without_counts_and_names_says_that_classes_have_none(
+    finished: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished / "fedavg", tmp_path / "run")
+    silos = json.loads((run / "silos.json").read_text())
+    for silo in silos.values():
+        silo |= {"classes": [], "label_counts": {}, "sizes": {}, "fingerprints": {}}
+    (run / "silos.json").write_text(json.dumps(silos))
+    text = card(run)
+    assert "predicts: which of\\: classes without names\n" in text
+    assert "Classes: without names." in text

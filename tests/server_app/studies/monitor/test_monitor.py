@@ -45,6 +45,18 @@ def test_monitor_of_the_sites_own_kind_of_patients_has_no_drift(
     assert any(line.startswith("not checked: coverage") for line in lines), "no calibration"
 
 
+def test_monitor_says_that_an_accuracy_that_may_not_be_shown_was_not_compared(
+    hearts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(hearts / "fedavg-seed0", tmp_path / "run")
+    path = run / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["sites"]["va"].pop("accuracy")
+    path.write_text(json.dumps(summary))
+    _run(run, "--data", _new(tmp_path, "va"), "--site", "va")
+    assert "not checked: accuracy: the run has none of va that may be" in capsys.readouterr().out
+
+
 def test_monitor_of_another_hospital_alarms_by_exit_status_and_page(
     hearts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

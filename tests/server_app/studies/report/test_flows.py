@@ -58,6 +58,18 @@ def test_shortened_cuts_at_the_stop_nearest_the_middle() -> None:
     assert cut[2] == "End."
 
 
+def test_shortened_cuts_nothing_in_brackets() -> None:
+    short = "once: the mean of its samples (no noise; of ten or more), which goes to all sites; end"
+    assert list(shortened(short)) == [
+        "Once: the mean of its samples (no noise; of ten or more), which goes to all sites.",
+        "End.",
+    ]
+    long = (
+        f"{' '.join(['one'] * 9)}, {' '.join(['two'] * 8)} (three, four), {' '.join(['five'] * 9)}"
+    )
+    assert [one.count("(") - one.count(")") for one in shortened(long)] == [0, 0]
+
+
 def test_sentence_that_every_method_has_is_not_listed_as_the_methods_own() -> None:
     leaves = ["with each reply: accuracy, loss and entropy of another wording", "its own codebooks"]
     assert sentences(NOBODY, leaves)["What this method sends"] == ["Its own codebooks."]

@@ -1,11 +1,14 @@
 """A page: nothing of its content is taken for HTML, nothing in it is loaded, bytes do not vary."""
 
 import re
+import warnings
 from html.parser import HTMLParser
 
 import pytest
 from matplotlib.figure import Figure
 
+from fedsilo.models.figures.palette import line_styles
+from fedsilo.models.measures.intervals import Estimate
 from fedsilo.server_app.studies.report.page import (
     Block,
     Facts,
@@ -18,7 +21,7 @@ from fedsilo.server_app.studies.report.page import (
     is_number,
     page,
 )
-from fedsilo.server_app.studies.report.pictures import svg_of
+from fedsilo.server_app.studies.report.pictures import curves, estimates, svg_of
 
 _NASTY = "<script>alert('a')</script> & \"b\""
 _VOID = {"meta", "link", "use"}
@@ -104,6 +107,19 @@ def test_ids_are_there_once_and_every_reference_stays_in_the_page() -> None:
 
 def test_the_same_content_gives_the_same_bytes() -> None:
     assert page("A", _sections("word")) == page("A", _sections("word"))
+
+
+def test_a_picture_has_room_for_its_panel_below_long_names() -> None:
+    names = {f"{start}-hospital-of-the-region-with-a-long-name-{start}": 0.5 for start in "ab"}
+    found = {name: Estimate(value) for name, value in names.items()}
+    line = {name: {0: value, 1: value} for name, value in names.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns where the panel has no room
+        rows = estimates("rows", {"mean": found}, "share")
+        curve = curves("lines", line, line_styles(list(line)), "share")
+    for svg in (rows, curve):
+        assert "a-hospita … -long-name-a" in svg
+        assert "b-hospita … -long-name-b" in svg
 
 
 def test_letters_of_a_picture_stay_letters_and_it_brings_no_style_of_the_whole_page() -> None:

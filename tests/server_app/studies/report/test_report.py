@@ -12,6 +12,7 @@ import pytest
 from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.report.dpo import dpo_data
+from fedsilo.server_app.studies.report.headline import result
 from fedsilo.server_app.studies.report.report import (
     READERS,
     Reader,
@@ -19,7 +20,7 @@ from fedsilo.server_app.studies.report.report import (
     report,
     write_report,
 )
-from fedsilo.server_app.studies.report.research import _lines, _summaries
+from fedsilo.server_app.studies.report.research import _lines, _summaries, research_data
 from fedsilo.server_app.studies.report.runs import reported_runs
 
 
@@ -127,14 +128,41 @@ def test_data_protection_hides_how_many_figures_of_classes_a_site_with_few_sampl
     assert cells["auc"].startswith("up to ")
     assert cells["class"].startswith("up to ")
     assert cells["accuracy"].isdigit(), "each split has one"
+    assert "norm" not in cells, "the server computes it"
+    assert "up to" not in " ".join(
+        row[found["measurement_columns"].index("va")] for row in found["measurements"]
+    )
+    sent = {row[0]: row[2:-1] for row in found["bytes"]}
+    assert all(cell.startswith("up to ") for cell in sent["switzerland"])
+    most = max(int(row["bytes_up"]) for row in run.traffic if row["phase"] == "evaluate")
+    assert sent["switzerland"][2] == f"up to {most / 1000:.3g} kB"
+    assert not any("up to" in cell for cell in sent["va"])
 
 
 def test_data_protection_finds_epsilon(private: Path) -> None:
     html = report([private], ReportOptions(reader="dpo"))
     spent = json.loads((private / "privacy.json").read_text())["guarantee"]["sites"]["va"]
-    assert spent > 0
-    assert f"{spent:.4g}" in html
+    (shown,) = re.findall(
+        r">va</th>\s*<td class=\"number\">([0-9.]+)</td>\s*</tr>\s*</tbody>", html
+    )
+    assert 0 < spent <= float(shown) < spent + 0.011, "a bound is never rounded down"
     assert "no differential-privacy guarantee" not in html
+
+
+def test_epsilon_is_of_all_that_left_only_where_nobody_is_trusted(
+    private: Path, tmp_path: Path
+) -> None:
+    html = report([private], ReportOptions(reader="dpo"))
+    assert "covers all that the site sent" not in html
+    assert "Nothing bounds what that reveals" in html
+    assert "epsilon that the site has spent" in html
+    run = shutil.copytree(private, tmp_path / "nobody")
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace('trust = "server"', 'trust = "nobody"'))
+    summary = json.loads((run / "summary.json").read_text())
+    summary["privacy"]["trust"]["level"] = "nobody"
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert "covers all that the site sent" in report([run], ReportOptions(reader="dpo"))
 
 
 def test_a_hospital_adds_its_own_log_and_site_file(hearts: Path, tmp_path: Path) -> None:
@@ -275,6 +303,73 @@ def test_research_of_several_runs_draws_paired_differences_and_cost(hearts: Path
     assert "Highest test accuracy: " in html
     assert "Paired differences, points: seeds. local - fedavg: " in html
     assert "accuracy against cost, a point a run." in html
+
+
+def _without_last_figures(run: Path, site: str) -> None:
+    """Leave a run as if a site had not answered the last evaluation."""
+    path = run / "summary.json"
+    summary = json.loads(path.read_text())
+    del summary["sites"][site], summary["distributions"][site]
+    path.write_text(json.dumps(summary))
+    rows = (run / "metrics.csv").read_text().splitlines()
+    kept = [row for row in rows if not row.startswith(f"{summary['rounds']},{site},test,")]
+    (run / "metrics.csv").write_text("\n".join(kept) + "\n")
+
+
+def test_means_of_runs_are_over_the_sites_that_every_run_has(hearts: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    shutil.copytree(hearts, both)
+    _without_last_figures(both / "fedavg-seed1", "va")
+    found = research_data(reported_runs([both]))
+    sites = ("cleveland", "hungary", "switzerland")
+    for of, method in zip(found["final"], ("fedavg", "local"), strict=True):
+        by_seed = [_final(both / f"{method}-seed{seed}", site) for seed in (0, 1) for site in sites]
+        entropy = sum(figures["entropy"] for figures in by_seed) / len(by_seed)
+        place = of["columns"].index("calibration-error")
+        error = sum(figures["calibration-error"] for figures in by_seed) / len(by_seed)
+        assert of["rows"][-1][place].startswith(f"{error:.3f} ")
+        curve = next(one.alt for one in found["curves"] if "entropy" in one.alt)
+        assert f"{method} {entropy:.3f}" in curve
+    assert [row[0] for row in found["final"][0]["rows"]] == [*sites, "all"]
+
+
+def test_guessing_is_compared_at_the_sites_that_measured(hearts: Path, tmp_path: Path) -> None:
+    shutil.copytree(hearts / "fedavg-seed0", tmp_path / "run")
+    _without_last_figures(tmp_path / "run", "switzerland")
+    _without_last_figures(tmp_path / "run", "va")
+    (run,) = reported_runs([tmp_path / "run"])
+    assert "193 test patients of 2 hospitals" in result(run)
+    assert f"'healthy' for everybody would be right for {112 / 193:.1%}".replace(
+        "%", " %"
+    ) in result(run)
+
+
+def test_a_run_without_test_samples_is_not_said_to_be_measured(
+    finished: Path, tmp_path: Path
+) -> None:
+    run = _copy(finished / "fedavg", tmp_path / "run", sites={}, mean={}, distributions={})
+    silos = json.loads((run / "silos.json").read_text())
+    for silo in silos.values():
+        silo["sizes"]["test"] = 0
+        silo["label_counts"] = {split: [20, 16] for split in ("train", "val")} | {"test": [0, 0]}
+        silo["classes"] = ["no", "yes"]
+    (run / "silos.json").write_text(json.dumps(silos))
+    rows = (run / "metrics.csv").read_text().splitlines()
+    kept = [row for row in rows if ",test," not in row]
+    (run / "metrics.csv").write_text("\n".join(kept) + "\n")
+    html = report([run], ReportOptions(reader="clinic"))
+    assert "No hospital measured it on test images." in html
+    assert "Test images by class" not in html
+
+
+def test_research_does_not_take_what_sites_do_not_tell_for_nothing(
+    hearts: Path, tmp_path: Path
+) -> None:
+    untold = {"total": 1.0, "rounds": 1.0, "sites": {"va": 0.0}}
+    run = _copy(hearts / "fedavg-seed0", tmp_path / "run", seconds=untold)
+    _copy(run, tmp_path / "untold", **{"peak-memory-bytes": {}})
+    (cost,) = research_data(reported_runs([tmp_path / "untold"]))["cost"]
+    assert (cost[4], cost[7]) == ("n/a", "n/a")
 
 
 def test_an_early_stop_is_no_failure(hearts: Path, tmp_path: Path) -> None:
