@@ -124,7 +124,11 @@ def watching(push: Callable[..., None], waits: Any) -> Callable[..., None]:
 
 
 def main() -> None:
-    """Run ``flower-supernode`` with its arguments."""
+    """Run ``flower-supernode`` with its arguments, and end whenever it does.
+
+    Flower logs an error of the server and returns; its Runtime API, a thread, would keep alive a
+    process that is connected to nobody and that nobody starts again.
+    """
     from flwr.supercore.version import package_version
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
@@ -133,6 +137,9 @@ def main() -> None:
     if why := shorten_waits(package_version, importlib.import_module(_WAITS)):
         print(f"fedsilo: {why}", file=sys.stderr)
     flower_supernode()
+    print("fedsilo: the SuperNode lost the server and ends: start it again", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 if __name__ == "__main__":

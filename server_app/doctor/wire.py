@@ -2,7 +2,7 @@
 
 import socket
 import ssl
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
 
     The node is activated and at once deactivated. Flower refuses that alike if the key is not
     registered and if its node is there already; then a heartbeat, which needs the node's number,
-    tells them apart.
+    tells them apart. Its interval is impossible: a valid heartbeat would keep a killed node online.
 
     Raises:
         Refused: the server's SuperLink does not know the key as that node's.
@@ -108,16 +108,17 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
 
     with closing(_Fleet(address, authority, key, now)) as fleet:
         activate = ActivateNodeRequest(public_key=fleet.public_key, heartbeat_interval=30)
-        beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=30)
+        beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=0)
         known, online = 0, False
         try:
             known = fleet.call("ActivateNode", activate).node_id
             fleet.call("DeactivateNode", DeactivateNodeRequest(node_id=known))
         except _Denied:
-            known = 0
-            with suppress(_Denied):
+            try:
                 fleet.call("SendNodeHeartbeat", beat)
-                known, online = node, True
+            except _Denied as denied:
+                online = "Invalid heartbeat interval" in str(denied)
+            known = node if online else 0
     if known != node:
         raise Refused(
             f"server {address} has no registration of this key at its SuperLink: it was never "

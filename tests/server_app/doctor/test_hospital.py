@@ -112,8 +112,9 @@ def test_a_second_start_is_refused_here_and_elsewhere(
     _refused(_request(kit), "north runs already from")
     os.close(lock)
     ready(_request(kit))
-    request.getfixturevalue("online")
+    state = request.getfixturevalue("online")
     _refused(_request(kit, folder=kit.parent / "there"), "north is connected to localhost:")
+    assert state.beats == 0, "a heartbeat would keep a killed node online"
 
 
 def test_the_trust_line_must_be_filled_in(kit: Path) -> None:
