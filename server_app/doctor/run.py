@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.deploy.deployment import SERVER, Deployment
-from fedsilo.server_app.deploy.flower import offline
+from fedsilo.server_app.deploy.flower import offline, online
 from fedsilo.server_app.deploy.run import meet
 from fedsilo.server_app.doctor.findings import (
     Check,
@@ -22,7 +23,7 @@ from fedsilo.server_app.doctor.findings import (
 )
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.meeting import Meeting, meet_inline
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import planned, planned_settings
 
 _REFUSED = (
     "fix it at that site, where 'fedsilo doctor site' says more, or set 'min-sites' to fewer and "
@@ -43,17 +44,37 @@ class RunSetup:
 
     @cached_property
     def planned(self) -> tuple[RunSettings, Mapping[str, Value]]:
-        """Settings and resources; errors as ``planned``."""
+        """Settings, and the resources of a simulation; errors as ``planned``."""
         seed: dict[str, Value] = {} if self.seed is None else {"seed": self.seed}
+        if self.deployment:
+            return planned_settings(self.experiment, self.sources, seed), {}
         return planned(self.experiment, self.sources, supernodes=self.supernodes, overrides=seed)
 
     @cached_property
+    def _met(self) -> Meeting | FedsiloError:
+        try:
+            if self.deployment:
+                return meet(self.experiment, self.deployment, self.sources, self.seed)
+            settings, resources = self.planned
+            return meet_inline(settings, int(resources["num-supernodes"]))
+        except FedsiloError as error:
+            return error
+
+    def meet(self) -> Meeting:
+        """Return the sites' answers; errors as ``meet``, whose sites are asked once at most."""
+        if self.deployment and not self.deployment.process(SERVER):
+            raise Skipped("the server is down")
+        if isinstance(self._met, FedsiloError):
+            raise self._met
+        return self._met
+
+    @property
     def meeting(self) -> Meeting:
-        """The sites' answers; errors as ``meet``."""
-        if self.deployment:
-            return meet(self.experiment, self.deployment, self.sources, self.seed)
-        settings, resources = self.planned
-        return meet_inline(settings, int(resources["num-supernodes"]))
+        """The sites' answers; Skipped if they could not be met, which ``sites`` says."""
+        try:
+            return self.meet()
+        except FedsiloError:
+            raise Skipped("the sites could not be met") from None
 
 
 def _settings(setup: RunSetup) -> str:
@@ -66,25 +87,27 @@ def _settings(setup: RunSetup) -> str:
     )
 
 
-def _members(setup: RunSetup) -> str:
+def _members(setup: RunSetup) -> Passed:
     deployment = given(setup.deployment, "no deployment is named: the sites are simulated")
     again = f"fedsilo deploy up --deployment {deployment.folder}"
     if not deployment.process(SERVER):
         raise Refused(f"the server of {deployment.folder} is down", again)
     if gone := offline(deployment):
         raise Refused(f"{', '.join(gone)} of {deployment.folder} down or offline", again)
-    return f"the server and {len(deployment.sites)} sites of {deployment.folder} are online"
+    seen = online(deployment)
+    away = [site for site in deployment.hospitals if site not in seen]
+    details = (f"not online: {', '.join(away)}",) if away else ()
+    return Passed(f"the server and {len(seen)} sites of {deployment.folder} are online", details)
 
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:
     """Return a finding for each site that can take part, and for each that cannot."""
-    if setup.deployment and not setup.deployment.process(SERVER):
-        raise Skipped("the server is down")
+    meeting = setup.meet()
     passed = [
         Finding("sites", Status.PASSED, _content(site, facts), about=site)
-        for site, facts in setup.meeting.sites.items()
+        for site, facts in meeting.sites.items()
     ]
-    refused = [one_line(reason, _MAX_LENGTH) for reason in setup.meeting.refused]
+    refused = [one_line(reason, _MAX_LENGTH) for reason in meeting.refused]
     return [*passed, *(Finding("sites", Status.FAILED, why, _REFUSED) for why in refused)]
 
 
