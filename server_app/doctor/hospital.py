@@ -121,7 +121,7 @@ def setup_of(
     settings: RunSettings | None = None,
     files: Path | None = None,
 ) -> SiteSetup:
-    """Return the setup of a node with its state in ``home`` and its files there, or in ``files``."""
+    """Return the setup of a node with its state in ``home`` and its files there or in ``files``."""
     files = files or home
     own: dict[str, Value] = {
         "site": kit.card.site,
