@@ -97,10 +97,8 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
             failure = "ended at its start" if ended else f"did not start in {_START_LIMIT:.0f} s"
             path = deployment.log(member)
             last = last_line(path.read_text(encoding="utf-8", errors="replace"))
-            doctor = f"fedsilo doctor {SERVER if member == SERVER else 'site'}"
             raise DeploymentError(
-                f"{member} {failure}: {last} (all of it: {path}); '{doctor} --deployment "
-                f"{deployment.folder}' may say why"
+                f"{member} {failure}: {last} (all of it: {path}; 'fedsilo doctor' looks for causes)"
             )
         time.sleep(0.3)
 

@@ -4,6 +4,7 @@ Everything is checked in a scratch folder first: what is refused leaves nothing 
 """
 
 import fcntl
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +76,8 @@ def ready(request: HospitalRequest, look: Look = refuse_failing) -> SiteSetup:
     said = "trust" in parse_node_config(request.node_config)
     rules = _with(before or kit, request.site_file).site_file(request.trust, elsewhere=said)
     kit = replace(kit, files={**kit.files, SITE: rules.encode()})
-    _refuse_unfit(kit, home, request.node_config, look)
+    state = f"state-dir={json.dumps(str(home / 'state'))}"  # on the disk of the node's own
+    _refuse_unfit(kit, (state, *request.node_config), look)
     if before is None:
         build_folder(home, kit.write, replace=True)
         home.chmod(0o700)
@@ -96,12 +98,12 @@ def _with(kit: Kit, site_file: Path | None) -> Kit:
         raise KitError(f"site file {site_file} cannot be read ({error.strerror})") from None
 
 
-def _refuse_unfit(kit: Kit, home: Path, node_config: Sequence[str], look: Look) -> None:
+def _refuse_unfit(kit: Kit, node_config: Sequence[str], look: Look) -> None:
     """Refuse a kit that cannot start, in words that name the kit and no scratch folder."""
     with opened(kit) as scratch:
         try:
             certificate(scratch / AUTHORITY)
-            look(setup_of(kit, home, node_config, files=scratch))
+            look(setup_of(kit, scratch, node_config))
         except FedsiloError as error:
             raise KitError(str(error).replace(str(scratch), str(kit.path))) from None
 
@@ -115,26 +117,21 @@ def opened(kit: Kit) -> Iterator[Path]:
 
 
 def setup_of(
-    kit: Kit,
-    home: Path,
-    node_config: Sequence[str],
-    settings: RunSettings | None = None,
-    files: Path | None = None,
+    kit: Kit, home: Path, node_config: Sequence[str], settings: RunSettings | None = None
 ) -> SiteSetup:
-    """Return the setup of a node with its state in ``home`` and its files there or in ``files``."""
-    files = files or home
+    """Return the setup of a kit's node whose files are in ``home``."""
     own: dict[str, Value] = {
         "site": kit.card.site,
         "state-dir": str(home / "state"),
-        "site-file": str(files / SITE),
-        "signing-key": str(files / KEY),
-        "site-registry": str(files / REGISTRY),
+        "site-file": str(home / SITE),
+        "signing-key": str(home / KEY),
+        "site-registry": str(home / REGISTRY),
     }
     return SiteSetup(
         own | {"device": "auto"} | parse_node_config(node_config),
         superlink=kit.card.server,
-        authority=files / AUTHORITY,
-        key=files / KEY,
+        authority=home / AUTHORITY,
+        key=home / KEY,
         port=free_ports(1)[0],
         settings=settings,
         node=int(kit.card.node_id),

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
@@ -51,30 +50,19 @@ class RunSetup:
         return planned(self.experiment, self.sources, supernodes=self.supernodes, overrides=seed)
 
     @cached_property
-    def _met(self) -> Meeting | FedsiloError:
-        try:
-            if self.deployment:
-                return meet(self.experiment, self.deployment, self.sources, self.seed)
-            settings, resources = self.planned
-            return meet_inline(settings, int(resources["num-supernodes"]))
-        except FedsiloError as error:
-            return error
-
-    def meet(self) -> Meeting:
-        """Return the sites' answers; errors as ``meet``, whose sites are asked once at most."""
-        if self.deployment and not self.deployment.process(SERVER):
-            raise Skipped("the server is down")
-        if isinstance(self._met, FedsiloError):
-            raise self._met
-        return self._met
+    def meeting(self) -> Meeting:
+        """The sites' answers; errors as ``meet``."""
+        if self.deployment:
+            return meet(self.experiment, self.deployment, self.sources, self.seed)
+        settings, resources = self.planned
+        return meet_inline(settings, int(resources["num-supernodes"]))
 
     @property
-    def meeting(self) -> Meeting:
-        """The sites' answers; Skipped if they could not be met, which ``sites`` says."""
-        try:
-            return self.meet()
-        except FedsiloError:
-            raise Skipped("the sites could not be met") from None
+    def met(self) -> Meeting:
+        """The answers that the check ``sites`` got; Skipped if it got none, to ask once only."""
+        if "meeting" not in vars(self):
+            raise Skipped("the sites could not be met")
+        return self.meeting
 
 
 def _settings(setup: RunSetup) -> str:
@@ -102,12 +90,13 @@ def _members(setup: RunSetup) -> Passed:
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:
     """Return a finding for each site that can take part, and for each that cannot."""
-    meeting = setup.meet()
+    if setup.deployment and not setup.deployment.process(SERVER):
+        raise Skipped("the server is down")
     passed = [
         Finding("sites", Status.PASSED, _content(site, facts), about=site)
-        for site, facts in meeting.sites.items()
+        for site, facts in setup.meeting.sites.items()
     ]
-    refused = [one_line(reason, _MAX_LENGTH) for reason in meeting.refused]
+    refused = [one_line(reason, _MAX_LENGTH) for reason in setup.meeting.refused]
     return [*passed, *(Finding("sites", Status.FAILED, why, _REFUSED) for why in refused)]
 
 
@@ -124,7 +113,7 @@ def _content(site: str, facts: Mapping[str, Any]) -> str:
 
 
 def _enough(setup: RunSetup) -> Passed:
-    meeting = setup.meeting
+    meeting = setup.met
     there, needed = len(meeting.sites), meeting.needed
     if there < needed:
         raise Refused(
@@ -137,7 +126,7 @@ def _enough(setup: RunSetup) -> Passed:
 
 
 def _method(setup: RunSetup) -> Passed:
-    meeting = setup.meeting
+    meeting = setup.met
     if not meeting.sites:
         raise Skipped("no site can take part")
     if meeting.fault:
