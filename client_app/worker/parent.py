@@ -137,7 +137,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if answer_task(given.runtime, token, by_installed) else 1
 
     worker = Worker(answer)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+    def leave(*_: object) -> None:
+        worker.end()
+        os._exit(0)  # at a usual end Triton lists at length what it has not freed
+
+    signal.signal(signal.SIGTERM, leave)
     try:
         serve(worker, _client(given.runtime, secret), given.hospital)
     except FedsiloError as error:

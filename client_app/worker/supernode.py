@@ -124,7 +124,7 @@ def watching(push: Callable[..., None], waits: Any) -> Callable[..., None]:
 
 
 def main() -> None:
-    """Run ``flower-supernode`` with its arguments."""
+    """Run ``flower-supernode`` with its arguments, and end when it loses the server."""
     from flwr.supercore.version import package_version
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
@@ -132,7 +132,9 @@ def main() -> None:
     retry_soon()
     if why := shorten_waits(package_version, importlib.import_module(_WAITS)):
         print(f"fedsilo: {why}", file=sys.stderr)
-    flower_supernode()
+    flower_supernode()  # returns after an error of the server; its Runtime API's thread stays
+    os.write(2, b"fedsilo: the SuperNode lost the server and ends: start it again\n")
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -35,11 +36,11 @@ def site(
     from fedsilo.server_app.doctor.findings import examine
     from fedsilo.server_app.doctor.hospital import opened, setup_of
     from fedsilo.server_app.doctor.site import CHECKS, SiteSetup, parse_node_config
-    from fedsilo.server_app.run.planning import planned
+    from fedsilo.server_app.run.planning import planned_settings
 
     if experiment is None and (sources.get("settings") or sources.get("config")):
         raise SettingError("--set and --config change an experiment: name one")
-    settings = planned(experiment, run_sources(sources))[0] if experiment else None
+    settings = planned_settings(experiment, run_sources(sources)) if experiment else None
     by_hand = parse_node_config(node_config)
     if deployment:
         _refuse_both({"--superlink": superlink, "--node-config": node_config})
@@ -51,8 +52,9 @@ def site(
     elif kit:
         _refuse_both({"--superlink": superlink}, "kit")
         own_kit = read_kit(Path(kit))
-        with opened(own_kit) as scratch:
-            setup = setup_of(own_kit, scratch, node_config, settings)
+        is_open = own_kit.path.is_dir()
+        with nullcontext(own_kit.path.resolve()) if is_open else opened(own_kit) as home:
+            setup = setup_of(own_kit, home, node_config, settings)
             yield from examine(CHECKS, setup, setup.name)
         return
     elif site:

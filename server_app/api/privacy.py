@@ -33,9 +33,9 @@ def plan(
     Raises:
         SettingError: the experiment is unknown, or a number cannot be.
     """
-    from fedsilo.server_app.run.planning import planned
+    from fedsilo.server_app.run.planning import planned_settings
 
-    common = planned(experiment, run_sources(sources))[0].common
+    common = planned_settings(experiment, run_sources(sources)).common
     possible = min(samples, default=0) > 0 and all(0 < one < math.inf for one in epsilon)
     if not possible or not epsilon:
         raise SettingError("--samples and --epsilon must be numbers above 0: name at least one")

@@ -108,7 +108,9 @@ class Deployment:
         return self.folder / SERVER if member == SERVER else self.folder / "sites" / member
 
     def log(self, member: str) -> Path:
-        """Return the log of a member's process, or raise a SettingError for an unknown member."""
+        """Return the log of a member's process, or raise an error for one that has none here."""
+        if member in self.hospitals:
+            raise DeploymentError(f"{member} has a machine of its own, where its log is")
         if member not in self.members:
             raise unknown_name("member of the deployment", member, self.members)
         return self.home(member) / f"{member}.log"

@@ -28,6 +28,7 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
     except json.JSONDecodeError:
         answer = {"error-message": last_line(done.stdout + done.stderr)}
     if not answer.get("success"):
+        healthy(deployment)  # its error says that the certificate is why
         reason = " ".join(str(answer.get("error-message", answer)).split())
         raise DeploymentError(f"'flwr {' '.join(arguments[:2])}' failed: {reason}")
     return answer
@@ -96,7 +97,9 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
             failure = "ended at its start" if ended else f"did not start in {_START_LIMIT:.0f} s"
             path = deployment.log(member)
             last = last_line(path.read_text(encoding="utf-8", errors="replace"))
-            raise DeploymentError(f"{member} {failure}: {last} (all of it: {path})")
+            raise DeploymentError(
+                f"{member} {failure}: {last} (all of it: {path}; 'fedsilo doctor' looks for causes)"
+            )
         time.sleep(0.3)
 
 

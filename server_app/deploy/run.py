@@ -23,7 +23,7 @@ from fedsilo.server_app.deploy.flower import Say, flwr, online, tell
 from fedsilo.server_app.records.run_directory import open_run_directory
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.meeting import Meeting, meeting_file, read_meeting
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import planned_settings
 from fedsilo.server_app.run.processes import app_folder, tool
 from fedsilo.server_app.run.ray_engine import stream
 
@@ -54,7 +54,7 @@ def run(
     given: dict[str, Value | None] = {"seed": seed, "run-name": name}
     chosen = {key: value for key, value in given.items() if value is not None}
     at_server = dataclasses.replace(sources, out=deployment.runs)
-    settings, _ = planned(experiment, at_server, overrides=chosen | dict(overrides or {}))
+    settings = planned_settings(experiment, at_server, chosen | dict(overrides or {}))
     run_name, resume = settings.common.run_name, settings.common.resume
     directory = open_run_directory(str(deployment.runs), run_name, resume).path
     _refuse_incomplete(deployment)
@@ -82,7 +82,7 @@ def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int
         overrides: dict[str, Value] = {"purpose": "meet", "away-timeout": _AWAY}
         overrides |= {} if seed is None else {"seed": seed}
         at_folder = dataclasses.replace(sources, out=Path(folder))
-        settings, _ = planned(experiment, at_folder, overrides=overrides)
+        settings = planned_settings(experiment, at_folder, overrides)
         status = _end(deployment, _start(deployment, settings, Path(folder) / "config.toml", None))
         if status != _COMPLETED:
             raise DeploymentError(

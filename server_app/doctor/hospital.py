@@ -4,6 +4,7 @@ Everything is checked in a scratch folder first: what is refused leaves nothing 
 """
 
 import fcntl
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +76,8 @@ def ready(request: HospitalRequest, look: Look = refuse_failing) -> SiteSetup:
     said = "trust" in parse_node_config(request.node_config)
     rules = _with(before or kit, request.site_file).site_file(request.trust, elsewhere=said)
     kit = replace(kit, files={**kit.files, SITE: rules.encode()})
-    _refuse_unfit(kit, request.node_config, look)
+    state = f"state-dir={json.dumps(str(home / 'state'))}"  # on the disk of the node's own
+    _refuse_unfit(kit, (state, *request.node_config), look)
     if before is None:
         build_folder(home, kit.write, replace=True)
         home.chmod(0o700)

@@ -9,7 +9,7 @@ from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.deploy.deployment import SERVER, Deployment
-from fedsilo.server_app.deploy.flower import offline
+from fedsilo.server_app.deploy.flower import offline, online
 from fedsilo.server_app.deploy.run import meet
 from fedsilo.server_app.doctor.findings import (
     Check,
@@ -22,7 +22,7 @@ from fedsilo.server_app.doctor.findings import (
 )
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.meeting import Meeting, meet_inline
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import planned, planned_settings
 
 _REFUSED = (
     "fix it at that site, where 'fedsilo doctor site' says more, or set 'min-sites' to fewer and "
@@ -43,8 +43,10 @@ class RunSetup:
 
     @cached_property
     def planned(self) -> tuple[RunSettings, Mapping[str, Value]]:
-        """Settings and resources; errors as ``planned``."""
+        """Settings, and the resources of a simulation; errors as ``planned``."""
         seed: dict[str, Value] = {} if self.seed is None else {"seed": self.seed}
+        if self.deployment:
+            return planned_settings(self.experiment, self.sources, seed), {}
         return planned(self.experiment, self.sources, supernodes=self.supernodes, overrides=seed)
 
     @cached_property
@@ -54,6 +56,13 @@ class RunSetup:
             return meet(self.experiment, self.deployment, self.sources, self.seed)
         settings, resources = self.planned
         return meet_inline(settings, int(resources["num-supernodes"]))
+
+    @property
+    def met(self) -> Meeting:
+        """The answers that the check ``sites`` got; Skipped if it got none, to ask once only."""
+        if "meeting" not in vars(self):
+            raise Skipped("the sites could not be met")
+        return self.meeting
 
 
 def _settings(setup: RunSetup) -> str:
@@ -66,14 +75,17 @@ def _settings(setup: RunSetup) -> str:
     )
 
 
-def _members(setup: RunSetup) -> str:
+def _members(setup: RunSetup) -> Passed:
     deployment = given(setup.deployment, "no deployment is named: the sites are simulated")
     again = f"fedsilo deploy up --deployment {deployment.folder}"
     if not deployment.process(SERVER):
         raise Refused(f"the server of {deployment.folder} is down", again)
     if gone := offline(deployment):
         raise Refused(f"{', '.join(gone)} of {deployment.folder} down or offline", again)
-    return f"the server and {len(deployment.sites)} sites of {deployment.folder} are online"
+    seen = online(deployment)
+    away = [site for site in deployment.hospitals if site not in seen]
+    details = (f"not online: {', '.join(away)}",) if away else ()
+    return Passed(f"the server and {len(seen)} sites of {deployment.folder} are online", details)
 
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:
@@ -101,7 +113,7 @@ def _content(site: str, facts: Mapping[str, Any]) -> str:
 
 
 def _enough(setup: RunSetup) -> Passed:
-    meeting = setup.meeting
+    meeting = setup.met
     there, needed = len(meeting.sites), meeting.needed
     if there < needed:
         raise Refused(
@@ -114,7 +126,7 @@ def _enough(setup: RunSetup) -> Passed:
 
 
 def _method(setup: RunSetup) -> Passed:
-    meeting = setup.meeting
+    meeting = setup.met
     if not meeting.sites:
         raise Skipped("no site can take part")
     if meeting.fault:

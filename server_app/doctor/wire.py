@@ -2,10 +2,9 @@
 
 import socket
 import ssl
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from fedsilo.server_app.doctor.findings import Refused, Skipped
 
@@ -75,12 +74,9 @@ def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
     with closing(_Fleet(address, authority, key, now)) as fleet:
-        try:
-            fleet.call("SendNodeHeartbeat", SendNodeHeartbeatRequest())
-        except _Denied as denied:
-            said = str(denied)
-        else:
-            raise Skipped("the server asks for no keys, and accepts any time")
+        said = fleet.refusal("SendNodeHeartbeat", SendNodeHeartbeatRequest())
+    if not said:
+        raise Skipped("the server asks for no keys, and accepts any time")
     if said == "Invalid timestamp":
         raise Refused(
             f"here it is {now:%Y-%m-%d %H:%M} UTC, more than {TIMESTAMP_TOLERANCE // 60} minutes "
@@ -95,9 +91,9 @@ def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
 def is_online(address: str, authority: Path, key: Path, node: int, now: datetime) -> bool:
     """Return whether the server has admitted a node of this key that is there now.
 
-    The node is activated and at once deactivated. Flower refuses that alike if the key is not
-    registered and if its node is there already; then a heartbeat, which needs the node's number,
-    tells them apart.
+    A heartbeat with an impossible interval reveals whether the server knows the key as that node's,
+    and keeps no killed node online. Then the node is activated and at once deactivated, which the
+    server refuses if it is there already.
 
     Raises:
         Refused: the server's SuperLink does not know the key as that node's.
@@ -107,28 +103,18 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
     from flwr.proto.node_pb2 import Node
 
     with closing(_Fleet(address, authority, key, now)) as fleet:
+        beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=0)
+        if "Invalid heartbeat interval" not in fleet.refusal("SendNodeHeartbeat", beat):
+            raise Refused(
+                f"server {address} has no registration of this key at its SuperLink: it was never "
+                "made, or the hospital was revoked or has a newer key",
+                "ask the server's operator for the newest kit",
+            )
         activate = ActivateNodeRequest(public_key=fleet.public_key, heartbeat_interval=30)
-        beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=30)
-        known, online = 0, False
-        try:
-            known = fleet.call("ActivateNode", activate).node_id
-            fleet.call("DeactivateNode", DeactivateNodeRequest(node_id=known))
-        except _Denied:
-            known = 0
-            with suppress(_Denied):
-                fleet.call("SendNodeHeartbeat", beat)
-                known, online = node, True
-    if known != node:
-        raise Refused(
-            f"server {address} has no registration of this key at its SuperLink: it was never "
-            "made, or the hospital was revoked or has a newer key",
-            "ask the server's operator for the newest kit",
-        )
-    return online
-
-
-class _Denied(Exception):
-    """A call that the server refused, in its words."""
+        if fleet.refusal("ActivateNode", activate):
+            return True
+        fleet.refusal("DeactivateNode", DeactivateNodeRequest(node_id=node))
+        return False
 
 
 class _Fleet:
@@ -156,11 +142,12 @@ class _Fleet:
         channel = grpc.secure_channel(address, credentials)
         self._stub, self.close = FleetStub(channel), channel.close
 
-    def call(self, name: str, request: object) -> Any:
-        """Make a call and return its reply, or raise ``_Denied``."""
+    def refusal(self, name: str, request: object) -> str:
+        """Make a call and return in which words the server refuses it; empty if it does not."""
         import grpc
 
         try:
-            return getattr(self._stub, name)(request, timeout=3, metadata=self._signed)
+            getattr(self._stub, name)(request, timeout=3, metadata=self._signed)
         except grpc.RpcError as error:
-            raise _Denied(str(error.details())) from None
+            return str(error.details())
+        return ""

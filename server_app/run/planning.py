@@ -64,16 +64,24 @@ def planned(
     Raises:
         SettingError: a source cannot be read, or a setting or resource is wrong.
     """
-    declared = find_experiment(simulation_file(sources.file), experiment)
-    of_file = read_toml(sources.config) if sources.config else {}
-    changes = dict(parse_assignment(text) for text in sources.changes)
-    values = {**declared.values, **of_file, **changes, **(overrides or {})}
-    settings = named(resolve(_with_paths(values, sources))).pinned()
+    settings = planned_settings(experiment, sources, overrides)
     _prepare(settings.common, engine)
-    resources = {"num-supernodes": len(silo_names(settings.common)), **declared.resources}
+    declared = find_experiment(simulation_file(sources.file), experiment).resources
+    resources = {"num-supernodes": len(silo_names(settings.common)), **declared}
     if supernodes is not None:
         resources["num-supernodes"] = supernodes
     return settings, check_resources(resources)
+
+
+def planned_settings(
+    experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
+) -> RunSettings:
+    """Return the settings of ``planned``, for sites that are elsewhere: no data are needed here."""
+    declared = find_experiment(simulation_file(sources.file), experiment).values
+    of_file = read_toml(sources.config) if sources.config else {}
+    changes = dict(parse_assignment(text) for text in sources.changes)
+    values = {**declared, **of_file, **changes, **(overrides or {})}
+    return named(resolve(_with_paths(values, sources))).pinned()
 
 
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds; a look costs the server 15 CPU ms
@@ -13,6 +14,10 @@ _LATE_BY = 0.05  # a reply is seen at most this share of its time too late
 _RETRY = 0.05  # seconds until an object that is still on its way is asked for again
 _OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
 _AT_ONCE = 8  # messages asked for at once: as many replies are in memory before one is decoded
+_NOT_TAKEN = Error(
+    ErrorCode.NODE_UNAVAILABLE,
+    "the server takes no message for it: it was revoked, or has a new key since the run began",
+)
 
 
 @dataclass
@@ -52,13 +57,14 @@ def arriving(
         away: is called with the awaited nodes that are disconnected, whenever they change.
         unanswered: what was pushed before and is not pushed again, and how many answers are enough.
     """
-    # Flower gives None for a message that it could not take, and sends its own error replies
-    # (node unavailable, message expired) from node 1: only the message's id says whose it is.
+    # Flower gives no id for a message that it does not take, and sends its own error replies (node
+    # unavailable, message expired) from node 1: only the message's id says whose it is.
     before = unanswered.pushed if unanswered else {}
     messages = [m for m in messages if m.metadata.dst_node_id not in before]
-    pushed = list(grid.push_messages(messages))
-    nodes = [message.metadata.dst_node_id for message in messages]
-    node_of = {key: node for key, node in zip(pushed, nodes, strict=True) if key is not None}
+    sent = list(zip(grid.push_messages(messages), messages, strict=True))
+    for message in (message for key, message in sent if not key):
+        yield message.metadata.dst_node_id, Message(_NOT_TAKEN, reply_to=message)
+    node_of = {key: message.metadata.dst_node_id for key, message in sent if key}
     node_of |= {key: node for node, key in before.items()}
     waiting, away_since, known_away = dict(node_of), dict[int, float](), set[int]()
     began = time.monotonic()

@@ -128,6 +128,7 @@ def test_a_server_that_is_down_is_one_line(
     code, found = doctor("run")
     assert code == 1
     assert "is down" in _failed(found)["members"]["said"]
+    assert list(_failed(found)) == ["members"], "the other checks say that they cannot look"
     code, found = doctor("site", "--site", "s1a")
     assert "does not answer" in _failed(found)["server s1a"]["said"]
     code, found = doctor("server")

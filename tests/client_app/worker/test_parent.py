@@ -186,3 +186,24 @@ def test_a_runtime_api_that_does_not_answer_is_waited_for_and_told_once(
         parent.serve(Worker(lambda token: 0), client, 1)
     assert caplog.text.count("the SuperNode's Runtime API does not answer; the worker waits") == 1
     assert next(looks, None) is None, "it ended with the hospital's process"
+
+
+_ENDED = """
+import atexit, os, signal, sys
+from fedsilo.client_app.worker import parent
+atexit.register(print, "libraries clean up")
+parent.preload = lambda: None
+parent.Worker.end = lambda self: os.write(1, b"tasks are ended")
+parent.serve = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(parent.main(["--runtime", "127.0.0.1:1", "--secret", sys.argv[1], "--hospital", "1"]))
+"""
+
+
+def test_a_worker_that_is_asked_to_end_does_so_without_its_libraries_reports(
+    tmp_path: Path,
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x")
+    command = [sys.executable, "-c", _ENDED, str(secret)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "tasks are ended")

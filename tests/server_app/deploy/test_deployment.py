@@ -14,6 +14,7 @@ import pytest
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.operator_files import REGISTRY, read_registry
+from fedsilo.server_app.deploy import flower
 from fedsilo.server_app.deploy.commands import MemberStatus, down, logs, status
 from fedsilo.server_app.deploy.deployment import (
     SERVER,
@@ -184,6 +185,20 @@ def test_a_run_directory_that_exists_starts_nothing(
     assert "exists: choose another 'run-name'" in said
 
 
+@pytest.mark.parametrize("dataset", ["table", "images"])
+def test_a_run_of_hospitals_own_files_needs_none_at_the_server(
+    planned: Deployment,
+    dataset: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("FEDSILO_DATA", raising=False)
+    planned.write()
+    own = ("--set", f"dataset={dataset}", "--deployment", str(planned.folder))
+    assert main(["deploy", "run", "fedavg", *own]) == 1
+    assert "server, north, west" in " ".join(capsys.readouterr().err.split()), "they are down"
+
+
 def test_the_command_that_resumes_a_run_has_the_options_it_was_started_with() -> None:
     sources = RunSources(changes=("silos=6", "resume=true"))
     assert resume_command("uefl-digits", Path("here"), sources, 3, "x") == (
@@ -212,8 +227,24 @@ def test_logs_of_an_unknown_member_name_the_known(
     assert "did you mean 'north'" in capsys.readouterr().err
     assert main(["deploy", "logs", "north", "--deployment", str(planned.folder)]) == 1
     assert "north has not run yet" in capsys.readouterr().err
+    planned.with_node("far", "5")
+    assert main(["deploy", "logs", "far", "--deployment", str(planned.folder)]) == 1
+    assert "far has a machine of its own, where its log is" in capsys.readouterr().err
     assert main(["deploy", "logs", "--lines", "0", "--deployment", str(planned.folder)]) == 1
     assert "--lines is 0; it must be at least 1" in capsys.readouterr().err
+
+
+def test_a_call_that_fails_as_the_certificate_has_ended_says_so(
+    planned: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(deployment: Deployment) -> bool:
+        raise DeploymentError("the server's certificate is not valid: certificate has expired")
+
+    failed = subprocess.CompletedProcess([], 1, "", "Connection to the SuperLink is unavailable.")
+    monkeypatch.setattr(flower.subprocess, "run", lambda *words, **options: failed)
+    monkeypatch.setattr(flower, "healthy", ended)
+    with pytest.raises(DeploymentError, match="certificate has expired"):
+        flower.flwr(planned, "supernode", "list")
 
 
 def test_what_runs_comes_back_as_data_and_nothing_is_printed(

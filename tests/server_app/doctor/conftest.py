@@ -21,6 +21,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, DeactivateNodeResponse
 from flwr.proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
@@ -97,6 +98,7 @@ class _State:
     """Knows every key as node 7."""
 
     online = False
+    beats = 0  # heartbeats that keep its node online
 
     def state(self) -> _State:
         return self
@@ -119,14 +121,17 @@ class _Servicer(FleetServicer):
         return DeactivateNodeResponse()
 
     def SendNodeHeartbeat(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        if request.heartbeat_interval < HEARTBEAT_MIN_INTERVAL:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "Invalid heartbeat interval.")
+        _State.beats += 1
         return SendNodeHeartbeatResponse(success=True)
 
 
 @pytest.fixture
-def online() -> Iterator[None]:
+def online() -> Iterator[type[_State]]:
     """Let the server have admitted the hospital's node already."""
-    _State.online = True
-    yield
+    _State.online, _State.beats = True, 0
+    yield _State
     _State.online = False
 
 

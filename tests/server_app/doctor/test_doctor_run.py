@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from fedsilo.client_app.app import app
+from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.doctor import run
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.server_app.run.meeting import (
     Meeting,
@@ -73,6 +75,26 @@ def test_who_cannot_take_part_fails_and_the_others_are_listed(
     ]
     assert _run("--json", min_sites=2) == 1, "a site that refuses is no run as it was meant"
     assert "enough" not in {f["check"] for f in _document(capsys)["findings"] if f["fix"]}
+
+
+def test_sites_that_cannot_be_met_are_asked_once_and_fail_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def silent(settings: Any, supernodes: int) -> Meeting:
+        asked.append(supernodes)
+        raise SiteError("0 SuperNodes are connected after 60 s")
+
+    monkeypatch.setattr(run, "meet_inline", silent)
+    assert _run("--json") == 1
+    found = {finding["check"]: finding for finding in _document(capsys)["findings"]}
+    assert asked == [3]
+    assert found["sites"]["said"] == "0 SuperNodes are connected after 60 s"
+    for check in ("enough", "method"):
+        assert (found[check]["status"], found[check]["said"]) == (
+            *("SKIPPED", "the sites could not be met"),
+        )
 
 
 def test_json_has_the_same_and_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:

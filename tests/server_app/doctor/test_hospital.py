@@ -3,7 +3,10 @@
 import itertools
 import json
 import os
+import re
 import shutil
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,10 +15,22 @@ import pytest
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, REGISTRY, KitError, make_kit, read_kit
+from fedsilo.server_app.doctor import machine
 from fedsilo.server_app.doctor.hospital import HospitalRequest, command, hold, ready
 from tests.server_app.doctor.conftest import certificate
 
 CPU = ('device="cpu"',)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What ``shutil.disk_usage`` says of a disk with much room, or none."""
+
+    roomy: bool
+
+    @property
+    def free(self) -> int:
+        return 10**12 * self.roomy
 
 
 def _kit(
@@ -112,8 +127,30 @@ def test_a_second_start_is_refused_here_and_elsewhere(
     _refused(_request(kit), "north runs already from")
     os.close(lock)
     ready(_request(kit))
-    request.getfixturevalue("online")
+    state = request.getfixturevalue("online")
     _refused(_request(kit, folder=kit.parent / "there"), "north is connected to localhost:")
+    assert state.beats == 0, "a heartbeat would keep a killed node online"
+
+
+def test_a_full_disk_of_the_hospital_is_refused_whatever_the_disk_of_scratch_files_has(
+    kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda f: Usage(kit.parent not in f.parents))
+    folder = kit.parent / "disk"
+    folder.mkdir()
+    _refused(_request(kit, folder=folder / "north"), f"{folder} has 0.00 GB free")
+
+
+def test_doctor_looks_at_the_state_of_an_opened_kit_and_at_a_scratch_folder_for_a_zip(
+    kit: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ready(_request(kit))
+    home = kit.parent / "north"
+    for named, state in ((home, str(home / "state")), (kit, "fedsilo-kit-")):
+        with suppress(SystemExit):  # the line 'trust' of the zip's site file is empty
+            main(["doctor", "site", "--kit", str(named), "--node-config", CPU[0]])
+        (said,) = re.findall("site north, state in (.*)", capsys.readouterr().out)
+        assert state in said
 
 
 def test_the_trust_line_must_be_filled_in(kit: Path) -> None:

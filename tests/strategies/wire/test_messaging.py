@@ -91,16 +91,20 @@ def test_the_superlinks_own_error_counts_for_the_node_that_was_asked(
     assert replies[1002].error.reason == "Node Unavailable"
 
 
-def test_a_message_that_flower_could_not_push_is_not_waited_for(
-    spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
+@pytest.mark.parametrize("none", ["", None])  # of its HTTP grid and of its in-memory one
+def test_a_message_that_flower_does_not_take_is_not_waited_for(
+    spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp], none: str | None
 ) -> None:
     grid = spy_grid(fake_app())
     push = grid.push_messages
-    # As Flower's grid answers where a node is unknown by now: None in the message's place.
-    grid.push_messages = lambda messages: [push(messages[:1])[0], None]
+    # As Flower's grid answers where nodes are unknown by now: no id in the messages' places.
+    grid.push_messages = lambda messages: [push(messages[:1])[0], none, none]
     began = time.monotonic()
-    replies = exchange(grid, asks([1001, 1002]), 1.0)
-    assert list(replies) == [1001]
+    replies = exchange(grid, asks([1001, 1002, 1003]), 1.0)
+    assert [(node, reply.has_error()) for node, reply in sorted(replies.items())] == [
+        *((1001, False), (1002, True), (1003, True)),
+    ]
+    assert "it was revoked, or has a new key since" in replies[1003].error.reason
     assert time.monotonic() - began < 0.5
 
 
