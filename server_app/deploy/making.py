@@ -129,11 +129,7 @@ def _silos(request: DeploymentRequest) -> list[str]:
 
 
 def make_secrets(deployment: Deployment) -> None:
-    """Make certificates, and a key of each site that has none.
-
-    Raises:
-        DeploymentError: they could not be made, or others may read a key.
-    """
+    """Make certificates, and a key of each site without one; refuse keys that others may read."""
     from fedsilo.server_app.deploy.certificates import hospital_key, make_authority, sign_server
 
     def make_certificates(scratch: Path) -> None:

@@ -33,7 +33,6 @@ from fedsilo.server_app.doctor.wire import handshake, parts
 _DAYS = 14  # that a certificate must stay valid
 _DISK, _MEMORY = 2.0, 1.0  # gigabytes
 _COMMITS, _SLOW = 20, 0.25  # seconds of one commit: Flower gives up a locked database after 5
-_PATIENCE = 3.0  # seconds
 _SQLITE = b"SQLite format 3\0"
 
 
@@ -116,7 +115,7 @@ def _answer(setup: ServerSetup) -> str:
     address = f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
     if not setup.authority or not machine.runs_on(port, setup.mark):
         raise Skipped("the SuperLink does not run yet")
-    handshake(address, setup.authority, _PATIENCE)
+    handshake(address, setup.authority)
     return f"{address} answers with a certificate of {setup.authority}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -19,7 +19,6 @@ from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
 from fedsilo.client_app.site.sentences import effective, explained
 from fedsilo.client_app.worker.installed import refuse_other_flower
 from fedsilo.datasets.silo.declared_silos import site_name_fault
-from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import (
     ARRAYS,
     CONFIG,
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
 _PLACES = ("site", "state-dir", SITE_FILE, KEY, REGISTRY)
 _NODE_KEYS = (*_PLACES, *keys_with(CommonSettings, "own"), *NODE_LIMITS)
 _DAYS = 14  # that a certificate must stay valid
-_PATIENCE = 3.0  # seconds in which the server must answer
 _DISK, _MEMORY = 1.0, 1.0  # gigabytes
 _NEEDED = (NUM_EXAMPLES, SECONDS, KEPT_STATE)  # metrics in each reply
 
@@ -132,18 +130,6 @@ class SiteSetup:
         return Path(named).expanduser() if named else None
 
 
-def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
-    """Return a node config as Flower parses it, or raise a SettingError."""
-    from flwr.common.config import parse_config_args
-
-    try:
-        return dict(parse_config_args(list(texts)))
-    except Exception as error:  # Typer's or TOML's, which would end the SuperNode too
-        raise SettingError(
-            f"--node-config cannot be read: {' '.join(str(error).split())}"
-        ) from None
-
-
 def _software(setup: SiteSetup) -> Passed:
     found = machine.software()
     refuse_other_flower()
@@ -207,7 +193,7 @@ def _signing(setup: SiteSetup) -> str:
 def _server(setup: SiteSetup) -> str:
     address = given(setup.superlink, "no --superlink is named")
     authority = given(setup.authority, "no --root-certificates are named to check the server with")
-    handshake(address, authority, _PATIENCE)
+    handshake(address, authority)
     return f"{address} answers with a certificate of {authority}"
 
 

@@ -24,11 +24,7 @@ _UNWINDING = 5.0  # seconds
 
 
 def tool(name: str) -> str:
-    """Return the path of a command that is installed with this Python, else on the PATH.
-
-    Raises:
-        ProcessError: it is not installed.
-    """
+    """Return the path of a command of this Python, else of the PATH, or a ProcessError."""
     own = Path(sys.executable).parent / name
     path = str(own) if own.is_file() else shutil.which(name)
     if not path:
@@ -47,11 +43,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def app_folder() -> Path:
-    """Return the folder of pyproject.toml, which ``flwr run`` bundles.
-
-    Raises:
-        ProcessError: fedsilo is installed without its checkout.
-    """
+    """Return the folder of pyproject.toml, which ``flwr run`` bundles, or a ProcessError."""
     folder = Path(__file__).resolve().parents[2]
     if not (folder / "pyproject.toml").is_file():
         raise ProcessError(
