@@ -101,8 +101,9 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
             if code is not None:
                 steady = time.monotonic() - started > _STEADY
                 pause = 1.0 if steady else min(2 * pause, _LONGEST_PAUSE)
+                how = f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                 print(
-                    f"fedsilo: the worker ended ({_ended(code)}) and is started again in "
+                    f"fedsilo: the worker ended ({how}) and is started again in "
                     f"{pause:g} s; a message that it was answering still gets a reply",
                     file=sys.stderr,
                     flush=True,
@@ -139,10 +140,6 @@ def _end(*processes: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _ended(code: int) -> str:
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:

@@ -141,14 +141,9 @@ def _method(setup: RunSetup) -> Passed:
 
 
 CHECKS: tuple[Check[RunSetup], ...] = (
-    Check("settings", "the experiment's, as a run would read them", _settings),
-    Check("members", "server and sites of the deployment are online", _members),
-    Check(
-        "sites",
-        "who can take part with which data, and who refuses",
-        _sites,
-        ("settings",),
-    ),
-    Check("enough", "as many sites as the run needs", _enough, ("settings",)),
-    Check("method", "it can start, and what leaves the sites", _method, ("settings",)),
+    Check("settings", _settings),
+    Check("members", _members),
+    Check("sites", _sites, ("settings",)),
+    Check("enough", _enough, ("settings",)),
+    Check("method", _method, ("settings",)),
 )

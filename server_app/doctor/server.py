@@ -219,16 +219,16 @@ def _nodes(setup: ServerSetup) -> Passed:
 
 
 CHECKS: tuple[Check[ServerSetup], ...] = (
-    Check("software", "the versions that this fedsilo requires", lambda _: machine.software()),
-    Check("authority", "the certificate by which hospitals know the server", _authority),
-    Check("certificate", "the server's own", _certificate),
-    Check("key", "the certificate's, readable by its owner alone", _key, ("certificate",)),
-    Check("fleet port", "where hospitals reach the server", _fleet),
-    Check("control port", "where runs are started, on the loopback", _control),
-    Check("answer", "hospitals get a valid certificate", _answer, ("authority",)),
-    Check("database", "Flower's, and how long a commit takes", _database),
-    Check("disk", "room for runs and database", _disk),
-    Check("memory", "room for one model per hospital", lambda _: machine.memory(_MEMORY)),
-    Check("registry", "binds the named hospitals to their keys", _registry),
-    Check("nodes", "which hospitals Flower knows and sees", _nodes),
+    Check("software", lambda _: machine.software()),
+    Check("authority", _authority),
+    Check("certificate", _certificate),
+    Check("key", _key, ("certificate",)),
+    Check("fleet port", _fleet),
+    Check("control port", _control),
+    Check("answer", _answer, ("authority",)),
+    Check("database", _database),
+    Check("disk", _disk),
+    Check("memory", lambda _: machine.memory(_MEMORY)),
+    Check("registry", _registry),
+    Check("nodes", _nodes),
 )
