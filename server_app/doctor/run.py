@@ -86,9 +86,8 @@ def _members(setup: RunSetup) -> Passed:
         raise Refused(f"{', '.join(gone)} of {deployment.folder} down or offline", again)
     away = [site for site in deployment.hospitals if site not in seen]
     details = (f"not online: {', '.join(away)}",) if away else ()
-    return Passed(
-        f"online: the server and {counted(len(seen), 'site')} of {deployment.folder}", details
-    )
+    sites = counted(len(seen), "site")
+    return Passed(f"the server and {sites} of {deployment.folder} are online", details)
 
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:
