@@ -25,6 +25,7 @@ from fedsilo.client_app.site.node import built, own_folder
 from fedsilo.client_app.site.trust import MEANINGS
 from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.messages import CONFIG, SURVEYED
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import (
     Value,
@@ -104,8 +105,9 @@ class SiteFile(Limits):
                     f"the site file does not allow {what} '{name}' ('{key}': {listed})"
                 )
         if self.max_rounds and max(settings.rounds, round_) > self.max_rounds:
+            most = counted(self.max_rounds, "round")
             raise RefusedError(
-                f"the site file allows runs of at most {self.max_rounds} rounds ('max-rounds') and "
+                f"the site file allows runs of at most {most} ('max-rounds') and "
                 f"{max(settings.rounds, round_)} are asked for"
             )
         if self.secure_aggregation == "required" and settings.secure_aggregation == "none":

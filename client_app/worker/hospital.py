@@ -25,6 +25,8 @@ import psutil
 from fedsilo.client_app.worker.installed import refuse_other_flower
 from fedsilo.client_app.worker.parent import CANNOT
 from fedsilo.models.contract.errors import FedsiloError, SettingError, error_line
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.settings_schema import Value
 
 _LOOK = 0.2  # seconds
 _LONGEST_PAUSE = 30.0  # seconds before a worker that ended at once is started again
@@ -56,8 +58,8 @@ def commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str
     supernode = [sys.executable, "-m", "fedsilo.client_app.worker.supernode", *arguments, *own]
     worker = [sys.executable, "-m", "fedsilo.client_app.worker.parent"]
     worker += ["--runtime", f"{host}:{given.port}", "--secret", str(secret), "--hospital", str(pid)]
-    if site_file := _site_file(given.node_config):
-        worker += ["--site-file", site_file]
+    if site_file := parse_node_config([given.node_config]).get("site-file"):
+        worker += ["--site-file", str(site_file)]
     return supernode, worker
 
 
@@ -99,8 +101,9 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
             if code is not None:
                 steady = time.monotonic() - started > _STEADY
                 pause = 1.0 if steady else min(2 * pause, _LONGEST_PAUSE)
+                how = f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                 print(
-                    f"fedsilo: the worker ended ({_ended(code)}) and is started again in "
+                    f"fedsilo: the worker ended ({how}) and is started again in "
                     f"{pause:g} s; a message that it was answering still gets a reply",
                     file=sys.stderr,
                     flush=True,
@@ -139,10 +142,6 @@ def _end(*processes: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _ended(code: int) -> str:
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """Return those arguments of ``flower-supernode`` that concern the worker."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -154,15 +153,14 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_known_args(arguments)[0]
 
 
-def _site_file(node_config: str) -> str | None:
-    """Return the site file that a node config names, if any; SettingError if it is unreadable."""
+def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
+    """Return a node config as Flower parses it, or raise a SettingError."""
     from flwr.common.config import parse_config_args
 
     try:
-        values = parse_config_args([node_config] if node_config else None)
+        return dict(parse_config_args([text for text in texts if text]))
     except Exception as error:  # Typer's or TOML's, which would end the SuperNode too
-        raise SettingError(f"--node-config cannot be read: {error}") from None
-    return str(values["site-file"]) if values.get("site-file") else None
+        raise SettingError(f"--node-config cannot be read: {one_line(error)}") from None
 
 
 if __name__ == "__main__":

@@ -38,11 +38,7 @@ class InstalledApp:
     project: Mapping[str, Any]  # the content of pyproject.toml, as a bundle has it
 
     def refuse_other(self, bundle: bytes) -> None:
-        """Refuse a run whose app, the zip ``bundle``, is not this one.
-
-        Raises:
-            RefusedError: names the files that differ, are missing or surplus.
-        """
+        """Raise a RefusedError that names files if a run's app, a zip, is not this one."""
         files = _unpacked(bundle)
         if _PACKAGE in files and f"fedsilo/{_PACKAGE}" not in files:
             files[f"fedsilo/{_PACKAGE}"] = files.pop(_PACKAGE)

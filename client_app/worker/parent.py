@@ -171,7 +171,9 @@ def serve(worker: Worker, client: RuntimeHttpClient, hospital: int) -> None:
             interval.arrived()
             continue
         if not worker.running and worker.is_worn():
-            _restart()
+            # A new worker of the same process id: the hospital's process notices nothing
+            again = ("-m", "fedsilo.client_app.worker.parent", *sys.argv[1:])
+            os.execv(sys.executable, [sys.executable, *again])
         time.sleep(interval.seconds())
 
 
@@ -238,13 +240,6 @@ def _secret(path: Path) -> bytes:
     if not secret:
         raise SettingError(f"the worker's secret {path} is empty: give it random bytes")
     return secret
-
-
-def _restart() -> None:
-    """Become a new worker with the same process id: the hospital's process notices nothing."""
-    os.execv(
-        sys.executable, [sys.executable, "-m", "fedsilo.client_app.worker.parent", *sys.argv[1:]]
-    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,6 +1,7 @@
 """How often the hospital's processes look for something, and how they end with one another."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import psutil
 
 SHORT, LONG = 0.05, 0.5  # seconds
 _QUICK_FOR = 10.0  # seconds after something arrived
+_UNWINDING = 5.0  # seconds after a signal
 
 
 @dataclass
@@ -31,8 +33,11 @@ class PollInterval:
         return self.short if self.clock() - self._arrived < _QUICK_FOR else self.long
 
 
-def end_with(process_id: int) -> None:
-    """Make this process end soon after the process of that id, however that one ends."""
+def end_with(process_id: int, by: signal.Signals | None = None) -> None:
+    """Make this process end soon after the process of that id, however that one ends.
+
+    It first sends the signal ``by`` to itself, if one is named, and exits if that fails.
+    """
     try:
         process = psutil.Process(process_id)
     except psutil.NoSuchProcess:
@@ -41,6 +46,9 @@ def end_with(process_id: int) -> None:
     def watch() -> None:
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(LONG)
+        if by:
+            os.kill(os.getpid(), by)
+            time.sleep(_UNWINDING)
         sys.stderr.flush()
         os._exit(1)
 

@@ -59,7 +59,7 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
             HTTPDownloader(timeout=_TIMEOUT)(url, str(fresh), None)
         except (OSError, ValueError) as error:  # those of requests are OSErrors
             raise DataError(
-                f"{url} cannot be downloaded ({one_line(error, 200)}): check the network or name "
+                f"{url} cannot be downloaded ({_cause(error)}): check the network or name "
                 "another --base-url"
             ) from None
         checksum = file_hash(str(fresh), "md5")
@@ -69,6 +69,13 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
                 "written; try again or name another --base-url"
             )
         fresh.replace(target)
+
+
+def _cause(error: BaseException) -> str:
+    """Return what the innermost error says; those around it repeat the address."""
+    while error.__context__:
+        error = error.__context__
+    return getattr(error, "strerror", None) or one_line(error, 200)
 
 
 def _unpacked(archive: Path, folder: Path) -> str:

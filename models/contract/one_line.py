@@ -1,6 +1,8 @@
 """Foreign text on one line: no control characters, no line ends, and not too long."""
 
+import shlex
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 LONGEST = 300  # characters: the line that quotes it stays below 400
 _NAME = 80  # characters of one of several names
@@ -50,6 +52,18 @@ def listed(names: Iterable[object], most: int = 30) -> str:
     all_ = list(names)
     rest = f" and {len(all_) - most} more" if len(all_) > most else ""
     return ", ".join(one_line(name, _NAME) for name in all_[:most]) + rest
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 site``, ``4 sites``, ``3 processes``."""
+    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{plural}"
+
+
+def as_word(path: Path) -> str:
+    """Return a path as typed in a shell here: quoted, and relative if it is below this folder."""
+    below = path.is_relative_to(Path.cwd())
+    return shlex.quote(str(path.relative_to(Path.cwd()) if below else path))
 
 
 def reason_of(error: BaseException) -> str:

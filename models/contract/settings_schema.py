@@ -176,7 +176,8 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown method, data set or experiment."""
     names, name = sorted(map(str, known)), one_line(name, _QUOTED)
-    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.4):
+    # 'acc' is near enough to 'accuracy'
+    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.54):
         hint = f"; did you mean '{near[0]}'?"
     elif len(names) > _LISTED and what in ("experiment", "method"):
         hint = f": 'fedsilo {what}s' lists all {len(names)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import unknown_name
-from fedsilo.server_app.run.arguments import AnyPath, Changes, path_of, run_sources
+from fedsilo.server_app.run.arguments import AnyPath, Changes, path_of, run_sources, several
 
 if TYPE_CHECKING:
     from fedsilo.server_app.doctor.findings import Finding
@@ -31,16 +31,18 @@ def site(
     **sources: Unpack[Changes],
 ) -> Iterator[Finding]:
     """Check a hospital's node, by the arguments that start it."""
+    from fedsilo.client_app.worker.hospital import parse_node_config
     from fedsilo.server_app.deploy.deployment import read_deployment
     from fedsilo.server_app.deploy.kit import read_kit
     from fedsilo.server_app.doctor.findings import examine
     from fedsilo.server_app.doctor.hospital import opened, setup_of
-    from fedsilo.server_app.doctor.site import CHECKS, SiteSetup, parse_node_config
+    from fedsilo.server_app.doctor.site import CHECKS, SiteSetup
     from fedsilo.server_app.run.planning import planned_settings
 
     if experiment is None and (sources.get("settings") or sources.get("config")):
         raise SettingError("--set and --config change an experiment: name one")
     settings = planned_settings(experiment, run_sources(sources)) if experiment else None
+    node_config, site = several(node_config), several(site)
     by_hand = parse_node_config(node_config)
     if deployment:
         _refuse_both({"--superlink": superlink, "--node-config": node_config})
@@ -97,7 +99,7 @@ def server(
             control=f"{host}:{port}",
             runs=path_of(os.environ.get("FEDSILO_RUNS") or None),
             registry=path_of(os.environ.get(REGISTRY) or None),
-            hospitals=tuple((name, None) for name in hospital),
+            hospitals=tuple((name, None) for name in several(hospital)),
         )
     yield from examine(CHECKS, setup)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from fedsilo.models.contract.one_line import counted
 from fedsilo.server_app.run.arguments import (
     AnyPath,
     Sources,
@@ -13,6 +14,7 @@ from fedsilo.server_app.run.arguments import (
     path_of,
     refuse_below,
     run_sources,
+    several,
     silent,
 )
 
@@ -44,10 +46,10 @@ def up(
     request = DeploymentRequest(
         experiment=experiment,
         site_count=sites,
-        sites=tuple(site),
+        sites=tuple(several(site)),
         data_dir=path_of(data_dir),
         device=device,
-        node_config=tuple(node_config),
+        node_config=tuple(several(node_config)),
         file=path_of(file),
         host=host,
     )
@@ -60,7 +62,7 @@ def add(
     """Register hospitals of other machines, and make a kit for each."""
     from fedsilo.server_app.deploy.joining import add
 
-    return add(Path(deployment), names, tell)
+    return add(Path(deployment), several(names), tell)
 
 
 def renew(member: str, *, deployment: AnyPath = _FOLDER, tell: Tell = silent) -> MadeKit | str:
@@ -118,4 +120,4 @@ def down(*, deployment: AnyPath = _FOLDER) -> str:
     from fedsilo.server_app.deploy.commands import down
 
     there, ended = down(Path(deployment))
-    return f"{len(ended)} processes ended; {there.folder} stays"
+    return f"{counted(len(ended), 'process')} ended; {there.folder} stays"

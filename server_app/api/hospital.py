@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsilo.server_app.run.arguments import AnyPath, Tell, path_of, silent
+from fedsilo.server_app.run.arguments import AnyPath, Tell, path_of, several, silent
 
 
 def start(
@@ -28,7 +28,7 @@ def start(
     named = {"device": device, "data-dir": path_of(data_dir)}
     own = [f"{key}={json.dumps(str(value))}" for key, value in named.items() if value]
     request = HospitalRequest(
-        Path(kit), folder=path_of(folder), trust=trust, node_config=(*own, *node_config)
+        Path(kit), folder=path_of(folder), trust=trust, node_config=(*own, *several(node_config))
     )
     setup = ready(request)
     assert setup.key is not None

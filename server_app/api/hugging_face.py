@@ -14,7 +14,7 @@ from typing import Any
 
 from fedsilo.datasets.io.atomic_files import build_folder
 from fedsilo.models.contract.errors import DataError, missing_extra
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import counted, one_line
 from fedsilo.server_app.api.own_silos import ALONE, write_silos
 
 _PARTS = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
@@ -42,7 +42,7 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
     yield f"licence: {one_line(info.license or 'not stated', 100)}"
     yield f"source: {one_line(info.homepage or name, 200)}"
     if lost := sum(map(len, loaded.values())) - sum(map(len, parts.values())):
-        yield f"left out: {lost} samples without a label"
+        yield f"left out: {counted(lost, 'sample')} without a label"
     kinds: list[str] = []
     build_folder(target, lambda work: kinds.append(_write(work, parts, label)))
     dataset = {"images": "folder"}.get(kinds[0], kinds[0])

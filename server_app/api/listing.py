@@ -4,10 +4,10 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.one_line import counted, one_line
 from fedsilo.server_app.run.arguments import (
     AnyPath,
     Sources,
@@ -18,6 +18,9 @@ from fedsilo.server_app.run.arguments import (
     silent,
 )
 
+if TYPE_CHECKING:
+    from fedsilo.server_app.config.experiments import Experiment
+
 _HUGGING_FACE = "hf:"
 _SECTION = "tool.flwr.app.config"
 
@@ -25,7 +28,7 @@ _SECTION = "tool.flwr.app.config"
 def fetch(
     dataset: str,
     *,
-    data_dir: AnyPath,
+    data_dir: AnyPath | None = None,
     base_url: str = "",
     accept_licence: bool = False,
 ) -> Iterator[str]:
@@ -34,12 +37,15 @@ def fetch(
     ``hf:NAME`` is one of Hugging Face, which has no checksums to compare.
     """
     from fedsilo.datasets.io.download import fetch
+    from fedsilo.datasets.io.locations import find_places
     from fedsilo.datasets.registry import data_set
 
+    if (folder := find_places(str(data_dir or ""), "").data) is None:
+        raise SettingError("no folder is named to write to: give --data-dir, or set $FEDSILO_DATA")
     if dataset.startswith(_HUGGING_FACE):
         from fedsilo.server_app.api.hugging_face import fetch_named
 
-        yield from fetch_named(dataset.removeprefix(_HUGGING_FACE), Path(data_dir))
+        yield from fetch_named(dataset.removeprefix(_HUGGING_FACE), folder)
         return
     public = data_set(dataset).licence
     yield from public.lines() if public else ()
@@ -47,7 +53,7 @@ def fetch(
         by_hand = f"; get them from {public.url}" if public and public.terms else ""
         raise DataError(f"data set '{dataset}' has no public files: nothing to fetch{by_hand}")
     public.refuse_unaccepted(accept_licence)
-    yield from fetch(public, Path(data_dir), base_url)
+    yield from fetch(public, folder, base_url)
 
 
 def datasets(*, data_dir: AnyPath | None = None) -> list[dict[str, str]]:
@@ -64,24 +70,24 @@ def manifest(recipe: str, folder: AnyPath) -> Iterator[str]:
 
     folder = Path(folder)
     if recipe == FOLDER.name:
-        for path, counted in write_folder_manifests(folder).items():
-            yield from _counts(path, counted)
+        for path, labels in write_folder_manifests(folder).items():
+            yield from _counts(path, labels)
         yield f"{folder / 'images.yaml'}: the sites and classes; --set dataset=images reads it"
         return
-    counted = write_manifest(recipe, folder)
+    labels = write_manifest(recipe, folder)
     made = RECIPES[recipe]
-    yield from _counts(folder / MANIFEST, counted)
+    yield from _counts(folder / MANIFEST, labels)
     yield f"licence: {made.licence} ({made.source})"
-    classes = made.classes or {label: [label] for label in sorted(counted)}
+    classes = made.classes or {label: [label] for label in sorted(labels)}
     yield f"for {made.dataset}.yaml, in the data directory:"
     yield f"sites: {{{recipe}: {folder.name}/{MANIFEST}}}"
     yield f"classes: {json.dumps(classes)}"
 
 
-def _counts(path: Path, counted: Counter[str]) -> Iterator[str]:
+def _counts(path: Path, labels: Counter[str]) -> Iterator[str]:
     """Yield a manifest's images, and those of each label."""
-    yield f"{path}: {counted.total()} images"
-    for label, count in sorted(counted.items()):
+    yield f"{path}: {counted(labels.total(), 'image')}"
+    for label, count in sorted(labels.items()):
         yield f"  {one_line(label, 60)}: {count}"
 
 
@@ -168,24 +174,41 @@ def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[st
 
 def experiments(*, file: AnyPath | None = None) -> Iterator[str]:
     """List the experiments, by method: data set, size, silos, rounds, measured minutes."""
-    from fedsilo.datasets.registry import data_set, silo_count
     from fedsilo.models.contract.methods import METHODS, about
     from fedsilo.models.contract.settings import CommonSettings
-    from fedsilo.models.contract.settings_schema import build
     from fedsilo.server_app.config.experiments import read_experiments, simulation_file
 
     found = read_experiments(simulation_file(path_of(file)))
     width = max(map(len, found), default=0)
     by_method: dict[str, list[str]] = {}
     for name, experiment in found.items():
-        common = build(CommonSettings, experiment.values)
-        silos = silo_count(common) or "own"
-        public = data_set(common.dataset).licence
-        size = f" ({public.size_text()})" if public and public.files else ""
-        text = f"{common.dataset}{size}, {silos} silos, {common.rounds} rounds"
-        text += f", about {experiment.minutes} min on two cores" if experiment.minutes else ""
-        by_method.setdefault(common.method, []).append(f"  {name:{width}}  {text}")
+        try:
+            text = _summary(experiment)
+        except SettingError as error:
+            text = f"cannot run: {error}"
+        method = str(experiment.values.get("method", CommonSettings.method))
+        by_method.setdefault(method, []).append(f"  {name:{width}}  {text}")
     for method in sorted(by_method):
         # A plug is not imported for its line
         yield f"{method}: {about(method)}" if method in METHODS else f"{method}: a plug"
         yield from by_method[method]
+
+
+def _summary(experiment: "Experiment") -> str:
+    """Say of an experiment what it runs on; a SettingError if a setting is unknown or wrong."""
+    from fedsilo.datasets.registry import data_set, silo_count
+    from fedsilo.models.contract.methods import METHODS
+    from fedsilo.models.contract.settings import CommonSettings
+    from fedsilo.models.contract.settings_schema import build, unknown_key
+    from fedsilo.server_app.config.settings import declared_defaults
+
+    common, known = build(CommonSettings, experiment.values), declared_defaults()
+    for key in experiment.values:
+        if key not in known and common.method in METHODS:  # a plug's are in its module
+            raise unknown_key(key, known)
+    silos = silo_count(common)
+    public = data_set(common.dataset).licence
+    size = f" ({public.size_text()})" if public and public.files else ""
+    text = f"{common.dataset}{size}, {counted(silos, 'silo') if silos else 'own silos'}, "
+    minutes = f", about {experiment.minutes} min on two cores" if experiment.minutes else ""
+    return f"{text}{counted(common.rounds, 'round')}{minutes}"

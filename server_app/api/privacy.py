@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.run.arguments import Changes, run_sources
+from fedsilo.models.contract.one_line import counted
+from fedsilo.server_app.run.arguments import Changes, run_sources, several
 
 if TYPE_CHECKING:
     from fedsilo.models.contract.settings import CommonSettings
@@ -36,6 +37,7 @@ def plan(
     from fedsilo.server_app.run.planning import planned_settings
 
     common = planned_settings(experiment, run_sources(sources)).common
+    samples, epsilon = several(samples), several(epsilon)
     possible = min(samples, default=0) > 0 and all(0 < one < math.inf for one in epsilon)
     if not possible or not epsilon:
         raise SettingError("--samples and --epsilon must be numbers above 0: name at least one")
@@ -55,7 +57,8 @@ def _plan_of(
     measured = sum(map(common.measures_in, range(1, common.rounds + 1)))
     statistics = 2 + measured  # label counts, and the measurements of the end
     yield (
-        f"{count} training samples: {steps} steps in {common.rounds} rounds, each with "
+        f"{counted(count, 'training sample')}: {counted(steps, 'step')} in "
+        f"{counted(common.rounds, 'round')}, each with "
         f"{'all samples' if rate == 1 else f'{rate:.3g} of the samples'}; {statistics} releases of "
         "counts and measurements at a hospital"
     )

@@ -9,6 +9,7 @@ from shutil import copytree, ignore_patterns
 from typing import TYPE_CHECKING, Unpack
 
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
+from fedsilo.models.contract.one_line import as_word
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.run.arguments import (
     AnyPath,
@@ -17,7 +18,6 @@ from fedsilo.server_app.run.arguments import (
     Sources,
     Tell,
     Track,
-    as_word,
     folder_of,
     path_of,
     run_sources,

@@ -13,10 +13,9 @@ import typer.core
 import typer.main
 
 from fedsilo.models.contract.errors import FedsiloError, error_line
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import as_word, one_line
 from fedsilo.models.contract.versions import FEDSILO
 from fedsilo.server_app.cli.commands import add_commands, panels
-from fedsilo.server_app.run.arguments import as_word
 from fedsilo.server_app.run.processes import VERBOSE, end_if_bound
 
 

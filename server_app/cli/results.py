@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.run.arguments import AnyPath, as_word, path_of
+from fedsilo.models.contract.one_line import as_word, counted
+from fedsilo.server_app.run.arguments import AnyPath, path_of
 
 if TYPE_CHECKING:
     from fedsilo.server_app.deploy.commands import MemberStatus
@@ -184,7 +185,7 @@ def monitor(
 def deploy_up(deployment: Deployment) -> None:
     """Print the sites of a deployment that runs, or how to add the first."""
     if deployment.sites:
-        line(f"{len(deployment.sites)} sites are online: {', '.join(deployment.sites)}")
+        line(f"{counted(len(deployment.sites), 'site')} online: {', '.join(deployment.sites)}")
     if deployment.address:
         line(f"hospitals reach the server by {deployment.address}: fedsilo deploy add NAME")
 

@@ -77,11 +77,7 @@ class Benchmark(FileModel):
 
 
 def read_benchmark(path: Path, section: str) -> Benchmark:
-    """Return a section of a simulation file as a benchmark.
-
-    Raises:
-        SettingError: the file has no such section, or it is malformed.
-    """
+    """Return a section of a simulation file as a benchmark, or raise a SettingError."""
     found = read_simulation(path)
     if section not in found:
         raise unknown_name("benchmark", section, [k for k in found if str(k).startswith("bench")])

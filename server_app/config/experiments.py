@@ -129,11 +129,7 @@ def _based(
 
 
 def read_section(path: Path, name: str, cls: type[S]) -> S:
-    """Return a section of a simulation file as ``cls``, or its defaults if there is none.
-
-    Raises:
-        SettingError: the file cannot be read, or the section is malformed.
-    """
+    """Return a section of a simulation file as ``cls``; SettingError if it is malformed."""
     section = read_simulation(path).get(name) or {}
     if not isinstance(section, dict):
         raise SettingError(f"{path}: '{name}' must be a mapping")
@@ -141,11 +137,7 @@ def read_section(path: Path, name: str, cls: type[S]) -> S:
 
 
 def read_simulation(path: Path) -> dict[str, Any]:
-    """Return what a simulation file says.
-
-    Raises:
-        SettingError: the file is missing, or no mapping.
-    """
+    """Return what a simulation file says; SettingError if it is missing or no mapping."""
     if not path.exists():
         raise SettingError(f"{path} is missing: name another by --file, or leave --file out")
     content = read_yaml(path, SettingError)

@@ -45,11 +45,7 @@ class _Entry(FileModel):
 
 
 def operator_terms(common: CommonSettings) -> Terms:
-    """Return the terms that the operator's files state.
-
-    Raises:
-        SettingError: a file cannot be read, or one of them says what cannot be.
-    """
+    """Return the terms that the operator's files state; SettingError if one cannot be used."""
     registry, weights = os.environ.get(REGISTRY, ""), common.site_weights
     return Terms(
         read_registry(Path(registry).expanduser()) if registry else None,
@@ -73,11 +69,7 @@ def registered_keys(path: Path) -> Mapping[str, str]:
 
 
 def read_weights(path: Path) -> AgreedWeights:
-    """Return the training samples agreed for each site.
-
-    Raises:
-        SettingError: it cannot be read, or a value is not a whole number above 0.
-    """
+    """Return the training samples agreed for each site; SettingError if the file cannot be used."""
     return AgreedWeights(str(path), _by_site(path, Annotated[int, whole(1, _MOST)]))
 
 

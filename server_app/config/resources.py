@@ -25,11 +25,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the resources, with defaults for those not given.
-
-    Raises:
-        SettingError: a key is unknown or a value is not a number of that kind.
-    """
+    """Return the resources, with defaults for those not given; SettingError for a wrong one."""
     for key, value in resources.items():
         if key not in RESOURCES:
             raise unknown_key(key, RESOURCES)

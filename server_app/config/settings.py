@@ -79,11 +79,7 @@ class RunSettings:
         return grouped({k: v for k, v in values.items() if k not in foreign} | carried)
 
     def pinned(self) -> "RunSettings":
-        """Return the settings with the SHA-256 of each plug that they name.
-
-        Raises:
-            SettingError: they have those of other plugs already.
-        """
+        """Return the settings with each plug's SHA-256; SettingError if they have another."""
         stated = self.common.plugin_digests
         if not (plugs := plugs_of(self.common)) and not stated:
             return self
@@ -183,11 +179,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
 
 
 def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a plugged method's keys with their defaults.
-
-    Raises:
-        SettingError: its group is another method's.
-    """
+    """Return a plugged method's keys with defaults; SettingError if its group is another's."""
     cls = settings_class(method)
     group = str(vars(cls).get("group", ""))
     ours = {key.partition(".")[0] for key in known if "." in key}
@@ -232,12 +224,7 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 
 
 def read_run_config(config: Path) -> RunConfig:
-    """Return what the config.toml of a run directory says.
-
-    Raises:
-        SettingError: it cannot be read.
-        RunDirectoryError: it is of another format.
-    """
+    """Return what a run directory's config.toml says; RunDirectoryError for another format."""
     content = _parse_toml(config)
     if content.pop("format", None) != RUN_FORMAT:
         raise RunDirectoryError(

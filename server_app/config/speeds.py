@@ -23,11 +23,7 @@ _FILES = (".yaml", ".yml", ".json")
 
 
 def written_out(text: str) -> str:
-    """Return the text of 'speeds' with the content of a file in place of the file's name.
-
-    Raises:
-        SettingError: the file cannot be read.
-    """
+    """Return 'speeds' with a file's content in place of its name, or raise a SettingError."""
     if not text.endswith(_FILES):
         return text
     return json.dumps(read_yaml(Path(text).expanduser(), SettingError))

@@ -10,11 +10,7 @@ _TRAINING = ("optimiser", "schedule", "warm-up", *_STRUCTURED)
 
 
 def check_training(common: CommonSettings, is_table: bool) -> None:
-    """Refuse what a site would refuse when it trains, and what stops no training, before it does.
-
-    Raises:
-        SettingError: names the setting.
-    """
+    """Raise a SettingError for what a site would refuse as it trains, or what stops no training."""
     _check_early_stopping(common)
     if common.vectorised > 1:
         from fedsilo.client_app.together import check_vectorised

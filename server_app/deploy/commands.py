@@ -91,11 +91,7 @@ def status(folder: Path) -> list[MemberStatus]:
 
 
 def logs(folder: Path, member: str, lines: int) -> str:
-    """Return the last lines of a member's log.
-
-    Raises:
-        FedsiloError: there is no such deployment or member, or it has not run yet.
-    """
+    """Return the last lines of a member's log; FedsiloError if there is no such member or log."""
     path = read_deployment(folder).log(member)
     if not path.is_file():
         raise DeploymentError(f"{member} has not run yet: there is no {path}")
@@ -104,11 +100,7 @@ def logs(folder: Path, member: str, lines: int) -> str:
 
 
 def down(folder: Path) -> tuple[Deployment, list[str]]:
-    """End all processes of a deployment, whose folder stays; return it and the members that ran.
-
-    Raises:
-        DeploymentError: there is no deployment.
-    """
+    """End all processes of a deployment, whose folder stays; return it and the members that ran."""
     deployment = read_deployment(folder)
     running = deployment.running()
     for members in (deployment.sites, [SERVER]):  # sites first: they sign off at the server

@@ -150,9 +150,6 @@ class Deployment:
         """Write which key belongs to which site, so that no other node can use a site's name.
 
         The server's file also says by which node each is known; every site has one of its own.
-
-        Raises:
-            DeploymentError: a public key is missing or damaged.
         """
         entries = {
             site: {"node-id": node, "key": key_fingerprint(self.secrets / f"{site}.pub")}
@@ -238,11 +235,7 @@ def node_command(
 
 
 def key_fingerprint(public_key: Path) -> str:
-    """Return the fingerprint of a public key in OpenSSH's form, as ``ssh-keygen -l`` prints it.
-
-    Raises:
-        DeploymentError: it cannot be read, or is no such key.
-    """
+    """Return the fingerprint of an OpenSSH public key, as ``ssh-keygen -l`` prints it."""
     from fedsilo.strategies.wire.signatures import fingerprint
 
     try:

@@ -60,9 +60,9 @@ def online(deployment: Deployment) -> list[str]:
     return [site for site, state in node_states(deployment).items() if state == "online"]
 
 
-def offline(deployment: Deployment) -> list[str]:
+def offline(deployment: Deployment, seen: Sequence[str] | None = None) -> list[str]:
     """Return the sites that the server does not see, or whose process has ended."""
-    seen = online(deployment)
+    seen = online(deployment) if seen is None else seen
     return [site for site in deployment.sites if site not in seen or not deployment.process(site)]
 
 

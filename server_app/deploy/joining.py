@@ -92,8 +92,7 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 def revoke(folder: Path, name: str, say: Say) -> None:
     """Shut a hospital out at once and for good: both registrations, its kit and its public key.
 
-    Raises:
-        FedsiloError: there is no such site, or the server does not answer; nothing was written.
+    Errors as ``renew``.
     """
     deployment = read_deployment(folder)
     node = _node_of(deployment, name)

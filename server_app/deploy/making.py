@@ -129,11 +129,7 @@ def _silos(request: DeploymentRequest) -> list[str]:
 
 
 def make_secrets(deployment: Deployment) -> None:
-    """Make certificates, and a key of each site that has none.
-
-    Raises:
-        DeploymentError: they could not be made, or others may read a key.
-    """
+    """Make certificates, and a key of each site without one; refuse keys that others may read."""
     from fedsilo.server_app.deploy.certificates import hospital_key, make_authority, sign_server
 
     def make_certificates(scratch: Path) -> None:
@@ -141,7 +137,12 @@ def make_secrets(deployment: Deployment) -> None:
         sign_server(scratch, [deployment.fleet.rpartition(":")[0]])
 
     secrets = deployment.secrets
-    _refuse_open_keys(secrets)
+    for path in sorted(secrets.glob("*.key")):
+        if (mode := path.stat().st_mode & 0o777) & 0o077:
+            raise DeploymentError(
+                f"{path} has mode {mode:o}, others may read it: chmod 600 it, and make a new key "
+                "if somebody may have"
+            )
     if not secrets.is_dir():
         build_folder(secrets, make_certificates)
         secrets.chmod(0o700)
@@ -150,13 +151,3 @@ def make_secrets(deployment: Deployment) -> None:
             private, public = hospital_key()
             write_atomically(secrets / f"{site}.key", private, mode=0o600)
             write_atomically(secrets / f"{site}.pub", public, mode=0o600)
-
-
-def _refuse_open_keys(secrets: Path) -> None:
-    """Refuse to start with a private key that others on this machine may read."""
-    for path in sorted(secrets.glob("*.key")):
-        if (mode := path.stat().st_mode & 0o777) & 0o077:
-            raise DeploymentError(
-                f"{path} has mode {mode:o}, others may read it: chmod 600 it, and make a new key "
-                "if somebody may have"
-            )

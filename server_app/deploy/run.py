@@ -19,7 +19,7 @@ from fedsilo.server_app.deploy.deployment import (
     DeploymentError,
     read_deployment,
 )
-from fedsilo.server_app.deploy.flower import Say, flwr, online, tell
+from fedsilo.server_app.deploy.flower import Say, flwr, offline, tell
 from fedsilo.server_app.records.run_directory import open_run_directory
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.meeting import Meeting, meeting_file, read_meeting
@@ -101,11 +101,9 @@ def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say
 
 def _refuse_incomplete(deployment: Deployment) -> None:
     gone = [member for member in deployment.members if not deployment.process(member)]
-    seen = online(deployment) if not gone else deployment.sites
-    away = [site for site in deployment.sites if site not in seen]
-    if gone or away:
+    if missing := gone or offline(deployment):
         raise DeploymentError(
-            f"{', '.join(gone or away)} of {deployment.folder} {'down' if gone else 'offline'}: "
+            f"{', '.join(missing)} of {deployment.folder} {'down' if gone else 'offline'}: "
             "'fedsilo deploy up' starts what has ended, 'fedsilo deploy logs' says why"
         )
 

@@ -74,7 +74,6 @@ class Check(Generic[S]):
     """
 
     name: str  # a word or two, used by ``needs`` and in JSON
-    purpose: str  # what it looks at, for people
     look: Callable[[S], str | Passed | Sequence[Finding]]
     needs: tuple[str, ...] = ()  # earlier checks that must have passed
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedsilo.client_app.worker.hospital import parse_node_config
 from fedsilo.datasets.io.atomic_files import build_folder
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.settings_schema import Value
@@ -20,7 +21,7 @@ from fedsilo.server_app.deploy.deployment import node_command
 from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, REGISTRY, SITE, Kit, KitError, read_kit
 from fedsilo.server_app.doctor.findings import Status, examine
 from fedsilo.server_app.doctor.secrets import certificate
-from fedsilo.server_app.doctor.site import CHECKS, SiteSetup, parse_node_config
+from fedsilo.server_app.doctor.site import CHECKS, SiteSetup
 from fedsilo.server_app.run.processes import free_ports
 
 
@@ -53,10 +54,9 @@ def refuse_failing(setup: SiteSetup) -> None:
         )
 
 
-Look = Callable[[SiteSetup], None]
-
-
-def ready(request: HospitalRequest, look: Look = refuse_failing) -> SiteSetup:
+def ready(
+    request: HospitalRequest, look: Callable[[SiteSetup], None] = refuse_failing
+) -> SiteSetup:
     """Check a kit and all that its node needs, open it, and return the setup to start.
 
     ``look`` refuses a setup that cannot start; a test has one that asks no server.
@@ -77,7 +77,12 @@ def ready(request: HospitalRequest, look: Look = refuse_failing) -> SiteSetup:
     rules = _with(before or kit, request.site_file).site_file(request.trust, elsewhere=said)
     kit = replace(kit, files={**kit.files, SITE: rules.encode()})
     state = f"state-dir={json.dumps(str(home / 'state'))}"  # on the disk of the node's own
-    _refuse_unfit(kit, (state, *request.node_config), look)
+    with opened(kit) as scratch:
+        try:
+            certificate(scratch / AUTHORITY)
+            look(setup_of(kit, scratch, (state, *request.node_config)))
+        except FedsiloError as error:  # in words that name the kit and no scratch folder
+            raise KitError(str(error).replace(str(scratch), str(kit.path))) from None
     if before is None:
         build_folder(home, kit.write, replace=True)
         home.chmod(0o700)
@@ -96,16 +101,6 @@ def _with(kit: Kit, site_file: Path | None) -> Kit:
         return replace(kit, files={**kit.files, SITE: site_file.read_bytes()})
     except OSError as error:
         raise KitError(f"site file {site_file} cannot be read ({error.strerror})") from None
-
-
-def _refuse_unfit(kit: Kit, node_config: Sequence[str], look: Look) -> None:
-    """Refuse a kit that cannot start, in words that name the kit and no scratch folder."""
-    with opened(kit) as scratch:
-        try:
-            certificate(scratch / AUTHORITY)
-            look(setup_of(kit, scratch, node_config))
-        except FedsiloError as error:
-            raise KitError(str(error).replace(str(scratch), str(kit.path))) from None
 
 
 @contextmanager

@@ -29,11 +29,7 @@ def utc_now() -> datetime:
 
 
 def software() -> Passed:
-    """Return what is installed, compared with what the installed fedsilo requires.
-
-    Raises:
-        Refused: Python or packages are missing or of other versions; names all of them.
-    """
+    """Return what is installed; Refused names all that is missing or of other versions."""
     app = installed_app()
     if wrong := _wrong_versions(app.project["project"]):
         packages = " ".join(f"'{name}'" for name in wrong.values())

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import as_word, counted, one_line
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.deploy.deployment import SERVER, Deployment
@@ -67,25 +67,27 @@ class RunSetup:
 
 def _settings(setup: RunSetup) -> str:
     common = setup.planned[0].common
+    rounds = counted(common.rounds, "round")
     clip, noise = common.sample_clip_norm, common.noise_multiplier
     privacy = f"patients' gradients clipped to {clip:g}, noise {noise:g}"
     return (
-        f"{setup.experiment}: {common.method} on {common.dataset}, {common.rounds} rounds, "
+        f"{setup.experiment}: {common.method} on {common.dataset}, {rounds}, "
         f"{privacy if clip else 'without differential privacy'}"
     )
 
 
 def _members(setup: RunSetup) -> Passed:
     deployment = given(setup.deployment, "no deployment is named: the sites are simulated")
-    again = f"fedsilo deploy up --deployment {deployment.folder}"
+    again = f"fedsilo deploy up --deployment {as_word(deployment.folder)}"
     if not deployment.process(SERVER):
         raise Refused(f"the server of {deployment.folder} is down", again)
-    if gone := offline(deployment):
-        raise Refused(f"{', '.join(gone)} of {deployment.folder} down or offline", again)
     seen = online(deployment)
+    if gone := offline(deployment, seen):
+        raise Refused(f"{', '.join(gone)} of {deployment.folder} down or offline", again)
     away = [site for site in deployment.hospitals if site not in seen]
     details = (f"not online: {', '.join(away)}",) if away else ()
-    return Passed(f"the server and {len(seen)} sites of {deployment.folder} are online", details)
+    sites = counted(len(seen), "site")
+    return Passed(f"the server and {sites} of {deployment.folder} are online", details)
 
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:
@@ -138,14 +140,9 @@ def _method(setup: RunSetup) -> Passed:
 
 
 CHECKS: tuple[Check[RunSetup], ...] = (
-    Check("settings", "the experiment's, as a run would read them", _settings),
-    Check("members", "server and sites of the deployment are online", _members),
-    Check(
-        "sites",
-        "who can take part with which data, and who refuses",
-        _sites,
-        ("settings",),
-    ),
-    Check("enough", "as many sites as the run needs", _enough, ("settings",)),
-    Check("method", "it can start, and what leaves the sites", _method, ("settings",)),
+    Check("settings", _settings),
+    Check("members", _members),
+    Check("sites", _sites, ("settings",)),
+    Check("enough", _enough, ("settings",)),
+    Check("method", _method, ("settings",)),
 )

@@ -33,7 +33,6 @@ from fedsilo.server_app.doctor.wire import handshake, parts
 _DAYS = 14  # that a certificate must stay valid
 _DISK, _MEMORY = 2.0, 1.0  # gigabytes
 _COMMITS, _SLOW = 20, 0.25  # seconds of one commit: Flower gives up a locked database after 5
-_PATIENCE = 3.0  # seconds
 _SQLITE = b"SQLite format 3\0"
 
 
@@ -116,7 +115,7 @@ def _answer(setup: ServerSetup) -> str:
     address = f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
     if not setup.authority or not machine.runs_on(port, setup.mark):
         raise Skipped("the SuperLink does not run yet")
-    handshake(address, setup.authority, _PATIENCE)
+    handshake(address, setup.authority)
     return f"{address} answers with a certificate of {setup.authority}"
 
 
@@ -220,16 +219,16 @@ def _nodes(setup: ServerSetup) -> Passed:
 
 
 CHECKS: tuple[Check[ServerSetup], ...] = (
-    Check("software", "the versions that this fedsilo requires", lambda _: machine.software()),
-    Check("authority", "the certificate by which hospitals know the server", _authority),
-    Check("certificate", "the server's own", _certificate),
-    Check("key", "the certificate's, readable by its owner alone", _key, ("certificate",)),
-    Check("fleet port", "where hospitals reach the server", _fleet),
-    Check("control port", "where runs are started, on the loopback", _control),
-    Check("answer", "hospitals get a valid certificate", _answer, ("authority",)),
-    Check("database", "Flower's, and how long a commit takes", _database),
-    Check("disk", "room for runs and database", _disk),
-    Check("memory", "room for one model per hospital", lambda _: machine.memory(_MEMORY)),
-    Check("registry", "binds the named hospitals to their keys", _registry),
-    Check("nodes", "which hospitals Flower knows and sees", _nodes),
+    Check("software", lambda _: machine.software()),
+    Check("authority", _authority),
+    Check("certificate", _certificate),
+    Check("key", _key, ("certificate",)),
+    Check("fleet port", _fleet),
+    Check("control port", _control),
+    Check("answer", _answer, ("authority",)),
+    Check("database", _database),
+    Check("disk", _disk),
+    Check("memory", lambda _: machine.memory(_MEMORY)),
+    Check("registry", _registry),
+    Check("nodes", _nodes),
 )

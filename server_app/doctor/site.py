@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -19,7 +19,6 @@ from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
 from fedsilo.client_app.site.sentences import effective, explained
 from fedsilo.client_app.worker.installed import refuse_other_flower
 from fedsilo.datasets.silo.declared_silos import site_name_fault
-from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import (
     ARRAYS,
     CONFIG,
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
 _PLACES = ("site", "state-dir", SITE_FILE, KEY, REGISTRY)
 _NODE_KEYS = (*_PLACES, *keys_with(CommonSettings, "own"), *NODE_LIMITS)
 _DAYS = 14  # that a certificate must stay valid
-_PATIENCE = 3.0  # seconds in which the server must answer
 _DISK, _MEMORY = 1.0, 1.0  # gigabytes
 _NEEDED = (NUM_EXAMPLES, SECONDS, KEPT_STATE)  # metrics in each reply
 
@@ -132,18 +130,6 @@ class SiteSetup:
         return Path(named).expanduser() if named else None
 
 
-def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
-    """Return a node config as Flower parses it, or raise a SettingError."""
-    from flwr.common.config import parse_config_args
-
-    try:
-        return dict(parse_config_args(list(texts)))
-    except Exception as error:  # Typer's or TOML's, which would end the SuperNode too
-        raise SettingError(
-            f"--node-config cannot be read: {' '.join(str(error).split())}"
-        ) from None
-
-
 def _software(setup: SiteSetup) -> Passed:
     found = machine.software()
     refuse_other_flower()
@@ -207,7 +193,7 @@ def _signing(setup: SiteSetup) -> str:
 def _server(setup: SiteSetup) -> str:
     address = given(setup.superlink, "no --superlink is named")
     authority = given(setup.authority, "no --root-certificates are named to check the server with")
-    handshake(address, authority, _PATIENCE)
+    handshake(address, authority)
     return f"{address} answers with a certificate of {authority}"
 
 
@@ -304,20 +290,20 @@ def _gpu(setup: SiteSetup) -> Passed:
 
 
 CHECKS: tuple[Check[SiteSetup], ...] = (
-    Check("software", "the versions that this fedsilo requires", _software),
-    Check("node config", "what the node config says", _node_config),
-    Check("site file", "what the hospital allows, in sentences", _rules, ("node config",)),
-    Check("authority", "the certificate by which the server is known", _certificate),
-    Check("key", "by which the server knows the hospital", _key),
-    Check("signing", "the key of secure sums is registered", _signing, ("node config",)),
-    Check("server", "answers with a valid certificate", _server, ("authority",)),
-    Check("clock", "near the server's, which otherwise admits nobody", _clock, ("server", "key")),
-    Check("admission", "its key is registered at the SuperLink", _admission, ("clock",)),
-    Check("port", "where SuperNode and worker communicate", _port),
-    Check("disk", "room for private state and decoded data", _disk, ("node config",)),
-    Check("memory", "room for one message", _memory, ("site file",)),
-    Check("data folder", "exists, is readable and not empty", _data_folder),
-    Check("data", "opened as a run opens them", _data, ("site file",)),
-    Check("requests", "what of a run this site would refuse", _requests, ("data",)),
-    Check("gpu", "driver, PyTorch's build, bf16, memory, one convolution", _gpu, ("node config",)),
+    Check("software", _software),
+    Check("node config", _node_config),
+    Check("site file", _rules, ("node config",)),
+    Check("authority", _certificate),
+    Check("key", _key),
+    Check("signing", _signing, ("node config",)),
+    Check("server", _server, ("authority",)),
+    Check("clock", _clock, ("server", "key")),
+    Check("admission", _admission, ("clock",)),
+    Check("port", _port),
+    Check("disk", _disk, ("node config",)),
+    Check("memory", _memory, ("site file",)),
+    Check("data folder", _data_folder),
+    Check("data", _data, ("site file",)),
+    Check("requests", _requests, ("data",)),
+    Check("gpu", _gpu, ("node config",)),
 )

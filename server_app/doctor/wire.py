@@ -8,31 +8,25 @@ from pathlib import Path
 
 from fedsilo.server_app.doctor.findings import Refused, Skipped
 
-
-class Silent(Refused):
-    """A server that does not answer; a container waits for it."""
-
-    def __init__(self, address: str, why: str, fix: str) -> None:
-        super().__init__(f"server {address} does not answer ({why})", fix)
-        self.why = why
+_PATIENCE = 3.0  # seconds in which the server must answer
 
 
-def handshake(address: str, authority: Path, patience: float = 10.0) -> None:
+def handshake(address: str, authority: Path) -> None:
     """Refuse a server whose certificate is not valid, which Flower would retry for ever.
 
     ``address`` is that of the Fleet API, host:port, and ``authority`` the certificate that must
-    have signed the server's. ``patience`` is in seconds.
+    have signed the server's.
 
     Raises:
-        Silent: it does not answer.
-        Refused: its certificate ended, belongs to another host or authority, or it has no TLS.
+        Refused: it does not answer or has no TLS, or its certificate ended, belongs to another
+            host or authority.
     """
     host, port = parts(address)
     context = ssl.create_default_context(cafile=str(authority))
     context.set_alpn_protocols(["h2"])
     try:
         with (
-            socket.create_connection((host, port), timeout=patience) as plain,
+            socket.create_connection((host, port), timeout=_PATIENCE) as plain,
             context.wrap_socket(plain, server_hostname=host),
         ):
             return
@@ -40,14 +34,14 @@ def handshake(address: str, authority: Path, patience: float = 10.0) -> None:
         fault = f"server {address} is not to be trusted with {authority}: {error.verify_message}"
         raise Refused(fault, "ask the server's operator, send nothing") from error
     except ssl.SSLEOFError:
-        raise Silent(address, "it closes connections", "wait: it is starting or ending") from None
+        fault = f"server {address} does not answer (it closes connections)"
+        raise Refused(fault, "wait: it is starting or ending") from None
     except ssl.SSLError as error:
         fault = f"server {address} does not speak TLS ({error.reason})"
         raise Refused(fault, "name the port of its Fleet API") from error
     except OSError as error:
-        raise Silent(
-            address,
-            error.strerror or str(error),
+        raise Refused(
+            f"server {address} does not answer ({error.strerror or error})",
             "ask whether it runs and whether a firewall lets this machine reach it",
         ) from error
 
@@ -147,7 +141,7 @@ class _Fleet:
         import grpc
 
         try:
-            getattr(self._stub, name)(request, timeout=3, metadata=self._signed)
+            getattr(self._stub, name)(request, timeout=_PATIENCE, metadata=self._signed)
         except grpc.RpcError as error:
             return str(error.details())
         return ""

@@ -44,20 +44,12 @@ def read_content(text: str, path: Path) -> Any:
 
 
 def check(form: Any, content: Any, where: str) -> None:
-    """Refuse a content that is not of the type ``form``.
-
-    Raises:
-        RunDirectoryError: names the place in it.
-    """
+    """Raise a RunDirectoryError, which names the place, for a content not of the type ``form``."""
     checked(form, content, lambda sentence: _other_form(where, sentence), quoted=True)
 
 
 def check_table(rows: Iterable[Mapping[Any, Any]], where: str) -> None:
-    """Refuse the rows of metrics.csv or traffic.csv if they have another form.
-
-    Raises:
-        RunDirectoryError: names the line and the column.
-    """
+    """Raise a RunDirectoryError for rows of metrics.csv or traffic.csv of another form."""
     for line, cells in enumerate(rows, start=2):
         if None in cells or None in cells.values():
             raise _other_form(where, f"line {line} has more or fewer cells than the first")

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from fedsilo.models.contract import one_line
+
 MANY = 20  # more sites than these are summed up
 _WORST = 5  # of them named all the same
 
@@ -13,6 +15,4 @@ def worst(values: Mapping[str, float], *, high_is_worse: bool = False) -> list[s
 
 def listed(names: Sequence[str]) -> str:
     """Return names in a sentence, of many the first five and how many more there are."""
-    if len(names) <= MANY:
-        return ", ".join(names)
-    return f"{', '.join(names[:_WORST])} and {len(names) - _WORST} more"
+    return one_line.listed(names, MANY if len(names) <= MANY else _WORST)

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import counted, one_line
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.records.many_sites import listed
 from fedsilo.server_app.records.privacy_account import PrivacyHook
@@ -127,8 +127,8 @@ class ProgressHook(Hook):
         """Say what starts."""
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
-        sites = f"{len(self.sites)} sites ({listed(self.sites)})"
-        self.say(f"{self.progress.title}: {sites}, {total_rounds} rounds")
+        sites = f"{counted(len(self.sites), 'site')} ({listed(self.sites)})"
+        self.say(f"{self.progress.title}: {sites}, {counted(total_rounds, 'round')}")
         if state.round:
             self.say(f"resuming after round {state.round}")
 

@@ -29,6 +29,7 @@ from fedsilo.models.contract.messages import (
     UNREPEATABLE,
     measurements,
 )
+from fedsilo.models.contract.one_line import counted
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
@@ -53,11 +54,7 @@ class GrowingCsv:
         self.final = {"bytes": 0, "crc32": 0}
 
     def write(self, final: Sequence[Row], still_open: Sequence[Row] = ()) -> None:
-        """Append final rows, and put open ones behind them.
-
-        Raises:
-            RunDirectoryError: the file is gone, or shorter than it was.
-        """
+        """Append final rows, then open ones; RunDirectoryError if the file is gone or cut."""
         text, size = io.StringIO(), self.final["bytes"]
         writer = csv.writer(text, lineterminator="\n")
         width = len(self.header)
@@ -95,11 +92,7 @@ class GrowingCsv:
             yield from reader
 
     def restore(self, final: dict[str, int]) -> None:
-        """Continue after the bytes that a checkpoint knows as ``final``.
-
-        Raises:
-            CheckpointError: the file does not begin with them.
-        """
+        """Continue after the ``final`` bytes of a checkpoint; CheckpointError if they differ."""
         size, data = final["bytes"], b""
         with suppress(OSError):
             data = self.path.read_bytes()[:size]
@@ -301,7 +294,8 @@ class Arrivals(Hook):
         self.file.write([(round_, site, asked, second) for site, (asked, second) in order])
         late = {site: round_ - asked for site, (asked, _) in order if asked < round_}
         for site, rounds in late.items():
-            self.say(f"round {round_}: site {site} answers the question of {rounds} rounds ago")
+            ago = counted(rounds, "round")
+            self.say(f"round {round_}: site {site} answers the question of {ago} ago")
 
     def order(self) -> dict[int, list[str]]:
         """Return the sites of each round as the file has them; a line that is cut short is none."""

@@ -28,7 +28,7 @@ import tomli_w
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.models.contract.messages import RUN_NAME, RUN_NAME_WORDS
-from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.one_line import as_word, one_line, shown
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, grouped
 from fedsilo.server_app.records.forms import Content, check_table, read_content
@@ -77,11 +77,7 @@ class RunDirectory:
             raise RunDirectoryError(f"{path} is damaged ({reason}): start a new run") from None
 
     def read_csv(self, name: str) -> list[dict[str, str]]:
-        """Read a CSV file as one mapping a row.
-
-        Raises:
-            RunDirectoryError: it is missing, cannot be read, or has another form.
-        """
+        """Read a CSV file as one mapping a row; errors as ``read_json``."""
         path = self.path / name
         try:
             with path.open(newline="", encoding="utf-8") as file:
@@ -125,11 +121,7 @@ def named(settings: RunSettings) -> RunSettings:
 
 
 def with_free_name(settings: RunSettings) -> RunSettings:
-    """Return the settings of a new run; a name that another run has gets a number, and it says so.
-
-    ``hearts`` becomes ``hearts-2``: the command that made a run makes the next one, and none is
-    lost.
-    """
+    """Return the settings of a new run; a name that is taken gets a number: ``hearts-2``."""
     common = settings.common
     path = runs_folder(common.out) / common.run_name
     if common.resume or not RUN_NAME.fullmatch(common.run_name) or not _is_taken(path):
@@ -137,7 +129,7 @@ def with_free_name(settings: RunSettings) -> RunSettings:
     names = (f"{common.run_name}-{number}" for number in count(2))
     free = next(name for name in names if not _is_taken(path.with_name(name)))
     unfinished = (path / CONFIG).is_file() and not (path / SUMMARY).is_file()
-    also = f", unfinished ('fedsilo resume {path}' continues it)" if unfinished else ""
+    also = f", unfinished ('fedsilo resume {as_word(path)}' continues it)" if unfinished else ""
     print(f"fedsilo: {path} exists{also}; this run is {free}")
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=free))
 

@@ -1,11 +1,10 @@
 """What the commands' functions take: paths, runs and settings, in the forms that suit a caller."""
 
 import json
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypedDict, cast
+from typing import Any, Literal, Protocol, TypedDict, cast
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
@@ -72,8 +71,19 @@ class RunSources:
 
 
 def path_of(given: AnyPath | None) -> Path | None:
-    """Return a path that was given as a path or a text."""
-    return None if given is None else Path(given)
+    """Return a path given as a path or a text; SettingError for anything else, such as a frame."""
+    try:
+        return None if given is None else Path(given)
+    except TypeError:
+        kind = type(given).__name__
+        raise SettingError(f"a {kind} is not a path: write it to a file and name that") from None
+
+
+def several(given: Any) -> list[Any]:
+    """Return what was given as a sequence; a text, a path or a run alone is one."""
+    if isinstance(given, Path | str) or not isinstance(given, Iterable):
+        return [] if given is None else [given]
+    return list(given)
 
 
 def folder_of(run: AnyRun) -> Path:
@@ -83,19 +93,19 @@ def folder_of(run: AnyRun) -> Path:
 
 def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
     """Return the run directories of runs."""
-    return [folder_of(run) for run in runs]
+    return [folder_of(run) for run in several(runs)]
 
 
 def texts_of(settings: Settings | None) -> tuple[str, ...]:
     """Return settings as texts ``key=value``."""
     if isinstance(settings, Mapping):
         return tuple(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in settings.items())
-    return tuple(settings or ())
+    return tuple(several(settings))
 
 
 def plugin_texts(plugin: Sequence[AnyPath] | AnyPath | None) -> list[str]:
     """Return the files and modules of plugs as texts."""
-    return [str(e) for e in ([plugin] if isinstance(plugin, str | Path) else plugin or ())]
+    return [str(entry) for entry in several(plugin)]
 
 
 def run_sources(given: Changes) -> RunSources:
@@ -115,16 +125,6 @@ def silent(line: str) -> None:
 
 
 def refuse_below(minimum: int, option: str, value: int | None) -> None:
-    """Refuse an option's number that is too small.
-
-    Raises:
-        SettingError: it is.
-    """
+    """Raise a SettingError if an option's number is too small."""
     if value is not None and value < minimum:
         raise SettingError(f"--{option} is {value}; it must be at least {minimum}")
-
-
-def as_word(path: Path) -> str:
-    """Return a path as typed in a shell here: quoted, and relative if it is below this folder."""
-    below = path.is_relative_to(Path.cwd())
-    return shlex.quote(str(path.relative_to(Path.cwd()) if below else path))

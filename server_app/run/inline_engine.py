@@ -114,11 +114,7 @@ class InlineGrid(Grid):
 
 
 def refuse_vectorised(common: CommonSettings, engine: str) -> None:
-    """Refuse 'vectorised' with an engine that does not train sites as one.
-
-    Raises:
-        SettingError: it does not.
-    """
+    """Raise a SettingError for 'vectorised' with an engine that does not train sites as one."""
     if common.vectorised > 1 and engine != "inline":
         raise SettingError(
             f"setting 'vectorised' is {common.vectorised}, and only engine 'inline' trains sites "
@@ -152,11 +148,7 @@ def inline_grid(settings: RunSettings, nodes: int) -> Iterator[InlineGrid]:
 
 
 def run_inline(settings: RunSettings, nodes: int, finish: Finish | None = None) -> RunDirectory:
-    """Run ``settings`` over ``nodes`` simulated sites in this process; for ``finish`` see ``run``.
-
-    Raises:
-        FedsiloError: the run failed.
-    """
+    """Run ``settings`` over ``nodes`` simulated sites in this process; else as ``run``."""
     from fedsilo.server_app.run.runner import run
 
     with inline_grid(settings, nodes) as grid:

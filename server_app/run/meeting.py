@@ -90,11 +90,7 @@ def meeting_file(common: CommonSettings) -> Path:
 
 
 def read_meeting(path: Path) -> Meeting:
-    """Return the meeting that ``write_meeting`` wrote.
-
-    Raises:
-        RunDirectoryError: it is not there or is damaged.
-    """
+    """Return the meeting that ``write_meeting`` wrote, or raise a RunDirectoryError."""
     try:
         return TypeAdapter(Meeting).validate_json(path.read_bytes())
     except (OSError, ValueError) as error:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from fedsilo.datasets.registry import data_set, silo_count, silo_names
 from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SPLITS, SiteFacts
 from fedsilo.server_app.records.many_sites import listed
@@ -24,7 +25,7 @@ def who_is_missing(participants: Participants, common: CommonSettings) -> Iterat
     """Yield which silos exist and do not take part."""
     simulated = participants.simulated()
     yield from data_set(common.dataset).notices(common) if simulated else []
-    names = _known_silos(common, simulated)
+    names = _known_silos(common, participants)
     if absent := [site for site in names if site not in participants.facts]:
         yield (
             f"{len(participants.facts)} of {len(names)} silos take part: "
@@ -33,13 +34,14 @@ def who_is_missing(participants: Participants, common: CommonSettings) -> Iterat
         )
 
 
-def _known_silos(common: CommonSettings, simulated: bool) -> list[str]:
-    """Return the silos that exist, or an empty list if only the sites know them.
+def _known_silos(common: CommonSettings, participants: Participants) -> list[str]:
+    """Return the silos that exist; where only the sites know their data, those registered.
 
     The files of a simulation's machine are the sites' own, those of another server are not.
     """
-    if silo_count(common) is None and not simulated:
-        return []
+    if silo_count(common) is None and not participants.simulated():
+        registry = participants.terms.registry
+        return sorted(registry.nodes) if registry else []
     try:
         return silo_names(common)
     except DataError:
@@ -63,7 +65,7 @@ def what_is_odd(participants: Participants) -> Iterator[str]:
         if facts.dropped:
             reason = "they are missing or cannot be decoded"
             reason = "a value is missing" if facts.features else reason
-            yield f"site {site}: {facts.dropped} samples are left out: {reason}"
+            yield f"site {site}: {counted(facts.dropped, 'sample')} left out: {reason}"
 
 
 def _has_test(facts: SiteFacts) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedsilo.datasets.registry import DATA_SETS, data_set, load_silo, silo_names
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
-from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.one_line import counted, one_line, shown
 from fedsilo.models.contract.plugs import module_of, plugin_entries
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
@@ -182,7 +182,7 @@ def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers:
     if workers == 1:
         return "cores, memory, GPUs and sites allow no second one"
     if data_set(common.dataset).is_table and (steps := _steps(common)) < _FEW_STEPS:
-        return f"{steps} steps of tables take less time than starting others"
+        return f"{counted(steps, 'step')} of tables: starting others takes longer"
     if common.device == "cpu" or resources["client-resources-num-gpus"] or not has_gpu():
         return ""
     return "sites are given no share of the GPU"

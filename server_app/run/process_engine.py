@@ -54,11 +54,7 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        """Start the process; the one before has ended.
-
-        Raises:
-            ProcessError: the machine starts none.
-        """
+        """Start the process; the one before has ended. ProcessError if the machine starts none."""
         for pause in _PAUSES:
             time.sleep(pause)
             self.pool = ProcessPoolExecutor(1, get_context("forkserver"), _begin, self.arguments)
@@ -240,11 +236,7 @@ def start_fork_server() -> None:
 
 @contextmanager
 def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
-    """Give a grid of simulated sites that are answered by processes.
-
-    Raises:
-        SettingError: the device cannot be used by several processes.
-    """
+    """Give a grid of simulated sites that processes answer; errors as ``check_device``."""
     share = str(resources["client-resources-num-gpus"])
     check_device(settings.common.device, float(share))
     start_fork_server()
@@ -261,11 +253,7 @@ def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Itera
 def run_with_processes(
     settings: RunSettings, resources: Mapping[str, Value], finish: Finish | None = None
 ) -> RunDirectory:
-    """Run ``settings`` with sites in processes of this machine; for ``finish`` see ``run``.
-
-    Raises:
-        FedsiloError: the run failed.
-    """
+    """Run ``settings`` with sites in processes of this machine; for ``finish`` see ``run``."""
     from fedsilo.server_app.run.runner import run
 
     wanted = check_resources(resources)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from threading import Thread
 
 import psutil
 
@@ -19,16 +18,10 @@ VERBOSE = "FEDSILO_VERBOSE"  # set by --verbose: show what Flower and Ray print
 RUN_MARK = "FLWR_HOME"  # a folder that each run has of its own; all its processes know it
 _PARENT = "FEDSILO_ENDS_WITH"  # the process with which a command is to end
 _PASSES = 5
-_LOOK = 0.5  # seconds from one look for a parent to the next
-_UNWINDING = 5.0  # seconds
 
 
 def tool(name: str) -> str:
-    """Return the path of a command that is installed with this Python, else on the PATH.
-
-    Raises:
-        ProcessError: it is not installed.
-    """
+    """Return the path of a command of this Python, else of the PATH, or a ProcessError."""
     own = Path(sys.executable).parent / name
     path = str(own) if own.is_file() else shutil.which(name)
     if not path:
@@ -47,11 +40,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def app_folder() -> Path:
-    """Return the folder of pyproject.toml, which ``flwr run`` bundles.
-
-    Raises:
-        ProcessError: fedsilo is installed without its checkout.
-    """
+    """Return the folder of pyproject.toml, which ``flwr run`` bundles, or a ProcessError."""
     folder = Path(__file__).resolve().parents[2]
     if not (folder / "pyproject.toml").is_file():
         raise ProcessError(
@@ -100,22 +89,6 @@ def end_run(home: Path) -> None:
         end_trees(marked)
 
 
-def end_with(parent: int, by: signal.Signals = signal.SIGTERM) -> None:
-    """Make this process end soon after its parent, in whatever way that one ends.
-
-    It then sends the signal ``by`` to itself; if that fails it exits at once.
-    """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_LOOK)
-        os.kill(os.getpid(), by)
-        time.sleep(_UNWINDING)
-        os._exit(1)
-
-    Thread(target=watch, name="end-with-parent", daemon=True).start()
-
-
 def bound_environment() -> dict[str, str]:
     """Return the environment for a ``fedsilo`` command that is to end with this process."""
     return os.environ | {_PARENT: str(os.getpid())}
@@ -125,7 +98,9 @@ def end_if_bound() -> None:
     """Make this command end with the process that bound it to itself, if one did."""
     parent = os.environ.pop(_PARENT, "")
     if parent.isdecimal():
-        end_with(int(parent))
+        from fedsilo.client_app.worker.polling import end_with  # Flower comes with it
+
+        end_with(int(parent), signal.SIGTERM)
 
 
 def runs(process: psutil.Process) -> bool:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.run.processes import app_folder
 
@@ -46,7 +47,8 @@ class Cluster:
     cpus: float
 
     def __str__(self) -> str:
-        return f"{self.nodes} nodes and {self.cpus:.0f} CPUs of the Ray cluster at {self.address}"
+        size = f"{counted(self.nodes, 'node')} and {counted(round(self.cpus), 'CPU')}"
+        return f"{size} of the Ray cluster at {self.address}"
 
 
 def ray_variables(cluster: Cluster | None, variables: Mapping[str, str]) -> dict[str, str]:

@@ -13,11 +13,7 @@ _PROCESS = 0.4e9  # bytes that a site's process has of its own once PyTorch is i
 
 
 def refuse_without_a_silo(common: CommonSettings) -> None:
-    """Refuse what is seen before a silo is opened: missing weights, a cut that cannot be made.
-
-    Raises:
-        FedsiloError: the first fault; of weights it says where they were looked for.
-    """
+    """Raise the first error that is seen without a silo: missing weights, an impossible cut."""
     named = common.initial_weights
     if named and not named.startswith("timm:"):
         from fedsilo.datasets.weights.initial_weights import initial_file
@@ -35,12 +31,9 @@ def _has_resnet_weights(common: CommonSettings) -> bool:
 
 
 def refuse_by_first_silo(common: CommonSettings) -> None:
-    """Refuse what every simulated site would refuse: its data, what it starts from.
+    """Raise the first error that every simulated site would give: its data, what it starts from.
 
     One silo is opened. Synthetic data are not: nothing in them can be missing.
-
-    Raises:
-        FedsiloError: the first fault.
     """
     if data_set(common.dataset).origin == "made-up" or not (names := silo_names(common)):
         return
@@ -52,11 +45,7 @@ def refuse_by_first_silo(common: CommonSettings) -> None:
 
 
 def refuse_few_nodes(common: CommonSettings, nodes: int) -> None:
-    """Refuse a plain ``flwr run`` that would leave silos out without anybody having asked for it.
-
-    Raises:
-        SiteError: says with which option all silos take part.
-    """
+    """Raise a SiteError if a plain ``flwr run`` would leave silos out unasked."""
     silos = silo_count(common)
     if silos is None or nodes >= silos or 0 < common.min_sites <= nodes:
         return
@@ -68,11 +57,7 @@ def refuse_few_nodes(common: CommonSettings, nodes: int) -> None:
 
 
 def refuse_little_memory(resources: Mapping[str, Value]) -> None:
-    """Refuse to start more processes at once than fit into the memory that is free.
-
-    Raises:
-        SettingError: says how many would start, and what they need.
-    """
+    """Raise a SettingError if Ray would start more processes than fit into the free memory."""
     share = float(resources["client-resources-num-cpus"])
     cores = int(resources["init-args-num-cpus"]) or os.cpu_count() or 1  # as Ray counts them
     at_once = min(int(resources["num-supernodes"]), int(cores / share) if share else cores)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
+from fedsilo.models.contract.one_line import as_word
 from fedsilo.server_app.config.settings import RunSettings, read_run_config, resolve
 from fedsilo.server_app.records.run_directory import CONFIG, SILOS, SUMMARY, RunDirectory
 
@@ -82,7 +83,9 @@ def finished_run(path: Path) -> FinishedRun:
     if not path.is_dir():
         raise RunDirectoryError(f"there is no run directory {path}: name one")
     if not has_ended(path):
-        raise RunDirectoryError(f"the run in {path} has not ended: 'fedsilo resume {path}'")
+        raise RunDirectoryError(
+            f"the run in {path} has not ended: 'fedsilo resume {as_word(path)}'"
+        )
     if has_begun(path):
         read_run_config(path / CONFIG)  # refused at once, whatever is then read of it
     return FinishedRun(path)

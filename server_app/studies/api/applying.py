@@ -15,6 +15,7 @@ from fedsilo.server_app.run.arguments import (
     Watch,
     folder_of,
     path_of,
+    several,
     silent,
     texts_of,
 )
@@ -53,10 +54,10 @@ def finetune(
 
     request = FinetuneRequest(
         task=task,
-        weights=tuple(weights),
+        weights=tuple(several(weights)),
         out=Path(out),
         dataset=dataset,
-        sites=tuple(site),
+        sites=tuple(several(site)),
         network=network,
         epochs=epochs,
         seeds=seeds,

@@ -19,6 +19,7 @@ from fedsilo.server_app.run.arguments import (
     folders_of,
     refuse_below,
     run_sources,
+    several,
     silent,
 )
 
@@ -59,18 +60,18 @@ def compare(
 
     refuse_below(1, "seeds", seeds)
     return compare(
-        experiments,
+        several(experiments),
         run_sources(sources),
         engine=engine,
         supernodes=supernodes,
         seeds=seeds,
         own_splits=own_splits,
         split=split,
-        metrics=",".join(metrics) or None,
-        tests=",".join(tests) or None,
+        metrics=",".join(several(metrics)) or None,
+        tests=",".join(several(tests)) or None,
         paired=paired,
         unequal=unequal,
-        jobs=read_jobs(str(jobs), list(slurm)),
+        jobs=read_jobs(str(jobs), several(slurm)),
         tell=tell,
     )
 
@@ -100,7 +101,7 @@ def tune(
         run_sources(sources),
         sampler=sampler,
         metric=metric,
-        jobs=read_jobs(str(jobs), list(slurm)),
+        jobs=read_jobs(str(jobs), several(slurm)),
         tell=tell,
         **budget,
     )
@@ -124,12 +125,12 @@ def crossvalidate(
     refuse_below(2, "folds", folds)
     refuse_below(1, "repeats", repeats)
     return crossvalidate(
-        experiments,
+        several(experiments),
         run_sources(sources),
         folds=folds,
         repeats=repeats,
         unequal=unequal,
-        jobs=read_jobs(str(jobs), list(slurm)),
+        jobs=read_jobs(str(jobs), several(slurm)),
         tell=tell,
     )
 
@@ -144,7 +145,7 @@ def sweep(
     """Plot a metric of finished runs over a setting."""
     from fedsilo.server_app.studies.compare.over_setting import sweep
 
-    return sweep(setting, [Path(folder) for folder in folders], metric=metric, split=split)
+    return sweep(setting, [Path(folder) for folder in several(folders)], metric=metric, split=split)
 
 
 def bars(
@@ -159,7 +160,7 @@ def bars(
     from fedsilo.server_app.studies.compare.per_site import site_bars
 
     refuse_below(0, "round", round_)
-    wanted = ",".join(metrics) or None
+    wanted = ",".join(several(metrics)) or None
     return site_bars(folders_of(run_dirs), metrics=wanted, split=split, round_=round_, own=own)
 
 
@@ -184,8 +185,8 @@ def benchmark(
         section,
         run_sources(sources),
         Path(csv),
-        experiments=experiments,
-        methods=[name for names in methods for name in names.split(",")],
+        experiments=several(experiments),
+        methods=[name for names in several(methods) for name in names.split(",")],
         only_show=show_only,
         tell=tell,
     )

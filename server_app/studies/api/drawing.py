@@ -19,6 +19,7 @@ from fedsilo.server_app.run.arguments import (
     folders_of,
     path_of,
     refuse_below,
+    several,
     silent,
 )
 
@@ -88,7 +89,7 @@ def attention(
 
     refuse_below(1, "images", images)
     folders = (path_of(data_dir), path_of(state_dir), path_of(pictures))
-    yield from attention(folder_of(run_dir), site, split, images, *folders)
+    yield from attention(folder_of(run_dir), several(site), split, images, *folders)
 
 
 def histograms(
@@ -104,7 +105,9 @@ def histograms(
     from fedsilo.server_app.studies.figures import intensity_histograms as intensity
     from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
-    measured = intensity.histograms(folder_of(run_dir), site, split, path_of(data_dir), tell)
+    measured = intensity.histograms(
+        folder_of(run_dir), several(site), split, path_of(data_dir), tell
+    )
     path = path_of(picture) or folder_of(run_dir) / "histograms.png"
     write_picture(path, intensity.draw_histograms(measured))
     return path
@@ -139,7 +142,7 @@ def embeddings(
 
     refuse_below(1, "limit", limit)
     runs = folders_of(run_dirs)
-    selection = embedding.Selection(site, split, layer, limit, seed)
+    selection = embedding.Selection(several(site), split, layer, limit, seed)
     panels = embedding.embeddings(runs, selection, path_of(data_dir), path_of(state_dir), tell)
     for run, panel in zip(runs, panels, strict=True):
         RunDirectory(run).write_json("embeddings.json", embedding.document(panel, selection))
@@ -202,7 +205,7 @@ def report(
     def examined(run: ShownRun) -> Sequence[Section]:
         from fedsilo.server_app.studies.monitor.examined import examine
 
-        return examine(run, by, decisions, path_of(data_dir))
+        return examine(run, several(by), decisions, path_of(data_dir))
 
     options = ReportOptions(
         reader=reader,

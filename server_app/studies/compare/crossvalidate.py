@@ -20,6 +20,7 @@ from rich.table import Table
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import counted
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned
@@ -93,7 +94,8 @@ def crossvalidate(
     refuse_mixed_optimisers({name: settings.common for name, settings in plans.items()})
     trials = [_trials(settings, folds, repeats) for settings in plans.values()]
     runs = folds * repeats
-    tell(f"{len(names)} experiments, {folds} folds, {repeats} repeats: {len(names) * runs} runs")
+    of = f"{counted(len(names), 'experiment')}, {folds} folds, {counted(repeats, 'repeat')}"
+    tell(f"{of}: {counted(len(names) * runs, 'run')}")
     _refuse_other_data(plans)
     budgets = planned_budgets(plans, sources)
     if not unequal:

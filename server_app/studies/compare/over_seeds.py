@@ -28,6 +28,7 @@ from fedsilo.models.contract.errors import (
     SettingError,
     without_prefix,
 )
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings, differences
 from fedsilo.server_app.run.arguments import RunSources
@@ -321,7 +322,7 @@ def _run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) ->
         pool, width = ThreadPoolExecutor(parallel), f"{parallel} at once"
     else:
         pool, width = SlurmPool(at_once, jobs[0].directory.path.parent), "with Slurm"
-    tell(f"{len(jobs)} runs, {width}")
+    tell(f"{counted(len(jobs), 'run')}, {width}")
     names: list[str] = []
 
     def ended(job: Job, _: None) -> None:

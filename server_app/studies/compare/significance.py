@@ -15,6 +15,7 @@ import pandas as pd
 from rich.table import Table
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import counted
 from fedsilo.server_app.studies.compare.tables import markdown_table, rich_table
 
 _ROUNDING = 1e-12  # relative: a smaller spread is a rounding error
@@ -169,8 +170,8 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> 
     """
     kind = "paired t-tests, by seed," if paired else "t-tests"
     lines = [
-        f"p: two-sided {kind} over {seeds} seeds, times {len(tested.pairs)} pairs (Bonferroni; "
-        "several metrics are not corrected for)"
+        f"p: two-sided {kind} over {seeds} seeds, times {counted(len(tested.pairs), 'pair')} "
+        "(Bonferroni; several metrics are not corrected for)"
     ]
     if not paired:
         lines.append(

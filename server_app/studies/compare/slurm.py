@@ -45,6 +45,8 @@ def read_jobs(text: str, parameters: list[str]) -> Jobs:
         SettingError: neither a number nor ``slurm``, or parameters without it.
     """
     if text == SLURM:
+        if unset := [one for one in parameters if "=" not in one]:
+            raise SettingError(f"--slurm {unset[0]}: write KEY=VALUE, for example mem_gb=4")
         pairs = map(parse_assignment, parameters)
         return Slurm({key.replace("-", "_"): value for key, value in pairs})
     if parameters:

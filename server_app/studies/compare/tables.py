@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 from rich.table import Table
 
+from fedsilo.models.contract.one_line import counted
+
 TIDY = ("experiment", "method", "seed", "group", "metric", "value", "published", "published_sd")
 FIGURE = ["experiment", "group", "metric"]  # what identifies a figure over seeds
 COMPARISON = (
@@ -114,7 +116,7 @@ def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = 
     shown = "median (min to max)" if median else "mean ± sample sd"
     known = results["published_sd"].notna().any() and seeds > 1 and not median
     as_papers = " (population sd, as published)" if known else ""
-    title = f"{shown}{as_papers} over {seeds} seeds"
+    title = f"{shown}{as_papers} over {counted(seeds, 'seed')}"
     lines = comparison_lines(results, split, median)
     return rich_table(title, lines, left=2, ends=lambda line: line[1] == "all")
 

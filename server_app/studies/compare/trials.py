@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from rich.progress import Progress
 
+from fedsilo.client_app.worker.polling import end_with
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import silo_names
 from fedsilo.models.contract.errors import FedsiloError, RunFailedError, SiteError
@@ -29,7 +30,6 @@ from fedsilo.models.contract.methods import load_plugin_files
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings, resolve
-from fedsilo.server_app.run.processes import end_with
 from fedsilo.server_app.run.terminal import make_console
 from fedsilo.server_app.studies.compare.pooled import pooled_figure
 from fedsilo.server_app.studies.compare.slurm import Jobs, Slurm, SlurmPool

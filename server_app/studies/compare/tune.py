@@ -21,6 +21,7 @@ from rich.table import Table
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.models.contract.errors import RunFailedError, SettingError
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings_schema import Value, setting
 from fedsilo.server_app.config.experiments import find_experiment, read_section, simulation_file
 from fedsilo.server_app.config.settings import RunSettings
@@ -99,7 +100,7 @@ class Tuned:
         for point in best:
             figures = (f"{point.score:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
             lines.append([*map(str, point.settings.values()), *figures])
-        return rich_table(f"the best {len(best)} points", lines, left=0)
+        return rich_table("the best " + counted(len(best), "point"), lines, left=0)
 
 
 def tune(
@@ -195,8 +196,9 @@ def _searched(
     for batch in search.batches():
         tried = [_trials(base.as_mapping(), point, budget, data) for point in batch]
         if not points:
-            runs = f"{budget.trials * len(tried[0])} runs on training data"
-            tell(f"{plan.experiment}: {budget.trials} points, {_pieces(budget)}: {runs}")
+            runs = counted(budget.trials * len(tried[0]), "run")
+            of = f"{counted(budget.trials, 'point')}, {_pieces(budget)}"
+            tell(f"{plan.experiment}: {of}: {runs} on training data")
         found = run_groups(tried, plan.folder / "trials", jobs, go_on=True)
         points, groups, summaries = [*points, *batch], [*groups, *tried], [*summaries, *found]
         decides = metric or deciding_metric(data_set(base.common.dataset).headline, summaries)
@@ -281,7 +283,7 @@ def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> 
 
 def _pieces(budget: Tuning) -> str:
     folds = f"{budget.folds} folds" if budget.folds > 1 else "the data set's own validation part"
-    return f"{folds}, {budget.seeds} seeds"
+    return f"{folds}, {counted(budget.seeds, 'seed')}"
 
 
 def chosen_document(
@@ -297,7 +299,8 @@ def chosen_document(
     of = "pooled validation balanced-accuracy" if metric == POOLED else ""
     why = (
         f"best {of or f'mean validation {metric} over sites'}, {best.score:.4f} (standard error "
-        f"{best.error:.4f}), of {len(ranked)} points on {_pieces(budget)}; no test figure was used"
+        f"{best.error:.4f}), of {counted(len(ranked), 'point')} on {_pieces(budget)}; "
+        "no test figure was used"
     )
     if second is not None:
         why += f"; the next one has {second.score:.4f}"

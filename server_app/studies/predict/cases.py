@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.measures.intervals import wilson
 from fedsilo.models.measures.outcome_counts import CONFIDENCE, Bin, bins, merged
@@ -22,7 +23,6 @@ from fedsilo.server_app.studies.predict.model import SiteModel
 from fedsilo.server_app.studies.predict.reasons import Reasons, reasons_of
 from fedsilo.server_app.studies.predict.values import ValueTexts
 from fedsilo.server_app.studies.report.clinic import TITLE, WARNING, final_figures
-from fedsilo.server_app.studies.report.numbers import counted
 from fedsilo.server_app.studies.report.page import rendered
 from fedsilo.server_app.studies.report.shown import ShownRun
 

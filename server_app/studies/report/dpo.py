@@ -11,6 +11,7 @@ from fedsilo.client_app.site.audit_log import ANSWERED, grouped
 from fedsilo.client_app.site.policy import SiteFile
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.messages import ARRAYS, METRICS
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.contract.settings_schema import Value, key_of
 from fedsilo.server_app.records.progress import bytes_text
@@ -18,7 +19,7 @@ from fedsilo.server_app.records.summary import NO_PRIVACY
 from fedsilo.server_app.studies.report.flows import picture, sentences, shortened
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.hospital_files import AuditLog
-from fedsilo.server_app.studies.report.numbers import at_most, counted
+from fedsilo.server_app.studies.report.numbers import at_most
 from fedsilo.server_app.studies.report.runs import ReportedRun, taking_part
 from fedsilo.server_app.studies.report.shown import rests_on_classes
 

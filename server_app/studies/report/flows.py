@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import NOBODY, SERVER, SUMS
 from fedsilo.models.figures.palette import BLUE, GREEN, ORANGE
 from fedsilo.server_app.records.summary import ALWAYS_LEAVES, BY_TRUST
-from fedsilo.server_app.studies.report.numbers import counted
 from fedsilo.server_app.studies.report.page import Picture, environment
 
 _WORDS = 25  # in a sentence at most

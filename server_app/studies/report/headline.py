@@ -5,13 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedsilo.datasets.registry import data_set
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import NOBODY, SERVER, SUMS
 from fedsilo.models.contract.versions import FEDSILO
 from fedsilo.models.measures.intervals import wilson
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.progress import read_progress
 from fedsilo.server_app.records.run_directory import CONFIG
-from fedsilo.server_app.studies.report.numbers import counted, percent
+from fedsilo.server_app.studies.report.numbers import percent
 from fedsilo.server_app.studies.report.runs import ReportedRun
 
 _UNTOLD: Mapping[str, str] = {
@@ -37,7 +38,7 @@ def facts(run: ReportedRun) -> list[tuple[str, str]]:
     """Return what ran: names and values."""
     summary = run.summary
     done, asked = summary["rounds"], run.decisive["rounds"]
-    rounds = f"{done} rounds" if done == asked else f"{done} rounds of at most {asked}"
+    rounds = counted(done, "round") + (f" of at most {asked}" if done != asked else "")
     progress = read_progress(run.path)
     written = f"{progress.updated:%Y-%m-%d %H:%M} UTC" if progress else "not recorded"
     return [

@@ -32,11 +32,6 @@ def at_most(bound: float) -> str:
     return f"{math.ceil(100 * bound) / 100:,.2f}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 site``, ``4 sites``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def floored(count: int | None, floor: int) -> str:
     """Return a count of patients, or that it is below the floor."""
     return f"< {floor}" if count is None else f"{count:,}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.methods import settings_class
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import defaults
 from fedsilo.models.figures.palette import line_styles
@@ -28,7 +29,7 @@ from fedsilo.server_app.studies.figures.learning_curves import CURVES, series
 from fedsilo.server_app.studies.finished_run import same_split
 from fedsilo.server_app.studies.report.dpo import value_text
 from fedsilo.server_app.studies.report.headline import facts, head_of
-from fedsilo.server_app.studies.report.numbers import NONE, counted, with_interval
+from fedsilo.server_app.studies.report.numbers import NONE, with_interval
 from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import curves, estimates, scatter
 from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of, taking_part

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.datasets.registry import data_set
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.server_app.studies.compare.over_setting import SweptRun, finished_runs, read_run
-from fedsilo.server_app.studies.report.numbers import counted, floored
+from fedsilo.server_app.studies.report.numbers import floored
 from fedsilo.server_app.studies.report.shown import Counts, ShownRun
 
 _SEEDS = keys_with(CommonSettings, "seed")

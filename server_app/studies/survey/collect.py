@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from fedsilo.datasets.registry import silo_count
 from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SPLITS
 from fedsilo.models.contract.survey import Count, Measured, Survey
@@ -78,7 +79,7 @@ def run_survey(grid: Grid, settings: RunSettings, say: Say = print) -> RunDirect
     for line in surveyed.refused:
         say(f"without an answer: {line}")
     directory.write_json(FILE, survey_document(surveyed, common))
-    say(f"{len(surveyed.answers)} sites have answered: {', '.join(surveyed.answers)}")
+    say(f"answers of {counted(len(surveyed.answers), 'site')}: {', '.join(surveyed.answers)}")
     say(f"survey: {directory.path / FILE}")
     return directory
 

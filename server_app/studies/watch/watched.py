@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.models.contract.one_line import as_word, counted
 from fedsilo.server_app.records.progress import (
     FILE,
     Progress,
@@ -58,7 +59,7 @@ class Watched:
 
     def state(self) -> str:
         """Return what has become of the run, and what to do."""
-        again = f"'fedsilo resume {self.folder}' continues it"
+        again = f"'fedsilo resume {as_word(self.folder)}' continues it"
         if self.gone:
             return f"its process was killed: {again}"
         said: dict[Status, str] = {
@@ -73,7 +74,7 @@ class Watched:
         """Return the state in sentences: how far the run is, and what it waits for."""
         here, left = self.progress, self.seconds_left
         if here.state == "finished":
-            return f"The run is finished after {here.finished_rounds} rounds."
+            return f"The run is finished after {counted(here.finished_rounds, 'round')}."
         if self.over:
             done = f"{here.finished_rounds} of {here.rounds} rounds are finished."
             return f"The run is over: {self.state()}. {done}"

@@ -209,7 +209,7 @@ def test_a_failure_is_logged_as_one_and_not_as_a_refusal(hospital: Hospital, mes
             {},
             "does not allow data set 'digits' ('datasets': heart, mn*)",
         ),
-        ({"max-rounds": 1}, {}, "at most 1 rounds ('max-rounds') and 2 are asked for"),
+        ({"max-rounds": 1}, {}, "at most 1 round ('max-rounds') and 2 are asked for"),
         (
             {"secure-aggregation": "required"},
             {},

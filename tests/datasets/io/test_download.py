@@ -125,6 +125,13 @@ def test_a_download_that_breaks_off_is_refused(
         list(fetch(source, tmp_path))
 
 
+def test_without_a_server_only_the_innermost_reason_is_told(
+    source: PublicFiles, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"images\.gz cannot be downloaded \(Connection refused\):"):
+        list(fetch(source, tmp_path, base_url="http://127.0.0.1:1/"))
+
+
 def test_an_address_without_a_scheme_is_refused(source: PublicFiles, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"example/images\.gz cannot be downloaded"):
         list(fetch(source, tmp_path, base_url="example/"))

@@ -1,9 +1,19 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsilo.models.contract.errors import DataError, FedsiloError
-from fedsilo.models.contract.one_line import listed, one_line, printable, shortened, shown
+from fedsilo.models.contract.one_line import (
+    as_word,
+    counted,
+    listed,
+    one_line,
+    printable,
+    shortened,
+    shown,
+)
 
 
 @given(st.text(max_size=2000))
@@ -48,3 +58,14 @@ def test_of_many_names_the_first_are_listed() -> None:
     assert listed(["b", "a"]) == "b, a"
     assert listed(range(40), 3) == "0, 1, 2 and 37 more"
     assert listed(["b", "y" * 500]) == "b, " + "y" * 79 + "…"
+
+
+def test_one_of_a_noun_is_singular_and_a_hiss_gets_its_e() -> None:
+    assert [counted(number, "site") for number in (0, 1, 2)] == ["0 sites", "1 site", "2 sites"]
+    assert counted(1, "process") == "1 process"
+    assert counted(1200, "process") == "1,200 processes"
+
+
+def test_a_path_with_a_space_is_one_word_and_one_below_here_is_relative() -> None:
+    assert as_word(Path("/runs of today/a")) == "'/runs of today/a'"
+    assert as_word(Path.cwd() / "runs" / "a") == "runs/a"

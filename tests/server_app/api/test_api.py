@@ -12,7 +12,16 @@ from fedsilo.models.contract.errors import DataError, RunDirectoryError, Setting
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app import api
-from fedsilo.server_app.api import Run, compare, load_run, report, resume, simulate
+from fedsilo.server_app.api import (
+    Run,
+    compare,
+    crossvalidate,
+    load_run,
+    predict,
+    report,
+    resume,
+    simulate,
+)
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.soak import in_soak
@@ -105,6 +114,10 @@ def test_what_is_not_there_is_told_in_a_line(hearts: Path, tmp_path: Path) -> No
         run.predictions("va", "val")
     with pytest.raises(SettingError, match="unknown experiment 'nothing'"):
         simulate("nothing", out=tmp_path)
+    with pytest.raises(SettingError, match="unknown experiment 'nothing'"):  # a name, no letters
+        crossvalidate("nothing", out=tmp_path)
+    with pytest.raises(SettingError, match="a DataFrame is not a path: write it to a file"):
+        predict(run, table=run.metrics)  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="no-such-key"):
         compare(["local-digits"], settings={"no-such-key": 1}, out=tmp_path)
 

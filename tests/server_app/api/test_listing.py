@@ -47,6 +47,21 @@ def test_experiments_are_listed_under_a_line_about_their_method(tmp_path: Path) 
     ]
 
 
+def test_an_experiment_that_cannot_run_is_listed_with_the_reason(tmp_path: Path) -> None:
+    file = tmp_path / "simulation.yaml"
+    file.write_text(
+        "experiments:\n  a: {config: {method: star, roundz: 3}}\n"
+        "  b: {config: {method: star, rounds: -3}}\n"
+        "  c: {config: {method: star, rounds: 1, silos: 1}}\n"
+    )
+    _, *lines = experiments(file=file)
+    assert lines == [
+        "  a  cannot run: unknown setting 'roundz'; did you mean 'rounds'?",
+        "  b  cannot run: setting 'rounds' is -3; it must be a whole number, at least 1",
+        "  c  digits, 1 silo, 1 round",
+    ]
+
+
 def test_methods_are_listed_with_a_line_each_and_those_of_a_file_last() -> None:
     lines = dict(line.split(": ", 1) for line in methods())
     assert lines.keys() == METHODS.keys()

@@ -46,6 +46,12 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
             ["compare", "uefl-digits", "--jobs", "2", "--slurm", "mem_gb=4"],
             "--slurm belongs to --jobs slurm, and --jobs is 2",
         ),
+        (
+            ["compare", "uefl-digits", "--jobs", "slurm", "--slurm", "mem_gb"],
+            "--slurm mem_gb: write KEY=VALUE, for example mem_gb=4",
+        ),
+        (["pretrain", "nothere"], "unknown experiment 'nothere': 'fedsilo experiments' lists"),
+        (["fetch", "mnist"], "give --data-dir, or set $FEDSILO_DATA"),
         (["compare", "uefl-digits", "--jobs", "many"], "a number of at least 0, or slurm"),
         (["crossvalidate", "local-heart", "--folds", "1"], "--folds is 1; it must be at least 2"),
         (["crossvalidate", "local-heart", "--repeats", "0"], "--repeats is 0; it must be at"),
@@ -78,6 +84,7 @@ def test_an_error_is_one_line_and_exit_code_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDSILO_DATA", raising=False)
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert told in error

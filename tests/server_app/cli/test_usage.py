@@ -46,7 +46,7 @@ NESTED = tuple(
         (["compare", "x", "--seeds", "two"], "'two' is not a valid integer"),
         (["compare", "x", "--split", "train"], "'train' is not one of 'test', 'val'"),
         (["compare"], "Missing argument"),
-        (["fetch", "mnist"], "Missing option '--data-dir'"),
+        (["finetune"], "Missing option '--task'"),
         (["simulate", "x", "--nonsense"], "No such option"),
         (["deploy"], "Missing command"),
         (["doctor"], "Missing command"),

@@ -256,7 +256,7 @@ SITES = {
         _allow(records=["config/*", "metrics/*", "arrays/*"]),
     ),
     "too many rounds": Broken(
-        _allow(max_rounds=1), "requests", "at most 1 rounds", "'max-rounds'", _run(rounds=1)
+        _allow(max_rounds=1), "requests", "at most 1 round", "'max-rounds'", _run(rounds=1)
     ),
     "too few samples": Broken(
         *(_allow(minimum_train_samples=1000), "requests", "fewer than 1000", "minimum-train"),

@@ -30,15 +30,15 @@ def _raising(error: Exception) -> Check[None]:
     def look(_: None) -> str:
         raise error
 
-    return Check("one", "", look)
+    return Check("one", look)
 
 
 def test_a_check_is_skipped_if_one_that_it_needs_has_not_passed() -> None:
     checks = (
         _raising(Refused("it is broken", "fix it")),
-        Check[None]("two", "", lambda _: "well", ("one",)),
-        Check[None]("three", "", lambda _: "well", ("two",)),
-        Check[None]("four", "", lambda _: Passed("well", ("more",))),
+        Check[None]("two", lambda _: "well", ("one",)),
+        Check[None]("three", lambda _: "well", ("two",)),
+        Check[None]("four", lambda _: Passed("well", ("more",))),
     )
     found = list(examine(checks, None, "north"))
     assert [str(finding.status) for finding in found] == ["FAILED", "SKIPPED", "SKIPPED", "PASSED"]
@@ -61,7 +61,7 @@ def test_a_check_is_skipped_if_one_that_it_needs_has_not_passed() -> None:
 def test_an_error_is_one_line_and_stops_no_other_check(
     error: Exception, said: str, fix: str
 ) -> None:
-    found = list(examine((_raising(error), Check[None]("two", "", lambda _: "")), None))
+    found = list(examine((_raising(error), Check[None]("two", lambda _: "")), None))
     assert [finding.status for finding in found] == [Status.FAILED, Status.PASSED]
     (line,) = lines_of(found[0])
     assert said in line
@@ -91,12 +91,11 @@ def test_the_exit_code_tells_failed_from_skipped_only(statuses: str, code: int) 
 
 
 @pytest.mark.parametrize("checks", [site.CHECKS, server.CHECKS, run.CHECKS])
-def test_each_check_says_what_it_is_for_and_needs_earlier_ones_only(
+def test_each_check_needs_earlier_ones_only(
     checks: Sequence[Check[Any]],
 ) -> None:
     names: list[str] = []
     for check in checks:
-        assert check.purpose
         assert set(check.needs) <= set(names)
         assert check.name not in names
         names.append(check.name)

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedsilo.server_app.doctor.findings import Refused
-from fedsilo.server_app.doctor.wire import Silent, handshake
+from fedsilo.server_app.doctor.wire import handshake
 from tests.server_app.doctor.conftest import listening
 
 
@@ -79,5 +79,5 @@ def test_a_port_without_tls_is_refused(secrets: Path) -> None:
 def test_a_server_that_does_not_answer_is_silent(secrets: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(Silent, match="does not answer"):
+    with pytest.raises(Refused, match="does not answer"):
         handshake(f"127.0.0.1:{port}", secrets / "ca.crt")

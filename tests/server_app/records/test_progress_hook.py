@@ -183,7 +183,7 @@ def test_hook_prints_a_line_a_round_with_measurements_and_time_left(tmp_path: Pa
     recorder.phase_ended(1, "train", {"s1a": measured})
     hook.site_failed(1, "train", "s2a", "no answer [in time]")
     hook.round_ended(UEFLState({}, 1, extended={"1": ("s1a",)}))
-    assert lines[0] == "UEFL on digits: 1 sites (s1a), 10 rounds"
+    assert lines[0] == "UEFL on digits: 1 site (s1a), 10 rounds"
     assert lines[1] == "round 1, train: continuing without site s2a: no answer [in time]"
     assert lines[2].startswith(
         "round  1/10  train loss 2.500  validation accuracy before training 0.250  entropy 1.000  "

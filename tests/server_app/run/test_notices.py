@@ -7,6 +7,7 @@ from PIL import Image
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.server_app.run.notices import who_is_missing
+from fedsilo.strategies.meeting.admission import Registry, Terms
 from fedsilo.strategies.meeting.participants import Participants
 
 LEFT_OUT = "no image of vidir_modern, rosendahl, msk4, vienna_dias is here; left out"
@@ -30,12 +31,15 @@ def isic(tmp_path: Path) -> CommonSettings:
 def said(isic: CommonSettings) -> Callable[..., str]:
     """Return a function that tells what is said of sites: name to whether it is simulated."""
 
-    def say(common: CommonSettings = isic, **simulated: bool) -> str:
+    def say(
+        common: CommonSettings = isic, registry: Registry | None = None, **simulated: bool
+    ) -> str:
         facts = {
             site: SiteFacts(site, site, (3, 16, 16), 2, {"train": [1, 1]}, {}, simulated=simulated)
             for site, simulated in simulated.items()
         }
-        participants = Participants(facts, {site: index for index, site in enumerate(facts)})
+        nodes = {site: index for index, site in enumerate(facts)}
+        participants = Participants(facts, nodes, terms=Terms(registry))
         return "\n".join(who_is_missing(participants, common))
 
     return say
@@ -64,6 +68,14 @@ def test_of_other_data_sets_real_sites_that_are_missing_are_named(
     heart = CommonSettings(dataset="heart-synthetic")
     missing = "2 of 4 silos take part: cleveland, va; no SuperNode for hungary, switzerland"
     assert said(heart, va=False, cleveland=False) == missing
+
+
+def test_a_registered_hospital_that_is_away_is_named_though_only_it_knows_its_data(
+    said: Callable[..., str],
+) -> None:
+    registry = Registry("registry.json", {"north": 1, "south": 2, "west": 3})
+    missing = "2 of 3 silos take part: north, south; no SuperNode for west"
+    assert said(CommonSettings(dataset="table"), registry, north=False, south=False) == missing
 
 
 def test_of_data_that_only_the_sites_know_nobody_is_missing(

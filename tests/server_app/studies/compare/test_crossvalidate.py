@@ -229,7 +229,7 @@ def test_two_experiments_are_cross_validated_on_the_same_splits(
     arguments += ["--csv", str(tmp_path / "t.csv"), "--markdown", str(tmp_path / "t.md")]
     assert main(arguments) == 0
     said = capsys.readouterr().out
-    assert "2 experiments, 2 folds, 1 repeats: 4 runs" in said
+    assert "2 experiments, 2 folds, 1 repeat: 4 runs" in said
     assert "test calibration-error: mean and 95 % interval" in said
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "crossvalidation").iterdir()}
     summaries = [json.loads(path.read_text()) for path in kept]

@@ -69,7 +69,7 @@ def test_a_run_on_tables_that_were_changed_since_is_refused(
 ) -> None:
     command = _table(tmp_path, one="01" * 12, two="011" * 8)
     assert main(command) == 0
-    assert "1 runs, " in capsys.readouterr().out
+    assert "1 run, " in capsys.readouterr().out
     before = (tmp_path / "t.csv").read_bytes()
     assert main(command) == 0
     assert "runs, " not in capsys.readouterr().out
@@ -165,7 +165,7 @@ def test_tests_stand_below_the_table_and_in_the_markdown(
     assert "median (min to max) over 3 seeds" in said
     written = (tmp_path / "t.md").read_text()
     assert f"\n{heading}\n\n| p | slow |\n| --- | --- |\n| fast | 7.05e-02 |\n" in written
-    assert "times 1 pairs (Bonferroni" in written
+    assert "times 1 pair (Bonferroni" in written
     assert "not the split: p says nothing about other patients" in written
     assert "'--paired' tests differences by seed" in written
     assert "| slow | all | " in written

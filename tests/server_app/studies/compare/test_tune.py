@@ -113,7 +113,7 @@ def test_what_is_chosen_is_written_with_why_and_what_else_was_tried() -> None:
     assert [point["settings"] for point in document["ranking"]] == [{"seed": 2}, {"seed": 1}]
     assert document["metric"] == "accuracy"
     assert "best mean validation accuracy over sites, 0.8000" in document["why"]
-    assert "2 points on 3 folds, 1 seeds; no test figure was used" in document["why"]
+    assert "2 points on 3 folds, 1 seed; no test figure was used" in document["why"]
     assert "the next one has 0.6000" in document["why"]
     alone = chosen_document("x", Tuning(trials=1), {"seed": [1]}, ranked[1:], "accuracy")
     assert "next" not in alone["why"]
@@ -209,7 +209,7 @@ def test_a_search_reads_no_test_row_and_is_not_run_twice(
     file, folder = simulation(SEARCH), tmp_path / "out" / "tune-heart"
     assert _tune("heart", file, tmp_path / "out") == 0
     said = capsys.readouterr().out
-    assert "2 points, 2 folds, 1 seeds: 4 runs on training data" in said
+    assert "2 points, 2 folds, 1 seed: 4 runs on training data" in said
     assert "for simulation.yaml: {learning-rate: 0.03}, and next to 'config' trials: 2" in said
     assert "warning: the best 'learning-rate', 0.03, is at the upper end of 1e-05 to 0.03" in said
     document = json.loads((folder / "chosen.json").read_text())
@@ -266,7 +266,7 @@ def test_images_are_searched_on_their_own_validation_part(
 ) -> None:
     assert _tune("images", simulation(SEARCH), tmp_path) == 0
     said = " ".join(capsys.readouterr().out.split())
-    part = "the data set's own validation part, 1 seeds"
+    part = "the data set's own validation part, 1 seed"
     assert f"2 points, {part}: 2 runs on training data" in said
     assert f"2 points on {part}; no test figure was used" in said
     with (tmp_path / "tune-images" / "trials.csv").open(newline="") as table:
@@ -334,7 +334,7 @@ def test_a_budget_of_the_command_stands_instead_of_the_files_and_is_written_down
 ) -> None:
     file = simulation(SEARCH)
     assert _tune("images", file, tmp_path, "--trials", "1", "--seeds", "2") == 0
-    assert "1 points, the data set's own validation part, 2 seeds: 2 runs" in " ".join(
+    assert "1 point, the data set's own validation part, 2 seeds: 2 runs" in " ".join(
         capsys.readouterr().out.split()
     )
     document = json.loads((tmp_path / "tune-images" / "chosen.json").read_text())
@@ -351,7 +351,7 @@ def test_folds_of_the_command_stand_instead_of_the_files(
 ) -> None:
     file = simulation(SEARCH)
     assert _tune("heart", file, tmp_path, "--trials", "1", "--folds", "3") == 0
-    assert "1 points, 3 folds, 1 seeds: 3 runs" in capsys.readouterr().out
+    assert "1 point, 3 folds, 1 seed: 3 runs" in capsys.readouterr().out
     document = json.loads((tmp_path / "tune-heart" / "chosen.json").read_text())
     assert document["budget"] == {"trials": 1, "folds": 3, "seeds": 1}
     assert _tune("images", file, tmp_path, "--trials", "1", "--folds", "1") == 0
@@ -403,7 +403,7 @@ def test_tpe_searches_the_range_and_asks_for_the_same_points_again(
     file, folder = simulation(SEARCH), tmp_path / "tune-heart"
     more = ("--sampler", "tpe", "--trials", "6")
     assert _tune("heart", file, tmp_path, *more) == 0
-    assert "6 points, 2 folds, 1 seeds: 12 runs on training data" in capsys.readouterr().out
+    assert "6 points, 2 folds, 1 seed: 12 runs on training data" in capsys.readouterr().out
     document = json.loads((folder / "chosen.json").read_text())
     rates = [point["settings"]["learning-rate"] for point in document["ranking"]]
     assert len(set(rates)) == 6
