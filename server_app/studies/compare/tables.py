@@ -145,6 +145,8 @@ def group_lines(
 ) -> list[list[str]]:
     """Return the columns' titles, then a line per experiment and group, which it begins with.
 
+    A cell of fewer seeds than the experiment has says so.
+
     Args:
         figures: rows of ``over_seeds``.
         titles: metric -> title of its column.
@@ -155,13 +157,15 @@ def group_lines(
     columns = []
     for metric, title in titles.items():
         columns += [title, *([published[metric]] if metric in published else [])]
-    lines = [columns]
+    lines, most = [columns], figures.groupby("experiment")["seeds"].max().to_dict()
     for (experiment, group), part in figures.groupby(["experiment", "group"], sort=False):
         by_metric = {figure.metric: figure for figure in part.itertuples()}
         line = [str(experiment), str(group)]
         for metric in titles:
-            figure = by_metric.get(metric)
+            figure: Any = by_metric.get(metric)
             line.append(cell(figure) if figure else missing)
+            if figure and figure.seeds < most[experiment]:
+                line[-1] += f" ({figure.seeds} of {most[experiment]} seeds)"
             if metric in published:
                 line.append(published_cell(figure) if figure else "")
         lines.append(line)

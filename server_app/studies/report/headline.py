@@ -86,15 +86,15 @@ def result(run: ReportedRun, site: str | None = None) -> str:
         right = min(max(found, 0), samples)
         around = wilson(right, samples)
         return (
-            f"The model is right for {right:,} of {samples:,} test {run.noun(samples)} of "
+            f"Predictions are right for {right:,} of {samples:,} test {run.noun(samples)} of "
             f"{counted(len(tested), 'hospital')}: {percent(right / samples)} (95 % interval "
             f"{percent(around.low)} to {percent(around.high)})"
             f"{_beside_guessing(run, list(tested))}.{_noise(run)}"
         )
     if site is None and (accuracy := run.summary["mean"].get("accuracy")) is not None:
         return (
-            f"The model is right for {percent(accuracy)} of the test {run.noun(2)}; how many they "
-            "are did not leave the hospitals, so there is no interval."
+            f"Predictions are right for {percent(accuracy)} of the test {run.noun(2)}; how many "
+            "they are did not leave the hospitals, so there is no interval."
         )
     return f"No accuracy on test data may be shown for {f'site {site}' if site else 'this run'}."
 

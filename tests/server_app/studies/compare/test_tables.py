@@ -150,6 +150,7 @@ def test_a_metric_that_only_some_seeds_have_is_over_those() -> None:
         ("accuracy", 2),
         ("auc", 1),
     ]
+    assert comparison_lines(rows)[1] == ["x", "a", "0.600 ± 0.141", "0.600 (1 of 2 seeds)"]
 
 
 def _silo(name: str, test: list[int], val: list[int]) -> dict[str, Any]:
