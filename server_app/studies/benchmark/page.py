@@ -25,6 +25,7 @@ from fedsilo.server_app.studies.benchmark.ranks import (
 )
 from fedsilo.server_app.studies.benchmark.rows import Rows
 from fedsilo.server_app.studies.compare.tables import csv_text, markdown_table
+from fedsilo.server_app.studies.report.page import environment
 
 _CELLS = 3  # of docs/methods/README.md's table, after a row's methods
 _METHOD = re.compile(r"`([\w-]+)`")
@@ -133,17 +134,10 @@ def ranks_table(found: Benchmarked) -> pd.DataFrame:
 
 def page_text(found: Benchmarked, page: Path) -> str:
     """Return the page as Markdown."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters["title_of"] = title_of
+    templates = environment("benchmark", html=False)
+    templates.filters["title_of"] = title_of
     rates, chosen = found.benchmark.rates, found.results["rate"]
-    return environment.get_template("benchmark.md.j2").render(
+    return templates.get_template("benchmark.md.j2").render(
         found=found,
         csv=os.path.relpath(found.rows.path, page.parent),
         page=page,

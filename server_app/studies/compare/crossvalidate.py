@@ -32,7 +32,7 @@ from fedsilo.server_app.studies.compare.budgets import (
 )
 from fedsilo.server_app.studies.compare.pooled import POOLED
 from fedsilo.server_app.studies.compare.slurm import Jobs
-from fedsilo.server_app.studies.compare.tables import csv_text, joined, markdown_table, rich_table
+from fedsilo.server_app.studies.compare.tables import csv_text, markdown_table, rich_table
 from fedsilo.server_app.studies.compare.trials import Trial, run_groups, trial_settings
 
 COLUMNS = ("experiment", "compared_with", "group", "metric", "mean", "low", "high", "p", "runs")
@@ -110,7 +110,7 @@ def crossvalidate(
     metrics = (*data_set(first.dataset).headline, *([POOLED] if pooled else []))
     figures = figure_intervals(summaries, metrics, folds)
     differences = difference_intervals(summaries, metrics, folds)
-    return CrossValidation(joined([figures, differences]), metrics, budgets)
+    return CrossValidation(pd.concat([figures, differences]), metrics, budgets)
 
 
 def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
@@ -260,11 +260,8 @@ def corrected_interval(values: Sequence[float], folds: int) -> Interval:
     """Return the corrected resampled t interval of ``values``, one per run.
 
     The variance of the mean is (1/J + n_test/n_train) s^2 over J runs, where n_test/n_train is
-    1 / (folds - 1): the plain 1/J would take runs for independent that share training rows.
-
-    Args:
-        values: one figure per run, or one difference between two methods on the same split.
-        folds: folds of the cross-validation.
+    1 / (folds - 1): the plain 1/J would take runs for independent that share training rows. A value
+    is a run's figure, or the difference between two methods on the same split.
     """
     from scipy import stats
 

@@ -61,7 +61,6 @@ from fedsilo.server_app.studies.compare.tables import (
     comparison_lines,
     comparison_table,
     csv_text,
-    joined,
     markdown_table,
     over_seeds,
     rich_table,
@@ -283,7 +282,7 @@ def _results(
         own = [job.directory for job in jobs if job.experiment == name]
         cuts = own if same_split(own) is False else own[:1]
         frames += [constant_results(r.silos, split, metrics, seed) for seed, r in enumerate(cuts)]
-    return joined(frames)
+    return pd.concat(frames, ignore_index=True)
 
 
 def _refuse_one_split(jobs: Sequence[Job]) -> None:

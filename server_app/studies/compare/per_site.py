@@ -25,7 +25,7 @@ from fedsilo.server_app.studies.compare.over_setting import (
     refuse_other_settings,
 )
 from fedsilo.server_app.studies.compare.results import matching
-from fedsilo.server_app.studies.compare.tables import csv_text, deviation, joined, mean
+from fedsilo.server_app.studies.compare.tables import csv_text, deviation, mean
 from fedsilo.server_app.studies.figures.learning_curves import CURVES, write_picture
 from fedsilo.server_app.studies.figures.panels import new_figure
 from fedsilo.server_app.studies.finished_run import FinishedRun
@@ -88,7 +88,7 @@ def site_bars(
     known = sorted(cells["metric"].unique())
     usual = ",".join(metric for metric in _USUAL if metric in known)
     chosen = matching(metrics or usual or _USUAL[0], known, "--metrics")
-    ordered = joined([cells[cells["metric"] == metric] for metric in chosen])
+    ordered = pd.concat([cells[cells["metric"] == metric] for metric in chosen])
     grouped = ordered.groupby(_KEY, sort=False)["value"]
     table = grouped.agg(mean=mean, sd=deviation, seeds="size").reset_index()
     when = "the last round" if round_ is None else f"round {round_}"

@@ -31,11 +31,6 @@ def tidy(records: Iterable[Sequence[Any]]) -> pd.DataFrame:
     return typed
 
 
-def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return tables below one another."""
-    return pd.concat(frames, ignore_index=True)
-
-
 def mean(values: Iterable[float]) -> float:
     """Return the mean, rounded once: pandas' own depends on the order of the values."""
     return statistics.mean([float(value) for value in values])
@@ -145,14 +140,9 @@ def group_lines(
 ) -> list[list[str]]:
     """Return the columns' titles, then a line per experiment and group, which it begins with.
 
-    A cell of fewer seeds than the experiment has says so.
-
-    Args:
-        figures: rows of ``over_seeds``.
-        titles: metric -> title of its column.
-        published: metric -> title of the column of the papers' numbers, of metrics that have one.
-        cell: the text of a row.
-        missing: the text where a group lacks a metric.
+    ``figures`` are rows of ``over_seeds``, whose texts ``cell`` makes. ``titles`` and ``published``
+    name the columns of a metric, and of the papers' numbers where there are some. A cell of fewer
+    seeds than the experiment has says so; ``missing`` is that of a group that lacks a metric.
     """
     columns = []
     for metric, title in titles.items():

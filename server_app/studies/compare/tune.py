@@ -53,25 +53,15 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the grid and what it reached on the folds of all seeds.
+    """A point of the grid and what it reached on the folds of all seeds."""
 
-    Attributes:
-        settings: the values that were tried.
-        score: mean over sites, folds and seeds of the metric that decides.
-        error: its standard error over folds and seeds.
-        loss: mean validation loss, which decides between equals.
-        sites: each site's own score.
-        digest: of all that its runs measured.
-        failed: why a run of it failed, or empty; its figures are 0 then.
-    """
-
-    settings: Mapping[str, Value]
-    score: float
-    error: float
-    loss: float
-    sites: Mapping[str, float]
-    digest: str = ""
-    failed: str = ""
+    settings: Mapping[str, Value]  # the values that were tried
+    score: float  # mean over sites, folds and seeds of the metric that decides
+    error: float  # its standard error over folds and seeds
+    loss: float  # mean validation loss, which decides between equals
+    sites: Mapping[str, float]  # each site's own score
+    digest: str = ""  # of all that its runs measured
+    failed: str = ""  # why a run of it failed, or empty; its figures are 0 then
 
 
 @dataclass(frozen=True)

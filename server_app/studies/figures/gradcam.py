@@ -55,17 +55,14 @@ class GradCamSheet:
 
 
 def by_scenario(truths: Tensor, answers: Sequence[Tensor], each: int) -> list[tuple[int, str]]:
-    """Return rows by who is right about them, ``each`` of every scenario and class.
+    """Return rows by who is right about them, at most ``each`` of every scenario and class.
+
+    ``truths`` are the classes (n,), ``answers`` what each run says (n,).
 
     The scenarios are Fed-Align-CL's (section V-d and figure 5): all runs are right, all are wrong,
     the first alone is right ("ours against the federated ones"), the second is right and the first
     is not ("Fed-Align against ours"). Among the images that fit, the first in the split's order are
     taken: nobody picks them.
-
-    Args:
-        truths: (n), the classes.
-        answers: (n) of each run, what it says.
-        each: how many rows.
     """
     right = torch.stack([answer == truths for answer in answers])
     first, others = right[0], right[1:]

@@ -74,11 +74,9 @@ class Reference:
         return [basis, self.others] if self.others else [basis]
 
     def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
-        """Return how new cases are.
+        """Return how new cases (k, f) are: rows as the network gets them, or features of images.
 
-        Args:
-            inputs: (k, f), rows as the network gets them, or the network's features of images.
-            missing: (k, f), which values are imputed; None for none.
+        ``missing`` (k, f) says which values are imputed.
         """
         values = inputs.numpy().astype(np.float64)
         lacking = np.zeros(values.shape, bool) if missing is None else missing.numpy()

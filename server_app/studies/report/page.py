@@ -115,13 +115,13 @@ def is_number(cell: str) -> bool:
 
 
 @cache
-def environment() -> Environment:
-    """Return what renders the templates of pages."""
+def environment(folder: str = "report", *, html: bool = True) -> Environment:
+    """Return what renders the templates of a folder of ``studies``, of pages or of other text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("fedsilo.server_app.studies.report"),
-        autoescape=True,
+        loader=PackageLoader(f"fedsilo.server_app.studies.{folder}"),
+        autoescape=html,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,

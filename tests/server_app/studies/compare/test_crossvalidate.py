@@ -27,7 +27,7 @@ from fedsilo.server_app.studies.compare.crossvalidate import (
     metric_table,
 )
 from fedsilo.server_app.studies.compare.pooled import POOLED
-from fedsilo.server_app.studies.compare.tables import csv_text, joined
+from fedsilo.server_app.studies.compare.tables import csv_text
 
 
 def _run(**sites: Mapping[str, float]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def test_every_other_experiment_is_compared_with_the_first() -> None:
 def test_a_single_run_has_neither_interval_nor_p_value() -> None:
     one, other = [_run(x={"accuracy": 0.733})], [_run(x={"accuracy": 0.5})]
     rows = figure_intervals({"a": one, "b": other}, ("accuracy",), 2)
-    rows = joined([rows, difference_intervals({"a": one, "b": other}, ("accuracy",), 2)])
+    rows = pd.concat([rows, difference_intervals({"a": one, "b": other}, ("accuracy",), 2)])
     cells = list(metric_table(rows, "accuracy").columns[1].cells)
     assert cells == ["0.733 (1 run)", "0.500 (1 run)", "+0.233 (1 run)"]
     lines = csv_text(rows).splitlines()

@@ -22,7 +22,6 @@ from fedsilo.server_app.studies.compare.tables import (
     comparison_lines,
     comparison_table,
     csv_text,
-    joined,
     markdown_table,
     over_seeds,
     published_cell,
@@ -262,7 +261,7 @@ def test_a_mean_is_rounded_once_whatever_the_order() -> None:
 
 def test_experiments_stay_in_the_order_in_which_they_were_named() -> None:
     frames = [_results(name, [_summary(0.5)], METRICS) for name in ("z", "a")]
-    assert [row.experiment for row in _rows(joined(frames))] == ["z"] * 4 + ["a"] * 4
+    assert [row.experiment for row in _rows(pd.concat(frames))] == ["z"] * 4 + ["a"] * 4
 
 
 def test_published_figures_are_told_as_they_were_published() -> None:
