@@ -136,13 +136,16 @@ def page_text(found: Benchmarked, page: Path) -> str:
     """Return the page as Markdown."""
     templates = environment("benchmark", html=False)
     templates.filters["title_of"] = title_of
+    half = 50 * (found.results["high"] - found.results["low"])  # of intervals, in points
+    medians = half.groupby(found.results["experiment"]).median()
+    widths = (f"`{name}` {medians.loc[str(name)]:.1f} points" for name in found.figures)
     rates, chosen = found.benchmark.rates, found.results["rate"]
     return templates.get_template("benchmark.md.j2").render(
         found=found,
         csv=os.path.relpath(found.rows.path, page.parent),
         page=page,
         figures=markdown_table(list(_figure_lines(found))),
-        widths=_widths(found),
+        widths=", ".join(widths),
         finding=_finding(found.rankings["all settings"]),
         tests=list(friedman_lines(found.rankings)),
         equals=equals(found.rows.rows, found.benchmark.seeds),
@@ -165,13 +168,6 @@ def _figure_lines(found: Benchmarked) -> Iterator[list[str]]:
         cost = costs.get(method)
         spent = [f"{cost['bytes']:.2f}", f"{cost['seconds']:.1f}"] if cost else ["-", "-"]
         yield [title_of(method), *texts, *spent]
-
-
-def _widths(found: Benchmarked) -> str:
-    """Return the median half width of an experiment's intervals, in points, in one line."""
-    half = 50 * (found.results["high"] - found.results["low"])
-    medians = half.groupby(found.results["experiment"]).median()
-    return ", ".join(f"`{name}` {medians.loc[str(name)]:.1f} points" for name in found.figures)
 
 
 def _finding(one: Ranking) -> str:

@@ -157,7 +157,9 @@ def constant_results(
     for site, facts in silos.items():
         counts = facts["label_counts"].get(split, [])
         if len(counts) == 2 and sum(counts):
-            scores[site] = _constant_scores(counts[1] / sum(counts))
+            scores[site] = {"accuracy": counts[1] / sum(counts)}
+            if all(counts):
+                scores[site] |= {"balanced-accuracy": 0.5, "auc": 0.5}
     if not scores:
         return tidy([])
     groups = by_distribution(scores, {site: silos[site]["distribution"] for site in scores})
@@ -167,10 +169,3 @@ def constant_results(
         for metric, value in values.items()
         if metrics is None or metric in metrics
     )
-
-
-def _constant_scores(share: float) -> dict[str, float]:
-    """Score "always class 1" where ``share`` of the samples are; of one class only accuracy."""
-    if share in (0.0, 1.0):
-        return {"accuracy": share}
-    return {"accuracy": share, "balanced-accuracy": 0.5, "auc": 0.5}

@@ -94,8 +94,7 @@ def gradcam(
 
     The runs are on the same data, and the site's must be here. ``rows`` are of the split, from 0;
     in place of them ``scenarios`` says how many are chosen of each scenario and class. Without a
-    ``label`` the class is what each network says of each image. Data and private state are in
-    folders of the run, or in those that are named.
+    ``label`` the class is what each network says of each image.
 
     Raises:
         FedsiloError: a run has not ended, has no convolutional network or other images, or there is

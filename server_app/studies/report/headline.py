@@ -39,6 +39,8 @@ def facts(run: ReportedRun) -> list[tuple[str, str]]:
     done, asked = summary["rounds"], run.decisive["rounds"]
     rounds = f"{done} rounds" if done == asked else f"{done} rounds of at most {asked}"
     progress = read_progress(run.path)
+    environment = read_run_config(run.path / CONFIG).environment
+    revision = str(environment.get("fedsilo-revision", "unknown"))[:12]
     written = f"{progress.updated:%Y-%m-%d %H:%M} UTC" if progress else "not recorded"
     return [
         ("predicts", f"which of: {', '.join(run.all_classes()) or 'classes without names'}"),
@@ -47,7 +49,7 @@ def facts(run: ReportedRun) -> list[tuple[str, str]]:
         ("hospitals", f"{len(run.silos)}{', simulated in one place' if run.simulated else ''}"),
         ("method", f"{summary['title']} ({summary['method']}), {rounds}"),
         ("trained", f"{written}, seed {summary['seed']}"),
-        ("version", _version(run)),
+        ("version", f"fedsilo {FEDSILO}, git revision of the run {revision}"),
         ("data fingerprints", ", ".join(fingerprints(run)) or f"none at 'trust: {run.trust}'"),
     ]
 
@@ -59,12 +61,6 @@ def _data(name: str) -> str:
         return f"{name} (public, {data.licence.licence}{terms})"
     whose = "made up by fedsilo" if data.origin == "made-up" else "the hospitals' own"
     return f"{name} ({whose})"
-
-
-def _version(run: ReportedRun) -> str:
-    environment = read_run_config(run.path / CONFIG).environment
-    revision = str(environment.get("fedsilo-revision", "unknown"))[:12]
-    return f"fedsilo {FEDSILO}, git revision of the run {revision}"
 
 
 def fingerprints(run: ReportedRun) -> Iterator[str]:

@@ -171,14 +171,11 @@ class ShownRun(FinishedRun):
             return not self._gives_away(at, site, split, metric, value, hidden)
         if name in _OVER_CLASSES:
             return False
-        # What has parts is counts by certainty
-        return not rest or self._accuracy_is_shown(site, split, hidden)
-
-    def _accuracy_is_shown(self, site: str, split: str, hidden: frozenset[int]) -> bool:
-        last, value = self.whole.summary["rounds"], self._ends[split].get(site, {}).get("accuracy")
-        return value is not None and not self._gives_away(
-            last, site, split, "accuracy", value, hidden
-        )
+        if not rest:
+            return True
+        # Counts by certainty, whose sum is the last round's accuracy
+        last, right = self.whole.summary["rounds"], self._ends[split].get(site, {}).get("accuracy")
+        return right is not None and self._shows(last, site, split, "accuracy", right)
 
     @cached_property
     def _ends(self) -> dict[str, dict[str, dict[str, float]]]:
