@@ -77,11 +77,8 @@ class Run:
         and standardised samples; its ``module()`` maps samples as they are read to class
         probabilities.
 
-        Args:
-            site: the site's name, or None for the first whose data are here, if all have one model.
-            data_dir: the data directory, or None for the run's own.
-            state_dir: the site's private state, or None for the run directory's.
-            best: the model of the best round, not the last ('early-stopping-metric').
+        Without ``site`` it is the first whose data are here, if all have one model. ``best`` is the
+        model of the best round ('early-stopping-metric').
 
         Raises:
             FedsiloError: there is no such site, or its model or data are not here.

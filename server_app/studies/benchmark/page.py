@@ -25,6 +25,7 @@ from fedsilo.server_app.studies.benchmark.ranks import (
 )
 from fedsilo.server_app.studies.benchmark.rows import Rows
 from fedsilo.server_app.studies.compare.tables import csv_text, markdown_table
+from fedsilo.server_app.studies.report.page import environment
 
 _CELLS = 3  # of docs/methods/README.md's table, after a row's methods
 _METHOD = re.compile(r"`([\w-]+)`")
@@ -133,22 +134,18 @@ def ranks_table(found: Benchmarked) -> pd.DataFrame:
 
 def page_text(found: Benchmarked, page: Path) -> str:
     """Return the page as Markdown."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters["title_of"] = title_of
+    templates = environment("benchmark", html=False)
+    templates.filters["title_of"] = title_of
+    half = 50 * (found.results["high"] - found.results["low"])  # of intervals, in points
+    medians = half.groupby(found.results["experiment"]).median()
+    widths = (f"`{name}` {medians.loc[str(name)]:.1f} points" for name in found.figures)
     rates, chosen = found.benchmark.rates, found.results["rate"]
-    return environment.get_template("benchmark.md.j2").render(
+    return templates.get_template("benchmark.md.j2").render(
         found=found,
         csv=os.path.relpath(found.rows.path, page.parent),
         page=page,
         figures=markdown_table(list(_figure_lines(found))),
-        widths=_widths(found),
+        widths=", ".join(widths),
         finding=_finding(found.rankings["all settings"]),
         tests=list(friedman_lines(found.rankings)),
         equals=equals(found.rows.rows, found.benchmark.seeds),
@@ -171,13 +168,6 @@ def _figure_lines(found: Benchmarked) -> Iterator[list[str]]:
         cost = costs.get(method)
         spent = [f"{cost['bytes']:.2f}", f"{cost['seconds']:.1f}"] if cost else ["-", "-"]
         yield [title_of(method), *texts, *spent]
-
-
-def _widths(found: Benchmarked) -> str:
-    """Return the median half width of an experiment's intervals, in points, in one line."""
-    half = 50 * (found.results["high"] - found.results["low"])
-    medians = half.groupby(found.results["experiment"]).median()
-    return ", ".join(f"`{name}` {medians.loc[str(name)]:.1f} points" for name in found.figures)
 
 
 def _finding(one: Ranking) -> str:

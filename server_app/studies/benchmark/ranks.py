@@ -58,21 +58,14 @@ def results_table(rows: Sequence[Row], seeds: int) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Methods by average rank over settings, 1 the best.
+    """Methods by average rank over settings, 1 the best."""
 
-    Attributes:
-        ranks: method -> average rank, best first.
-        settings: how many were ranked over.
-        statistic: Friedman's chi-squared; None of fewer than three methods or two settings.
-        p: its p value.
-        difference: of average ranks, that is significant at 5 %.
-    """
-
-    ranks: Mapping[str, float]
-    settings: int
+    ranks: Mapping[str, float]  # method -> average rank, best first
+    settings: int  # how many were ranked over
+    # Friedman's chi-squared; None of fewer than three methods or two settings
     statistic: float | None = None
-    p: float | None = None
-    difference: float | None = None
+    p: float | None = None  # its p value
+    difference: float | None = None  # of average ranks, that is significant at 5 %
 
 
 def ranking(figures: pd.DataFrame) -> Ranking:

@@ -16,32 +16,23 @@ from fedsilo.models.contract.errors import SettingError
 
 @dataclass(frozen=True)
 class Row:
-    """A run, or why there is none.
-
-    Attributes:
-        own: the method's own setting as ``key=value``.
-        metric: what decides; ``validation`` and ``test`` are its means over sites.
-        loss: mean validation loss.
-        up: bytes that left the sites; ``down``: that the server sent.
-        run: a digest of settings and data; empty where nothing was run.
-        note: why it was not run, or failed; empty where all figures are there.
-    """
+    """A run, or why there is none."""
 
     experiment: str
     method: str
     seed: int | None = None
     rate: float | None = None
-    own: str = ""
-    metric: str = ""
+    own: str = ""  # the method's own setting as ``key=value``
+    metric: str = ""  # what decides; ``validation`` and ``test`` are its means over sites
     validation: float | None = None
-    loss: float | None = None
+    loss: float | None = None  # mean validation loss
     test: float | None = None
     accuracy: float | None = None
-    up: int | None = None
+    up: int | None = None  # bytes that left the sites; ``down``: that the server sent
     down: int | None = None
     seconds: float | None = None
-    run: str = ""
-    note: str = ""
+    run: str = ""  # a digest of settings and data; empty where nothing was run
+    note: str = ""  # why it was not run, or failed; empty where all figures are there
 
     @property
     def cell(self) -> tuple[str, str]:

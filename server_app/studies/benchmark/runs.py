@@ -20,7 +20,7 @@ from fedsilo.server_app.config.benchmarks import Benchmark, read_benchmark
 from fedsilo.server_app.config.experiments import simulation_file
 from fedsilo.server_app.config.settings import RunSettings, known_defaults, resolve
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import planned, planned_settings
 from fedsilo.server_app.studies.benchmark.page import Benchmarked
 from fedsilo.server_app.studies.benchmark.rows import Row, Rows
 from fedsilo.server_app.studies.compare.trials import run_and_forget
@@ -68,7 +68,7 @@ def benchmark(
     if not only_show:
         chosen = list(experiments or declared.experiments)
         _run_all(declared, rows, sources, chosen, list(methods or METHODS), tell)
-    settings = {name: planned(name, sources)[0] for name in declared.experiments}
+    settings = {name: planned_settings(name, sources) for name in declared.experiments}
     shown = {n: {"dataset": own.common.dataset, **unusual(own)} for n, own in settings.items()}
     return Benchmarked(section, declared, rows, shown)
 

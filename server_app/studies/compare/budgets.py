@@ -46,27 +46,20 @@ _START = (
 
 @dataclass(frozen=True)
 class Budget:
-    """What an experiment's runs were given, and what they took, in the mean over seeds.
+    """What an experiment's runs were given, and what they took, in the mean over seeds."""
 
-    Attributes:
-        dataset: rows on other data are not compared.
-        given: the settings of training and start, those that mean nothing left out.
-        trials: points that its settings were chosen from, or 0 if it was not tuned.
-        rounds: those finished, by seed.
-        steps, samples: at all sites, or 0 if unknown.
-        down, up: bytes to all sites, and from them.
-        seconds: from the first message to the last.
-    """
-
-    dataset: str
+    dataset: str  # rows on other data are not compared
+    # The settings of training and start, those that mean nothing left out
     given: Mapping[str, Value]
-    trials: int = 0
-    rounds: Sequence[int] = ()
+    trials: int = 0  # points that its settings were chosen from, or 0 if it was not tuned
+    rounds: Sequence[int] = ()  # those finished, by seed
+    # At all sites, or 0 if unknown
     steps: float = 0.0
     samples: float = 0.0
+    # Bytes to all sites, and from them
     down: float = 0.0
     up: float = 0.0
-    seconds: float = 0.0
+    seconds: float = 0.0  # from the first message to the last
 
     def taken(self, runs: Sequence[FinishedRun]) -> Budget:
         """Return it with what ``runs``, one per seed, took."""

@@ -7,6 +7,7 @@ experiment is the one that the others are compared with.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from fedsilo.server_app.studies.compare.budgets import (
 )
 from fedsilo.server_app.studies.compare.pooled import POOLED
 from fedsilo.server_app.studies.compare.slurm import Jobs
-from fedsilo.server_app.studies.compare.tables import csv_text, joined, markdown_table, rich_table
+from fedsilo.server_app.studies.compare.tables import csv_text, markdown_table, rich_table
 from fedsilo.server_app.studies.compare.trials import Trial, run_groups, trial_settings
 
 COLUMNS = ("experiment", "compared_with", "group", "metric", "mean", "low", "high", "p", "runs")
@@ -111,7 +112,7 @@ def crossvalidate(
     metrics = (*data_set(first.dataset).headline, *([POOLED] if pooled else []))
     figures = figure_intervals(summaries, metrics, folds)
     differences = difference_intervals(summaries, metrics, folds)
-    return CrossValidation(joined([figures, differences]), metrics, budgets)
+    return CrossValidation(pd.concat([figures, differences]), metrics, budgets)
 
 
 def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
@@ -200,7 +201,7 @@ def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
     """Return one metric's table: a line per experiment, then the paired differences."""
     columns, *lines = _lines(intervals, metric)
-    narrow = [[cell.replace(" [", "\n[").replace(" p=", "\np=") for cell in line] for line in lines]
+    narrow = [[re.sub(r" (?=\[|p=|\(\d+ runs)", "\n", cell) for cell in line] for line in lines]
     title = f"test {metric}: mean and 95 % interval"
     return rich_table(title, [columns, *narrow], ends=lambda _: True)
 
@@ -209,21 +210,24 @@ def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
     """Return the column titles of one metric, then a line per experiment and per difference."""
     chosen = intervals[intervals["metric"] == metric]
     groups = list(chosen.loc[chosen["compared_with"] == "", "group"].unique())
+    most = intervals["runs"].max()
     cells: dict[str, dict[str, str]] = {}
     for figure in chosen.itertuples():
         taken_off = str(figure.compared_with)
         label = f"{figure.experiment} less {taken_off}" if taken_off else str(figure.experiment)
-        cells.setdefault(label, {})[str(figure.group)] = _cell(figure)
+        cells.setdefault(label, {})[str(figure.group)] = _cell(figure, most)
     body = [[label, *(row.get(group, "") for group in groups)] for label, row in cells.items()]
     return [["experiment", *groups], *body]
 
 
-def _cell(figure: Any) -> str:
+def _cell(figure: Any, most: int) -> str:
+    """Return a figure with its interval; one of fewer than ``most`` runs says of how many."""
     sign = "+" if figure.compared_with else ""
     if pd.isna(figure.low):
         return f"{figure.mean:{sign}.3f} (1 run)"
     p = f" p={figure.p:.3f}" if figure.compared_with else ""
-    return f"{figure.mean:{sign}.3f} [{figure.low:{sign}.3f}, {figure.high:{sign}.3f}]{p}"
+    few = f" ({figure.runs} runs)" if figure.runs < most else ""
+    return f"{figure.mean:{sign}.3f} [{figure.low:{sign}.3f}, {figure.high:{sign}.3f}]{p}{few}"
 
 
 def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
@@ -258,11 +262,8 @@ def corrected_interval(values: Sequence[float], folds: int) -> Interval:
     """Return the corrected resampled t interval of ``values``, one per run.
 
     The variance of the mean is (1/J + n_test/n_train) s^2 over J runs, where n_test/n_train is
-    1 / (folds - 1): the plain 1/J would take runs for independent that share training rows.
-
-    Args:
-        values: one figure per run, or one difference between two methods on the same split.
-        folds: folds of the cross-validation.
+    1 / (folds - 1): the plain 1/J would take runs for independent that share training rows. A value
+    is a run's figure, or the difference between two methods on the same split.
     """
     from scipy import stats
 

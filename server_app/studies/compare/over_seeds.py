@@ -43,7 +43,9 @@ from fedsilo.server_app.studies.compare.results import (
     chosen_metrics,
     constant_results,
     experiment_results,
-    of_split,
+    last_figures,
+    shared_figures,
+    shared_summaries,
     values_by_seed,
 )
 from fedsilo.server_app.studies.compare.significance import (
@@ -60,7 +62,6 @@ from fedsilo.server_app.studies.compare.tables import (
     comparison_lines,
     comparison_table,
     csv_text,
-    joined,
     markdown_table,
     over_seeds,
     rich_table,
@@ -233,7 +234,8 @@ def compare(
         ]
     same = {same_split(by_seed) for by_seed in runs.values()}
     cut = None if None in same else False not in same
-    remarks = notes(tested[0], seeds, paired, cut) if tested else []
+    remarks = _left_out([job.directory for job in all_jobs], split)
+    remarks += notes(tested[0], seeds, paired, cut) if tested else []
     return Comparison(results, split, tested, remarks, budgets)
 
 
@@ -248,14 +250,23 @@ def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
         SettingError: no site has samples of it.
     """
     summaries: dict[str, dict[int, dict[str, Any]]] = {}
-    for job in jobs:
-        summary = of_split(job.directory.summary, split)
+    found = shared_summaries([job.directory for job in jobs], split)
+    for job, summary in zip(jobs, found, strict=True):
         summaries.setdefault(job.experiment, {})[job.settings.common.seed] = summary
     if not any(summary["mean"] for summary in _all(summaries)):
         raise SettingError(
             f"no site has {split} samples to compare by: set 'val-folds', or use 'fedsilo tune'"
         )
     return summaries
+
+
+def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
+    """Return of which sites no mean has a figure, since not all runs have it, in one sentence."""
+    ends = [last_figures(run, split) for run in runs]
+    pairs = zip(ends, shared_figures(runs, ends), strict=True)
+    sites = sorted({site for own, shared in pairs for site in own if own[site] != shared[site]})
+    said = "means and tests are without figures that not every run has, of"
+    return [f"{said} {', '.join(sites)}"] if sites else []
 
 
 def _results(
@@ -272,7 +283,7 @@ def _results(
         own = [job.directory for job in jobs if job.experiment == name]
         cuts = own if same_split(own) is False else own[:1]
         frames += [constant_results(r.silos, split, metrics, seed) for seed, r in enumerate(cuts)]
-    return joined(frames)
+    return pd.concat(frames, ignore_index=True)
 
 
 def _refuse_one_split(jobs: Sequence[Job]) -> None:

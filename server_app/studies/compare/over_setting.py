@@ -20,7 +20,7 @@ from fedsilo.models.contract.settings_schema import Value, keys_with, unknown_ke
 from fedsilo.models.figures.palette import line_styles
 from fedsilo.server_app.config.settings import differences, known_defaults
 from fedsilo.server_app.studies.compare.results import chosen_metrics, figure_of, of_split
-from fedsilo.server_app.studies.compare.tables import deviation, mean
+from fedsilo.server_app.studies.compare.tables import deviation, mean, spread_cell
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
 from fedsilo.server_app.studies.figures.panels import new_figure
 from fedsilo.server_app.studies.finished_run import FinishedRun, finished_run, has_begun
@@ -66,7 +66,8 @@ class Sweep:
     def lines(self) -> Iterator[str]:
         """Yield a line per experiment with its points."""
         for name in self.experiments:
-            yield f"{name}: {', '.join(map(_point_text, self.points_of(name)))}"
+            texts = (f"{spread_cell(at)} at {at.value:g}" for at in self.points_of(name))
+            yield f"{name}: {', '.join(texts)}"
 
     def draw(self, path: Path) -> None:
         """Draw the points as PNG."""
@@ -132,11 +133,6 @@ def sweep_points(runs: Sequence[SweptRun], setting: str, metric: str) -> pd.Data
     ascending = figures.dropna(subset="figure").sort_values("value", kind="stable")
     grouped = ascending.groupby(["experiment", "value"], sort=False)["figure"]
     return grouped.agg(mean=mean, sd=deviation, seeds="size").reset_index()
-
-
-def _point_text(point: Any) -> str:
-    spread = f" ± {point.sd:.3f}" if point.seeds > 1 else ""
-    return f"{point.mean:.3f}{spread} at {point.value:g}"
 
 
 def draw_sweep(swept: Sweep) -> Figure:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from fedsilo.server_app.studies.compare.over_setting import (
     refuse_other_settings,
 )
 from fedsilo.server_app.studies.compare.results import matching
-from fedsilo.server_app.studies.compare.tables import csv_text, deviation, joined, mean
+from fedsilo.server_app.studies.compare.tables import csv_text, deviation, mean
 from fedsilo.server_app.studies.figures.learning_curves import CURVES, write_picture
 from fedsilo.server_app.studies.figures.panels import new_figure
 from fedsilo.server_app.studies.finished_run import FinishedRun
@@ -88,7 +89,7 @@ def site_bars(
     known = sorted(cells["metric"].unique())
     usual = ",".join(metric for metric in _USUAL if metric in known)
     chosen = matching(metrics or usual or _USUAL[0], known, "--metrics")
-    ordered = joined([cells[cells["metric"] == metric] for metric in chosen])
+    ordered = pd.concat([cells[cells["metric"] == metric] for metric in chosen])
     grouped = ordered.groupby(_KEY, sort=False)["value"]
     table = grouped.agg(mean=mean, sd=deviation, seeds="size").reset_index()
     when = "the last round" if round_ is None else f"round {round_}"
@@ -158,7 +159,9 @@ def draw_bars(bars: SiteBars) -> Figure:
     for axes, metric in zip(panels, metrics, strict=True):
         _draw_panel(axes, table[table["metric"] == metric], list(groups), colours(names))
         axes.set_ylabel(CURVES.get(metric, metric))
-        _part_groups(axes, list(groups.values()))
+        for place, (before, after) in enumerate(pairwise(groups.values())):
+            if before != after:
+                axes.axvline(place + 0.5, color=GREY, linewidth=0.8, linestyle=":")
     _name_groups(panels[0], groups)
     panels[-1].set_xticks(range(len(groups)), list(groups))
     handles, labels = panels[0].get_legend_handles_labels()
@@ -191,13 +194,6 @@ def _draw_panel(
         )
     axes.set_axisbelow(True)
     axes.grid(axis="y", alpha=0.3)
-
-
-def _part_groups(axes: Axes, groups: Sequence[str]) -> None:
-    """Draw a line wherever the distribution changes from one site to the next."""
-    for place in range(1, len(groups)):
-        if groups[place] != groups[place - 1]:
-            axes.axvline(place - 0.5, color=GREY, linewidth=0.8, linestyle=":")
 
 
 def _name_groups(axes: Axes, groups: Mapping[str, str]) -> None:

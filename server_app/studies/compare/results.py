@@ -1,5 +1,6 @@
 """What runs have found, taken out of their summaries into the one tidy table of tables.py."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -10,8 +11,10 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import unknown_name
 from fedsilo.server_app.records.summary import by_distribution, means
 from fedsilo.server_app.studies.compare.tables import tidy
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 Summary = Mapping[str, Any]
+Figures = Mapping[str, Mapping[str, float]]  # site -> metric -> value
 
 CONSTANT = "always positive (class 1)"
 
@@ -24,6 +27,55 @@ def of_split(summary: Summary, split: str) -> dict[str, Any]:
     if split == "test":
         return dict(summary)
     return {**summary, **summary["validation"], "published": None}
+
+
+def last_figures(run: FinishedRun, split: str) -> dict[str, dict[str, float]]:
+    """Return site -> metric -> value of a run's last round."""
+    last, values = str(run.summary["rounds"]), dict[str, dict[str, float]]()
+    for row in run.metrics:
+        if row["round"] == last and row["split"] == split:
+            values.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
+    return values
+
+
+def shared_figures(runs: Sequence[FinishedRun], figures: Sequence[Figures]) -> list[Figures]:
+    """Return each run's figures without those of a site that another run on the data set lacks.
+
+    Means over other sites would differ by the sites. A run that has a metric of no site, as that of
+    another method or of all sites together, lacks none.
+    """
+    data_sets = [run.summary["dataset"] for run in runs]
+    lacking: set[tuple[str, str, str]] = set()
+    for run, data, by_site in zip(runs, data_sets, figures, strict=True):
+        measured = {metric for site in run.silos for metric in by_site.get(site, {})}
+        for site in run.silos:
+            lacking |= {(data, site, metric) for metric in measured - by_site.get(site, {}).keys()}
+    return [
+        {
+            site: {metric: v for metric, v in row.items() if (data, site, metric) not in lacking}
+            for site, row in by_site.items()
+        }
+        for data, by_site in zip(data_sets, figures, strict=True)
+    ]
+
+
+def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
+    """Return the runs' summaries of a split, with means over the sites of ``shared_figures``.
+
+    A distribution of one site has all figures of that site.
+    """
+    ends = [last_figures(run, split) for run in runs]
+    summaries = []
+    for run, own, shared in zip(runs, ends, shared_figures(runs, ends), strict=True):
+        summary = of_split(run.summary, split)
+        if shared != own:
+            groups = {site: str(facts["distribution"]) for site, facts in run.silos.items()}
+            sizes = Counter(groups.values())
+            alone = {s: row for s, row in own.items() if s in groups and sizes[groups[s]] == 1}
+            distributions = by_distribution({**shared, **alone}, groups)
+            summary |= {"mean": means(shared), "distributions": distributions}
+        summaries.append(summary)
+    return summaries
 
 
 def chosen_metrics(wanted: str, summaries: Sequence[Summary], option: str) -> list[str]:
@@ -105,7 +157,9 @@ def constant_results(
     for site, facts in silos.items():
         counts = facts["label_counts"].get(split, [])
         if len(counts) == 2 and sum(counts):
-            scores[site] = _constant_scores(counts[1] / sum(counts))
+            scores[site] = {"accuracy": counts[1] / sum(counts)}
+            if all(counts):
+                scores[site] |= {"balanced-accuracy": 0.5, "auc": 0.5}
     if not scores:
         return tidy([])
     groups = by_distribution(scores, {site: silos[site]["distribution"] for site in scores})
@@ -115,10 +169,3 @@ def constant_results(
         for metric, value in values.items()
         if metrics is None or metric in metrics
     )
-
-
-def _constant_scores(share: float) -> dict[str, float]:
-    """Score "always class 1" where ``share`` of the samples are; of one class only accuracy."""
-    if share in (0.0, 1.0):
-        return {"accuracy": share}
-    return {"accuracy": share, "balanced-accuracy": 0.5, "auc": 0.5}

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.models.contract.errors import SettingError, needs_extra
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.contract.settings_schema import SettingRule, Value
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -77,16 +77,21 @@ def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None
         )
 
 
-def at_an_edge(grid: Grid, best: Mapping[str, Value], sampler: str) -> Iterator[str]:
-    """Yield a sentence for each number of the best point that is at an end of its values."""
+def at_an_edge(
+    grid: Grid, best: Mapping[str, Value], sampler: str, rules: Mapping[str, SettingRule]
+) -> Iterator[str]:
+    """Yield a sentence for each number of the best point that is at an end of its values.
+
+    What ``rules`` allow no number beyond is no such end.
+    """
     margin = _EDGE if sampler == "tpe" else 0.0  # of a grid's values only the first and last are
     for key, values in grid.items():
         if not (ends := _range(values)):
             continue
         (low, high), value = ends, best[key]
         at = _place(float(str(value)), low, high)
-        lower = at <= margin and low > 0  # no setting may be negative
-        if lower or at >= 1 - margin:
+        lower = at <= margin and low > rules[key].minimum
+        if lower or (at >= 1 - margin and high < rules[key].maximum):
             yield (
                 f"the best '{key}', {value}, is at the {'lower' if lower else 'upper'} end of "
                 f"{low:g} to {high:g}: what is beyond may be better; widen the grid and tune again"

@@ -24,15 +24,11 @@ _LINE = 300  # characters of a job's own words
 
 @dataclass(frozen=True)
 class Slurm:
-    """Where runs go: Slurm's parameters as submitit names them.
+    """Where runs go: Slurm's parameters as submitit names them."""
 
-    Attributes:
-        parameters: ``timeout_min``, ``slurm_partition``, ``cpus_per_task``, ``mem_gb`` ...
-        cluster: submitit's executor; ``local`` runs jobs as processes of this machine.
-    """
-
+    # ``timeout_min``, ``slurm_partition``, ``cpus_per_task``, ``mem_gb`` and so on
     parameters: Mapping[str, Value] = field(default_factory=dict)
-    cluster: str = SLURM
+    cluster: str = SLURM  # submitit's executor; ``local`` runs jobs as processes of this machine
 
 
 Jobs = int | Slurm
@@ -84,21 +80,18 @@ class SlurmPool(ThreadPoolExecutor):
         job = self._executor.submit(_outcome_or_reason, work, *args, **kwargs)
         self._jobs.append(job)
         if error := job.exception():
+            traceback = str(error).partition("You can check")[0]  # submitit adds what follows
+            lines = [line for line in traceback.splitlines() if line.strip(" -")]
+            said = (lines or ["no reason given"])[-1][:_LINE]
             raise RunFailedError(
-                f"job {job.job_id} of Slurm failed: {_last_words(str(error))}; "
-                f"its log is {job.paths.stderr}. Finished runs stay: run this again"
+                f"job {job.job_id} of Slurm failed: {said}; its log is {job.paths.stderr}. "
+                "Finished runs stay: run this again"
             )
         outcome, reason = job.result()
         if reason:
             raise RunFailedError(reason)
         done: Outcome = outcome
         return done
-
-
-def _last_words(said: str) -> str:
-    """Return the last line of a traceback, without the lines that submitit adds."""
-    lines = [line for line in said.partition("You can check")[0].splitlines() if line.strip(" -")]
-    return (lines or ["no reason given"])[-1][:_LINE]
 
 
 def _outcome_or_reason(

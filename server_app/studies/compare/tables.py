@@ -33,11 +33,6 @@ def tidy(records: Iterable[Sequence[Any]]) -> pd.DataFrame:
     return typed
 
 
-def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return tables below one another."""
-    return pd.concat(frames, ignore_index=True)
-
-
 def mean(values: Iterable[float]) -> float:
     """Return the mean, rounded once: pandas' own depends on the order of the values."""
     return statistics.mean([float(value) for value in values])
@@ -147,23 +142,22 @@ def group_lines(
 ) -> list[list[str]]:
     """Return the columns' titles, then a line per experiment and group, which it begins with.
 
-    Args:
-        figures: rows of ``over_seeds``.
-        titles: metric -> title of its column.
-        published: metric -> title of the column of the papers' numbers, of metrics that have one.
-        cell: the text of a row.
-        missing: the text where a group lacks a metric.
+    ``figures`` are rows of ``over_seeds``, whose texts ``cell`` makes. ``titles`` and ``published``
+    name the columns of a metric, and of the papers' numbers where there are some. A cell of fewer
+    seeds than the experiment has says so; ``missing`` is that of a group that lacks a metric.
     """
     columns = []
     for metric, title in titles.items():
         columns += [title, *([published[metric]] if metric in published else [])]
-    lines = [columns]
+    lines, most = [columns], figures.groupby("experiment")["seeds"].max().to_dict()
     for (experiment, group), part in figures.groupby(["experiment", "group"], sort=False):
         by_metric = {figure.metric: figure for figure in part.itertuples()}
         line = [str(experiment), str(group)]
         for metric in titles:
-            figure = by_metric.get(metric)
+            figure: Any = by_metric.get(metric)
             line.append(cell(figure) if figure else missing)
+            if figure and figure.seeds < most[experiment]:
+                line[-1] += f" ({figure.seeds} of {most[experiment]} seeds)"
             if metric in published:
                 line.append(published_cell(figure) if figure else "")
         lines.append(line)

@@ -22,7 +22,7 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.models.contract.errors import RunFailedError, SettingError
 from fedsilo.models.contract.one_line import counted
-from fedsilo.models.contract.settings_schema import Value, setting
+from fedsilo.models.contract.settings_schema import SettingRule, Value, as_mapping, rule_of, setting
 from fedsilo.server_app.config.experiments import find_experiment, read_section, simulation_file
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.run.arguments import RunSources
@@ -54,25 +54,15 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the grid and what it reached on the folds of all seeds.
+    """A point of the grid and what it reached on the folds of all seeds."""
 
-    Attributes:
-        settings: the values that were tried.
-        score: mean over sites, folds and seeds of the metric that decides.
-        error: its standard error over folds and seeds.
-        loss: mean validation loss, which decides between equals.
-        sites: each site's own score.
-        digest: of all that its runs measured.
-        failed: why a run of it failed, or empty; its figures are 0 then.
-    """
-
-    settings: Mapping[str, Value]
-    score: float
-    error: float
-    loss: float
-    sites: Mapping[str, float]
-    digest: str = ""
-    failed: str = ""
+    settings: Mapping[str, Value]  # the values that were tried
+    score: float  # mean over sites, folds and seeds of the metric that decides
+    error: float  # its standard error over folds and seeds
+    loss: float  # mean validation loss, which decides between equals
+    sites: Mapping[str, float]  # each site's own score
+    digest: str = ""  # of all that its runs measured
+    failed: str = ""  # why a run of it failed, or empty; its figures are 0 then
 
 
 @dataclass(frozen=True)
@@ -133,13 +123,13 @@ def tune(
     ranked, decides = _searched(plan, sampler, metric, jobs, tell)
     if ranked[0].failed:
         raise RunFailedError(f"all {len(ranked)} points failed, the first with: {ranked[0].failed}")
-    document = chosen_document(experiment, plan.budget, plan.grid, ranked, decides, sampler)
+    document = chosen_document(plan, ranked, decides, sampler)
     write_atomically(plan.folder / "chosen.json", json.dumps(document, indent=2) + "\n")
     return Tuned(decides, ranked, document, plan.folder)
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """What is searched, and how: the experiment's settings, its grid, and the budget."""
 
     experiment: str
@@ -149,12 +139,19 @@ class _Plan:
 
     @property
     def folder(self) -> Path:
+        """Where the choice and all trials are written."""
         return Path(self.base.common.out) / f"tune-{self.experiment}"
+
+    @property
+    def rules(self) -> dict[str, SettingRule]:
+        """What each setting of the grid may be."""
+        parts = (self.base.common, self.base.own)
+        return {k: rule_of(type(p), k) for p in parts for k in as_mapping(p) if k in self.grid}
 
 
 def _plan(
     experiment: str, sources: RunSources, sampler: str, given: Mapping[str, int | None]
-) -> _Plan:
+) -> Plan:
     """Return what is searched; what is ``given`` of the budget goes before the file's.
 
     Raises:
@@ -169,7 +166,7 @@ def _plan(
     budget = _folded(budget, base.common.dataset)
     if twice := [text for text in sources.changes if text.partition("=")[0].strip() in grid]:
         raise SettingError(f"--set {', '.join(twice)}: the grid of this experiment decides that")
-    return _Plan(experiment, base, grid, budget)
+    return Plan(experiment, base, grid, budget)
 
 
 def _folded(budget: Tuning, dataset: str) -> Tuning:
@@ -185,7 +182,7 @@ def _folded(budget: Tuning, dataset: str) -> Tuning:
 
 
 def _searched(
-    plan: _Plan, sampler: str, metric: str | None, jobs: Jobs, tell: Callable[[str], None]
+    plan: Plan, sampler: str, metric: str | None, jobs: Jobs, tell: Callable[[str], None]
 ) -> tuple[list[Point], str]:
     """Run the search and write trials.csv; return the points, best first, and what decides."""
     base, budget, data = plan.base, plan.budget, data_fingerprint(plan.base.common)
@@ -287,34 +284,30 @@ def _pieces(budget: Tuning) -> str:
 
 
 def chosen_document(
-    experiment: str,
-    budget: Tuning,
-    grid: Mapping[str, Sequence[Value]],
-    ranked: Sequence[Point],
-    metric: str,
-    sampler: str = "grid",
+    plan: Plan, ranked: Sequence[Point], metric: str, sampler: str = "grid"
 ) -> dict[str, Any]:
     """Return chosen.json: what was chosen, why, what else was tried, and what to be wary of."""
     best, second = ranked[0], next((p for p in ranked[1:] if not p.failed), None)
     of = "pooled validation balanced-accuracy" if metric == POOLED else ""
     why = (
         f"best {of or f'mean validation {metric} over sites'}, {best.score:.4f} (standard error "
-        f"{best.error:.4f}), of {counted(len(ranked), 'point')} on {_pieces(budget)}; "
+        f"{best.error:.4f}), of {counted(len(ranked), 'point')} on {_pieces(plan.budget)}; "
         "no test figure was used"
     )
     if second is not None:
         why += f"; the next one has {second.score:.4f}"
     same = without_effect([point.digest for point in ranked], [point.settings for point in ranked])
+    edges = at_an_edge(plan.grid, best.settings, sampler, plan.rules)
     failed = [f"point {dict(p.settings)} failed: {p.failed}" for p in ranked if p.failed]
     return {
-        "experiment": experiment,
+        "experiment": plan.experiment,
         "chosen": dict(best.settings),
         "why": why,
-        "warnings": [*at_an_edge(grid, best.settings, sampler), *same, *failed],
+        "warnings": [*edges, *same, *failed],
         "sampler": sampler,
         "metric": metric,
-        "budget": vars(budget),
-        "grid": {key: list(values) for key, values in grid.items()},
+        "budget": vars(plan.budget),
+        "grid": {key: list(values) for key, values in plan.grid.items()},
         "ranking": [vars(point) for point in ranked],
     }
 

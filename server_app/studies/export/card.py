@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -27,12 +26,11 @@ from fedsilo.server_app.studies.report.clinic import class_outcomes, final_figur
 from fedsilo.server_app.studies.report.headline import facts as facts_of
 from fedsilo.server_app.studies.report.headline import limit, result
 from fedsilo.server_app.studies.report.numbers import NONE, at_most, floored, with_interval
+from fedsilo.server_app.studies.report.page import environment
 from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
 _MARKUP = re.compile(r"[\\`*_\[\]<>~&:.@]")  # of Markdown, HTML and what becomes a link by itself
+_USAGE = Path(__file__).parent / "templates" / "usage.yaml"  # of a program of each format
 _FEW = 100  # test samples: with fewer an interval is wide
 _SPLITS = ("train", "val", "test")
 _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error", "loss")
@@ -63,13 +61,14 @@ def card_text(
 
     ``form`` is the format of an exported program, or empty; ``facts`` say more about its file.
     """
-    template, usage = _templates()
+    templates = environment("export", html=False)
+    templates.filters["as_text"] = as_text
     (reported,) = reported_runs([run.path])
     run, floor = reported, reported.floor
     sites = [site] if site else list(run.silos)
     metrics = _shown(run, sites)
     guarantee = run.summary["privacy"]["guarantee"]
-    return template.render(
+    return templates.get_template("model-card.md.j2").render(
         front_matter=_front_matter(run, sites),
         name=run.path.resolve().name,
         summary=run.summary,
@@ -107,7 +106,7 @@ def card_text(
             if "test" in run.silos[name]["sizes"] and _size(run.silos[name], "test") < _FEW
         ],
         form=form,
-        usage=usage,
+        usage=yaml.safe_load(_USAGE.read_text()),
         facts=facts,
         settings=_changed_settings(run),
     )
@@ -138,23 +137,6 @@ def _by_class(run: ReportedRun, site: str) -> Iterator[list[str]]:
 def as_text(said: str) -> str:
     """Return what a site said so that Markdown shows it as it is: no link, picture or HTML."""
     return _MARKUP.sub(r"\\\g<0>", said)
-
-
-@cache
-def _templates() -> tuple[Template, Mapping[str, str]]:
-    """Return the template of the card, and how a program of each format is used."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    folder = Path(__file__).parent / "templates"
-    environment = Environment(
-        loader=FileSystemLoader(folder),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters["as_text"] = as_text
-    usage: Mapping[str, str] = yaml.safe_load((folder / "usage.yaml").read_text())
-    return environment.get_template("model-card.md.j2"), usage
 
 
 def _front_matter(run: FinishedRun, sites: Sequence[str]) -> str:

@@ -34,10 +34,8 @@ def attention(
 ) -> Iterator[Path | str]:
     """Draw, per site, where the model looked on its most certain images of each class.
 
-    Yield the place of each sheet, or a line that says that a site has no images of the split.
-
-    All sites are drawn if none is named, and of each class so many ``images`` at most. Data, the
-    site's private state and the pictures are in folders of the run, or in those that are named.
+    Yield the place of each sheet, or a line that says that a site has no images of the split. All
+    sites are drawn if none is named, and of each class so many ``images`` at most.
 
     Raises:
         FedsiloError: the run has not ended, or its network is no ViT.

@@ -101,8 +101,7 @@ def embeddings(
 ) -> list[Panel]:
     """Return what the models of one or several runs make of all sites' samples, a panel per run.
 
-    ``tell`` is called with a line for each site without samples of the split. Without folders of
-    data and of the site's private state they are where the runs had them.
+    ``tell`` is called with a line for each site without samples of the split.
 
     Raises:
         FedsiloError: a run has not ended, mixes several networks, or holds too few samples.

@@ -55,17 +55,14 @@ class GradCamSheet:
 
 
 def by_scenario(truths: Tensor, answers: Sequence[Tensor], each: int) -> list[tuple[int, str]]:
-    """Return rows by who is right about them, ``each`` of every scenario and class.
+    """Return rows by who is right about them, at most ``each`` of every scenario and class.
+
+    ``truths`` are the classes (n,), ``answers`` what each run says (n,).
 
     The scenarios are Fed-Align-CL's (section V-d and figure 5): all runs are right, all are wrong,
     the first alone is right ("ours against the federated ones"), the second is right and the first
     is not ("Fed-Align against ours"). Among the images that fit, the first in the split's order are
     taken: nobody picks them.
-
-    Args:
-        truths: (n), the classes.
-        answers: (n) of each run, what it says.
-        each: how many rows.
     """
     right = torch.stack([answer == truths for answer in answers])
     first, others = right[0], right[1:]
@@ -97,8 +94,7 @@ def gradcam(
 
     The runs are on the same data, and the site's must be here. ``rows`` are of the split, from 0;
     in place of them ``scenarios`` says how many are chosen of each scenario and class. Without a
-    ``label`` the class is what each network says of each image. Data and private state are in
-    folders of the run, or in those that are named.
+    ``label`` the class is what each network says of each image.
 
     Raises:
         FedsiloError: a run has not ended, has no convolutional network or other images, or there is

@@ -66,8 +66,7 @@ def histograms(
 ) -> SiteHistograms:
     """Return the intensity histograms of a run's sites, all or those named.
 
-    ``tell`` is called with a line for each site without images of the split. Without ``data_dir``
-    the data are where the run had them.
+    ``tell`` is called with a line for each site without images of the split.
 
     Raises:
         FedsiloError: the run has not ended, its data are a table, or there are no images.

@@ -21,19 +21,12 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Check:
-    """One check of new cases.
+    """One check of new cases."""
 
-    Attributes:
-        name: what is checked.
-        value: what was found, as text.
-        limit: when it is an alarm, as text.
-        alarm: whether it is.
-    """
-
-    name: str
-    value: str
-    limit: str
-    alarm: bool
+    name: str  # what is checked
+    value: str  # what was found, as text
+    limit: str  # when it is an alarm, as text
+    alarm: bool  # whether it is
 
     def line(self) -> str:
         """Return it in one line."""
@@ -43,13 +36,10 @@ class Check:
 def drift_checks(
     names: Sequence[str], training: Tensor, new: Tensor, floor: int
 ) -> Iterator[Check]:
-    """Yield a check of the distribution of each feature that has two cells.
+    """Yield a check of each feature that has two cells of at least ``floor`` training samples.
 
-    Args:
-        names: (features,) a level of a category is called ``column=level``.
-        training: (n, features) of the site's training samples, NaN where a value is missing.
-        new: (m, features) of the new ones.
-        floor: the fewest training samples of a cell.
+    A level of a category is called ``column=level``. ``training`` (n, features) is of the site's
+    samples, ``new`` (m, features) of the new ones, with NaN where a value is missing.
     """
     by_column = groupby(range(len(names)), lambda at: (_column(names[at]), "=" in names[at]))
     columns = [list(places) for _, places in by_column]

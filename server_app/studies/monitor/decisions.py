@@ -20,14 +20,10 @@ _TITLE = "Whether acting on it does good"
 
 
 def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
-    """Yield thresholds between which, and beyond which, at least ``floor`` patients are.
+    """Yield thresholds of scores (n,) between and beyond which at least ``floor`` patients are.
 
     Two nearer ones would give away what the model said of the few between them. 0.5 counts as one
     of them, as sensitivity and specificity by class are shown for it.
-
-    Args:
-        scores: (n,) probabilities of the condition.
-        floor: the fewest patients.
     """
     before = 0.0
     for threshold in _THRESHOLDS:

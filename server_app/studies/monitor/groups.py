@@ -16,38 +16,25 @@ from fedsilo.server_app.studies.report.pictures import estimates
 
 @dataclass(frozen=True)
 class Examined:
-    """Test samples of the sites whose figures are all shown, together.
+    """Test samples of the sites whose figures are all shown, together."""
 
-    Attributes:
-        sites: their names.
-        probabilities: (n, classes) of the sites' models.
-        labels: (n,) int64.
-        rows: (n, features) as they were read, NaN where a value is missing; None for images.
-    """
-
-    sites: Sequence[str]
+    sites: Sequence[str]  # their names
     classes: Sequence[str]
     floor: int
-    probabilities: Tensor
-    labels: Tensor
+    probabilities: Tensor  # (n, classes) of the sites' models
+    labels: Tensor  # (n,) int64
+    # (n, features) as they were read, NaN where a value is missing; None for images
     rows: Tensor | None
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column by which patients are grouped.
+    """A column by which patients are grouped."""
 
-    Attributes:
-        name: the column's.
-        places: of its values among the features: one, or one a level but the first.
-        levels: of a categorical column.
-        edges: of a numeric one, between the groups.
-    """
-
-    name: str
-    places: Sequence[int]
-    levels: Sequence[str]
-    edges: Sequence[float]
+    name: str  # the column's
+    places: Sequence[int]  # of its values among the features: one, or one a level but the first
+    levels: Sequence[str]  # of a categorical column
+    edges: Sequence[float]  # of a numeric one, between the groups
 
     def groups(self, rows: Tensor) -> tuple[Tensor, list[str]]:
         """Return each row's group (n,), and the groups' names; missing values are one more."""

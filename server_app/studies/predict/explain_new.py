@@ -35,7 +35,7 @@ def explain_new(
     """Return why the model of a finished run answers as it does for one new case.
 
     The case is a row, from 0, of a table as ``predict`` takes them, or an image. The site's data
-    must be here. Its data and private state are in folders of the run, or in those that are named.
+    must be here.
 
     Raises:
         SettingError: a table and an image are given.

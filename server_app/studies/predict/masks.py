@@ -6,7 +6,7 @@ image as the network sees it: decoded, cropped and resized as its training image
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,10 @@ def predict_masks(
     settings = _settings(document, request.data_dir)
     numbers = (settings.image_size or 512) ** 2
     inputs = file_inputs(request, image_reader("", settings), numbers)
-    _refuse_shared_names(inputs.names)
+    first: dict[str, str] = {}
+    for name in inputs.names:
+        if (other := first.setdefault(_mask_name(name), name)) != name:
+            raise DataError(f"the masks of '{other}' and '{name}' would be one file: rename one")
     shares: dict[str, float] = {}
 
     def fill(folder: Path) -> None:
@@ -139,14 +142,6 @@ def _mask_name(name: str) -> str:
     """Return the path of an image's mask inside the folder; ``..`` in a name never leads out."""
     inside = os.path.normpath(f"/{name}").lstrip("/")
     return inside if inside.lower().endswith(".png") else f"{inside}.png"
-
-
-def _refuse_shared_names(names: Sequence[str]) -> None:
-    """Raise a DataError if the masks of two images would be one file."""
-    first: dict[str, str] = {}
-    for name in names:
-        if (other := first.setdefault(_mask_name(name), name)) != name:
-            raise DataError(f"the masks of '{other}' and '{name}' would be one file: rename one")
 
 
 def _write_mask(path: Path, mask: Tensor) -> None:

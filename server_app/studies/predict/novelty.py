@@ -33,6 +33,7 @@ from fedsilo.models.measures.novelty import (
 )
 from fedsilo.server_app.studies.finished_site import sites_of
 from fedsilo.server_app.studies.predict.model import SiteModel
+from fedsilo.server_app.studies.report.numbers import counted
 
 SHARE = 0.05  # of held-out samples that may be taken for unusual
 _SURE = 45  # held-out samples: as 0.95^45 is below 0.1, one is beyond the share nine times in ten
@@ -73,11 +74,9 @@ class Reference:
         return [basis, self.others] if self.others else [basis]
 
     def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
-        """Return how new cases are.
+        """Return how new cases (k, f) are: rows as the network gets them, or features of images.
 
-        Args:
-            inputs: (k, f), rows as the network gets them, or the network's features of images.
-            missing: (k, f), which values are imputed; None for none.
+        ``missing`` (k, f) says which values are imputed.
         """
         values = inputs.numpy().astype(np.float64)
         lacking = np.zeros(values.shape, bool) if missing is None else missing.numpy()
@@ -224,6 +223,6 @@ def _others(model: SiteModel, sites: Sequence[str]) -> str:
     if model.silo.features and model.common.standardise == "pooled":
         kept = "of theirs only the mean and standard deviation of all sites together"
     return (
-        f"not known here is what {len(others)} other sites trained on: the run, made for trust "
-        f"{level}, keeps {kept}"
+        f"not known here is what {counted(len(others), 'other site')} trained on: the run, made "
+        f"for trust {level}, keeps {kept}"
     )

@@ -27,32 +27,24 @@ PAPERS = ("flamby", "picsr", "fedevprompt", "fedaligncl", "uefl")
 
 @dataclass(frozen=True)
 class Published:
-    """What a paper has for a run.
+    """What a paper has for a run."""
 
-    Attributes:
-        numbers: distribution, site or "all" -> metric -> value; empty if there are none.
-        unlike: how the run differs from the paper's setting, if only that keeps its numbers away.
-    """
-
+    # Distribution, site or "all" -> metric -> value; empty if there are none
     numbers: Numbers = field(default_factory=dict)
+    # How the run differs from the paper's setting, if only that keeps its numbers away
     unlike: str = ""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a run must have for a row to be shown.
+    """What a run must have for a row to be shown."""
 
-    Attributes:
-        settings: key -> the values that it may have; a key that the run lacks is not a condition.
-        at_least: key -> the least value that it may have.
-        files: keys that must name a file.
-        sites: the sites that must take part, and no others; any if empty.
-    """
-
+    # Key -> the values that it may have; a key that the run lacks is not a condition
     settings: Mapping[str, Collection[Value]]
+    # Key -> the least value that it may have
     at_least: Mapping[str, float] = field(default_factory=dict)
-    files: Collection[str] = ()
-    sites: Collection[str] = ()
+    files: Collection[str] = ()  # keys that must name a file
+    sites: Collection[str] = ()  # the sites that must take part, and no others; any if empty
 
     def departures(self, values: Mapping[str, Value], sites: Iterable[str] = ()) -> list[str]:
         """Return a phrase for each way in which a run differs."""
@@ -80,31 +72,20 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Row:
-    """One method's numbers in one setting, as a table prints them.
+    """One method's numbers in one setting, as a table prints them."""
 
-    Attributes:
-        table: its number in the paper.
-        name: the method, in the paper's words.
-        dataset: the name of the data set in a run's settings.
-        settings: what this row varies.
-        conditions: what a run must have, with ``settings``.
-        metrics: the columns of ``lines``.
-        parts: the sites, distributions or "all" that each line is for.
-        lines: a line of numbers per part; None where none is printed.
-        means: part -> the parts of which it is the mean, where the paper prints none.
-        digits: decimals of such a mean.
-    """
-
-    table: int | str
-    name: str
-    dataset: str
-    settings: Mapping[str, Value]
-    conditions: Conditions
-    metrics: Sequence[str]
-    parts: Sequence[str]
+    table: int | str  # its number in the paper
+    name: str  # the method, in the paper's words
+    dataset: str  # the name of the data set in a run's settings
+    settings: Mapping[str, Value]  # what this row varies
+    conditions: Conditions  # what a run must have, with ``settings``
+    metrics: Sequence[str]  # the columns of ``lines``
+    parts: Sequence[str]  # the sites, distributions or "all" that each line is for
+    # A line of numbers per part; None where none is printed
     lines: Sequence[Sequence[float | None]]
+    # Part -> the parts of which it is the mean, where the paper prints none
     means: Mapping[str, Sequence[str]]
-    digits: int | None
+    digits: int | None  # decimals of such a mean
 
     def printed(self) -> Numbers:
         """Return part -> metric -> number."""
@@ -154,12 +135,7 @@ class Paper:
 
 
 def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Published:
-    """Return what the papers have for a run.
-
-    Args:
-        settings: all settings of the run, by key.
-        sites: the sites that take part.
-    """
+    """Return what the papers have for a run of all these settings at these sites."""
     sites = list(sites)
     rows = [row for name in PAPERS for row in paper(name).rows_of(settings)]
     differing = [row.conditions.departures(settings, sites) for row in rows]

@@ -15,12 +15,13 @@ from fedsilo.models.measures.outcome_counts import (
     bins,
     merged,
 )
+from fedsilo.server_app.studies.compare.results import Figures, last_figures
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.numbers import NONE, share, with_interval
 from fedsilo.server_app.studies.report.page import Picture, Section
 from fedsilo.server_app.studies.report.pictures import certainty, estimates
 from fedsilo.server_app.studies.report.runs import ReportedRun, taking_part
-from fedsilo.server_app.studies.report.shown import ShownRun, last_figures
+from fedsilo.server_app.studies.report.shown import ShownRun
 
 TITLE = "Not for clinical use"
 WARNING = (
@@ -33,8 +34,6 @@ INTERVALS = (
     "each counted once."
 )
 _DRAWN_CLASSES = 6
-
-Figures = Mapping[str, Mapping[str, float]]
 
 
 def clinic_data(run: ReportedRun, extra: Sequence[Section] = ()) -> dict[str, Any]:

@@ -51,11 +51,11 @@ def _head(run: ReportedRun, privacy: Mapping[str, Any]) -> dict[str, str]:
     """Return result and main limit as a data protection officer reads them."""
     sites, messages = counted(len(run.silos), "hospital"), counted(len(run.traffic), "message")
     sent = bytes_text(sum(sum(by_kind.values()) for by_kind in _sent(run).values()))
-    most, spent = "up to " if _hiding(run) else "", _epsilon(privacy)
+    said, spent = _bound(run, sent) if _hiding(run) else sent, _epsilon(privacy)
     of = "" if run.trust == NOBODY else ", of weights, class means and prototypes alone"
     bound = f"; epsilon per patient is at most {spent}{of}" if spent else ""
     return {
-        "result": f"{sites} answered {messages} with {most}{sent}{bound}.",
+        "result": f"{sites} answered {messages}; sent: {said}{bound}.",
         "limit": _limit(run, spent),
     }
 
@@ -88,6 +88,11 @@ def _hiding(run: ReportedRun) -> set[str]:
     }
 
 
+def _bound(run: ReportedRun, most: str) -> str:
+    """Return what a hiding site sent as the most of any site, which of one site is its own."""
+    return f"up to {most}" if len(run.silos) > 1 else "not shown"
+
+
 def _sent(run: ReportedRun) -> dict[str, dict[str, int]]:
     """Return site -> kind of message -> bytes; of a hiding site the most of any site."""
     up, most, hiding = dict[str, Counter[str]](), Counter[str](), _hiding(run)
@@ -109,10 +114,11 @@ def _bytes(run: ReportedRun) -> dict[str, Any]:
     phases = list(dict.fromkeys(row["phase"] for row in run.traffic))
     rows = []
     for site, sent in _sent(run).items():
-        bound = "up to " if site in hiding else ""
-        left = (f"{bound}{bytes_text(sent[phase])}" if phase in sent else "-" for phase in phases)
-        in_all = f"{bound}{bytes_text(sum(sent.values()))}"
-        rows.append([site, str(messages[site]), *left, in_all, bytes_text(down[site])])
+        texts = {phase: bytes_text(n) for phase, n in (sent | {"": sum(sent.values())}).items()}
+        if site in hiding:
+            texts = {phase: _bound(run, text) for phase, text in texts.items()}
+        cells = [texts.get(phase, "-") for phase in (*phases, "")]
+        rows.append([site, str(messages[site]), *cells, bytes_text(down[site])])
     left = (f"left in '{phase}'" for phase in phases)
     columns = ["site", "messages", *left, "sent in all", "received in all"]
     return {"byte_columns": columns, "bytes": rows}
@@ -122,6 +128,8 @@ def _measurements(run: ReportedRun) -> dict[str, Any]:
     measured = Counter((row["site"], row["metric"].partition(".")[0]) for row in run.sent)
     sites, hiding = sorted({site for site, _ in measured}), _hiding(run)
     names = sorted({name for _, name in measured})
+    if hiding and len(run.silos) == 1:  # also that there is no such row would say it
+        names = [name for name in names if not rests_on_classes(name)]
 
     def cell(site: str, name: str) -> str:
         if site in hiding and rests_on_classes(name):

@@ -40,6 +40,8 @@ def facts(run: ReportedRun) -> list[tuple[str, str]]:
     done, asked = summary["rounds"], run.decisive["rounds"]
     rounds = counted(done, "round") + (f" of at most {asked}" if done != asked else "")
     progress = read_progress(run.path)
+    environment = read_run_config(run.path / CONFIG).environment
+    revision = str(environment.get("fedsilo-revision", "unknown"))[:12]
     written = f"{progress.updated:%Y-%m-%d %H:%M} UTC" if progress else "not recorded"
     return [
         ("predicts", f"which of: {', '.join(run.all_classes()) or 'classes without names'}"),
@@ -48,7 +50,7 @@ def facts(run: ReportedRun) -> list[tuple[str, str]]:
         ("hospitals", f"{len(run.silos)}{', simulated in one place' if run.simulated else ''}"),
         ("method", f"{summary['title']} ({summary['method']}), {rounds}"),
         ("trained", f"{written}, seed {summary['seed']}"),
-        ("version", _version(run)),
+        ("version", f"fedsilo {FEDSILO}, git revision of the run {revision}"),
         ("data fingerprints", ", ".join(fingerprints(run)) or f"none at 'trust: {run.trust}'"),
     ]
 
@@ -60,12 +62,6 @@ def _data(name: str) -> str:
         return f"{name} (public, {data.licence.licence}{terms})"
     whose = "made up by fedsilo" if data.origin == "made-up" else "the hospitals' own"
     return f"{name} ({whose})"
-
-
-def _version(run: ReportedRun) -> str:
-    environment = read_run_config(run.path / CONFIG).environment
-    revision = str(environment.get("fedsilo-revision", "unknown"))[:12]
-    return f"fedsilo {FEDSILO}, git revision of the run {revision}"
 
 
 def fingerprints(run: ReportedRun) -> Iterator[str]:
@@ -87,15 +83,15 @@ def result(run: ReportedRun, site: str | None = None) -> str:
         right = min(max(found, 0), samples)
         around = wilson(right, samples)
         return (
-            f"The model is right for {right:,} of {samples:,} test {run.noun(samples)} of "
+            f"Predictions are right for {right:,} of {samples:,} test {run.noun(samples)} of "
             f"{counted(len(tested), 'hospital')}: {percent(right / samples)} (95 % interval "
             f"{percent(around.low)} to {percent(around.high)})"
             f"{_beside_guessing(run, list(tested))}.{_noise(run)}"
         )
     if site is None and (accuracy := run.summary["mean"].get("accuracy")) is not None:
         return (
-            f"The model is right for {percent(accuracy)} of the test {run.noun(2)}; how many they "
-            "are did not leave the hospitals, so there is no interval."
+            f"Predictions are right for {percent(accuracy)} of the test {run.noun(2)}; how many "
+            "they are did not leave the hospitals, so there is no interval."
         )
     return f"No accuracy on test data may be shown for {f'site {site}' if site else 'this run'}."
 

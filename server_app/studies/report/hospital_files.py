@@ -54,7 +54,10 @@ def read_audit_log(path: Path) -> AuditLog:
         except ValueError:
             torn += 1
             continue
-        if not isinstance(line, dict) or not _is_entry(line):
+        known = isinstance(line, dict) and all(
+            isinstance(line.get(key), kind) for key, kind in _KEYS.items()
+        )
+        if not known or not all(isinstance(count, int) for count in line["records"].values()):
             raise DataError(
                 f"{path}, line {number} is not a line of an audit log: name another file"
             )
@@ -74,11 +77,6 @@ def read_own_site_file(path: Path) -> SiteFile:
         return parsed_site_file(_text(path, "site file"))
     except SettingError as error:
         raise DataError(f"the site file {path} cannot be used: {error}") from None
-
-
-def _is_entry(line: Mapping[str, Any]) -> bool:
-    known = all(isinstance(line.get(key), kind) for key, kind in _KEYS.items())
-    return known and all(isinstance(count, int) for count in line["records"].values())
 
 
 def _text(path: Path, what: str) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -23,7 +23,6 @@ class Text:
 
     paragraphs: Sequence[str]
     warning: bool = False
-    kind: ClassVar[str] = "text"
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,6 @@ class Items:
 
     sentences: Sequence[str]
     heading: str = ""
-    kind: ClassVar[str] = "items"
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ class Facts:
     """Pairs of a name and its value."""
 
     pairs: Sequence[tuple[str, str]]
-    kind: ClassVar[str] = "facts"
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,6 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
-    kind: ClassVar[str] = "table"
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,6 @@ class Pictures:
     """Pictures side by side where there is room."""
 
     pictures: Sequence[Picture]
-    kind: ClassVar[str] = "pictures"
 
 
 Block = Text | Items | Facts | Table | Pictures
@@ -115,13 +110,13 @@ def is_number(cell: str) -> bool:
 
 
 @cache
-def environment() -> Environment:
-    """Return what renders the templates of pages."""
+def environment(folder: str = "report", *, html: bool = True) -> Environment:
+    """Return what renders the templates of a folder of ``studies``, of pages or of other text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("fedsilo.server_app.studies.report"),
-        autoescape=True,
+        loader=PackageLoader(f"fedsilo.server_app.studies.{folder}"),
+        autoescape=html,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,

@@ -168,12 +168,8 @@ _STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", 
 def svg_of(figure: Figure, name: str) -> str:
     """Return a figure as the text of one ``svg`` element.
 
-    Letters stay letters, so that they can be searched and read aloud.
-
-    Args:
-        figure: what is drawn.
-        name: of the picture, one in its page; all ids in the SVG begin with it, without what HTML
-            would take for more than a name.
+    Letters stay letters, so that they can be searched and read aloud. All ids in it begin
+    with ``name``, one in its page, without what HTML would take for more.
     """
     import matplotlib
 

@@ -87,9 +87,7 @@ def write_report(
     """Write the report, with ``pdf`` also as a PDF next to it; return the files.
 
     Raises:
-        SettingError: a file exists and is not to be overwritten, or is a folder; the extra 'pdf' is
-            missing.
-        FedsiloError: as ``report``.
+        FedsiloError: as ``report`` and ``write_page``.
     """
     options.check()
     return write_page(out, lambda: report(folders, options), overwrite=overwrite, pdf=pdf)

@@ -16,7 +16,12 @@ from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.progress import bytes_text
 from fedsilo.server_app.records.summary import means
 from fedsilo.server_app.studies.compare.budgets import Budgets, budget_of
-from fedsilo.server_app.studies.compare.results import experiment_results, of_split, values_by_seed
+from fedsilo.server_app.studies.compare.results import (
+    experiment_results,
+    shared_figures,
+    shared_summaries,
+    values_by_seed,
+)
 from fedsilo.server_app.studies.compare.significance import significance
 from fedsilo.server_app.studies.compare.tables import (
     group_lines,
@@ -33,7 +38,6 @@ from fedsilo.server_app.studies.report.numbers import NONE, with_interval
 from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import curves, estimates, scatter
 from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of, taking_part
-from fedsilo.server_app.studies.report.shown import Values, last_figures
 
 _PAIRS = 15  # of experiments whose differences are drawn
 _NAMED = 6  # lines whose last value the description of a picture has; the table has all
@@ -141,41 +145,21 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
     for run, figures in zip(runs, by_round, strict=True):
         for row in run.metrics:
             if row["split"] == split and row["metric"] == metric:
-                here = figures.setdefault(int(row["round"]), {})
-                here[row["site"]] = {metric: float(row["value"])}
+                of_round = figures.setdefault(int(row["round"]), {})
+                of_round[row["site"]] = {metric: float(row["value"])}
     found: dict[str, dict[int, list[float]]] = {}
     for at in sorted(set().union(*by_round)):
-        for run, shared in zip(runs, _shared([one.get(at, {}) for one in by_round]), strict=True):
+        here = shared_figures(runs, [one.get(at, {}) for one in by_round])
+        for run, shared in zip(runs, here, strict=True):
             if (value := means(shared).get(metric)) is not None:
                 found.setdefault(run.experiment, {}).setdefault(at, []).append(value)
     return {name: {at: mean(values) for at, values in line.items()} for name, line in found.items()}
 
 
-def _shared(figures: Sequence[Values]) -> list[Values]:
-    """Return each run's figures of the sites for which every run has them that has the metric.
-
-    Means over other sites would differ by the sites. ``figures`` are site -> metric -> value.
-    """
-    common: dict[str, set[str]] = {}
-    for by_site in figures:
-        sites_of: dict[str, set[str]] = {}
-        for site, row in by_site.items():
-            for metric in row:
-                sites_of.setdefault(metric, set()).add(site)
-        common |= {metric: common.get(metric, found) & found for metric, found in sites_of.items()}
-    return [
-        {s: {m: v for m, v in row.items() if s in common[m]} for s, row in by_site.items()}
-        for by_site in figures
-    ]
-
-
 def _summaries(runs: Runs, split: str) -> dict[str, dict[int, dict[str, Any]]]:
     """Return experiment -> seed -> summary with the figures of a split that all runs share."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
-    ends = [last_figures(run, split) for run in runs]
-    for run, own, shared in zip(runs, ends, _shared(ends), strict=True):
-        summary = of_split(run.summary, split)
-        summary |= run.means(summary, own, shared)
+    for run, summary in zip(runs, shared_summaries(runs, split), strict=True):
         found.setdefault(run.experiment, {})[run.seed] = summary
     return found
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -29,27 +29,18 @@ from fedsilo.models.contract.site_facts import SPLITS
 from fedsilo.models.measures.outcome_counts import CLASS
 from fedsilo.server_app.records.recorder import UPDATE
 from fedsilo.server_app.records.summary import by_distribution, means
+from fedsilo.server_app.studies.compare.results import Figures, last_figures
 from fedsilo.server_app.studies.finished_run import Document, FinishedRun, Rows
 
 _OVER_CLASSES = ("balanced-accuracy", "auc", "average-precision")
 _OF_NOBODY = ("accuracy", "loss", "entropy")  # ``records.summary.BY_TRUST``
 _OTHERS_MODELS = re.compile(r"^(trained|own)-|-from-.*$")
 Counts = Sequence[int | None]
-Values = Mapping[str, Mapping[str, float]]
 
 
 def rests_on_classes(metric: str) -> bool:
     """Return whether a metric, or a family of them, is of each class by itself."""
     return metric == CLASS or _OTHERS_MODELS.sub("", metric) in _OVER_CLASSES
-
-
-def last_figures(run: FinishedRun, split: str) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> value of a run's last round."""
-    last, values = str(run.summary["rounds"]), dict[str, dict[str, float]]()
-    for row in run.metrics:
-        if row["round"] == last and row["split"] == split:
-            values.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
-    return values
 
 
 class ShownRun(FinishedRun):
@@ -113,8 +104,8 @@ class ShownRun(FinishedRun):
         return {
             **whole,
             "sites": test,
-            **self.means(whole, whole["sites"], test),
-            "validation": self.means(whole["validation"], last, validation),
+            **self._means(whole, whole["sites"], test),
+            "validation": self._means(whole["validation"], last, validation),
         }
 
     @cached_property
@@ -122,14 +113,14 @@ class ShownRun(FinishedRun):
         """Sites of whose test samples some figure is not shown because of the floor."""
         return [site for site in self.silos if self._hidden(site, "test") != frozenset()]
 
-    def _of_summary(self, values: Values, split: str) -> dict[str, dict[str, float]]:
+    def _of_summary(self, values: Figures, split: str) -> dict[str, dict[str, float]]:
         last = int(self.whole.summary["rounds"])
         return {
             site: {m: v for m, v in row.items() if self._shows(last, site, split, m, v)}
             for site, row in values.items()
         }
 
-    def means(self, recorded: Document, all_: Values, shown: Values) -> dict[str, Any]:
+    def _means(self, recorded: Document, all_: Figures, shown: Figures) -> dict[str, Any]:
         """Return mean and distributions; those over sites that are all shown as recorded."""
         if shown == all_:
             return {key: recorded[key] for key in ("mean", "distributions")}
@@ -180,14 +171,11 @@ class ShownRun(FinishedRun):
             return not self._gives_away(at, site, split, metric, value, hidden)
         if name in _OVER_CLASSES:
             return False
-        # What has parts is counts by certainty
-        return not rest or self._accuracy_is_shown(site, split, hidden)
-
-    def _accuracy_is_shown(self, site: str, split: str, hidden: frozenset[int]) -> bool:
-        last, value = self.whole.summary["rounds"], self._ends[split].get(site, {}).get("accuracy")
-        return value is not None and not self._gives_away(
-            last, site, split, "accuracy", value, hidden
-        )
+        if not rest:
+            return True
+        # Counts by certainty, whose sum is the last round's accuracy
+        last, right = self.whole.summary["rounds"], self._ends[split].get(site, {}).get("accuracy")
+        return right is not None and self._shows(last, site, split, "accuracy", right)
 
     @cached_property
     def _ends(self) -> dict[str, dict[str, dict[str, float]]]:

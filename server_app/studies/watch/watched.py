@@ -22,21 +22,13 @@ _SILENT = 60.0  # seconds after which a run of another machine counts as silent:
 
 @dataclass(frozen=True)
 class Watched:
-    """A run directory and what it says of its run.
+    """A run directory and what it says of its run."""
 
-    Attributes:
-        folder: the run directory.
-        progress: the content of ``progress.json``.
-        gone: whether the process that wrote it was killed.
-        silent: whether it runs on another machine and has written nothing for a minute.
-        moment: when the file was read, seconds since 1970.
-    """
-
-    folder: Path
-    progress: Progress
-    gone: bool
-    silent: bool
-    moment: float
+    folder: Path  # the run directory
+    progress: Progress  # the content of ``progress.json``
+    gone: bool  # whether the process that wrote it was killed
+    silent: bool  # whether it runs on another machine and has written nothing for a minute
+    moment: float  # when the file was read, seconds since 1970
 
     @property
     def over(self) -> bool:

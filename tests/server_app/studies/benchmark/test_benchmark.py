@@ -139,6 +139,13 @@ def test_the_page_has_ranks_costs_and_what_is_missing(
     assert other == "| you want to | read |"
 
 
+def test_what_has_run_is_shown_without_the_data(ran: Path, tmp_path: Path) -> None:
+    text = SIMULATION.replace("dataset: heart-synthetic", "dataset: heart, data-dir: nowhere")
+    (tmp_path / "simulation.yaml").write_text(text)
+    shutil.copy(ran / "rows.csv", tmp_path / "rows.csv")
+    assert _command(tmp_path, "--show-only") == 0
+
+
 def test_before_any_run_what_is_missing_is_told_and_no_page_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from scipy import stats
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.compare.crossvalidate import (
     Interval,
+    _lines,
     corrected_interval,
     difference_intervals,
     figure_intervals,
@@ -26,7 +27,7 @@ from fedsilo.server_app.studies.compare.crossvalidate import (
     metric_table,
 )
 from fedsilo.server_app.studies.compare.pooled import POOLED
-from fedsilo.server_app.studies.compare.tables import csv_text, joined
+from fedsilo.server_app.studies.compare.tables import csv_text
 
 
 def _run(**sites: Mapping[str, float]) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def test_every_other_experiment_is_compared_with_the_first() -> None:
 def test_a_single_run_has_neither_interval_nor_p_value() -> None:
     one, other = [_run(x={"accuracy": 0.733})], [_run(x={"accuracy": 0.5})]
     rows = figure_intervals({"a": one, "b": other}, ("accuracy",), 2)
-    rows = joined([rows, difference_intervals({"a": one, "b": other}, ("accuracy",), 2)])
+    rows = pd.concat([rows, difference_intervals({"a": one, "b": other}, ("accuracy",), 2)])
     cells = list(metric_table(rows, "accuracy").columns[1].cells)
     assert cells == ["0.733 (1 run)", "0.500 (1 run)", "+0.233 (1 run)"]
     lines = csv_text(rows).splitlines()
@@ -144,6 +145,15 @@ def test_figures_stay_between_0_and_1_and_differences_may_go_beyond() -> None:
     half = math.tan(0.475 * math.pi) * math.sqrt(0.75)
     assert (difference.low, difference.high) == pytest.approx((0.5 - half, 0.5 + half))
     assert high.p == pytest.approx(difference.p), "cutting changes no p value"
+
+
+def test_a_cell_of_fewer_runs_than_others_says_of_how_many() -> None:
+    runs = [_run(x={"accuracy": value, "auc": value}) for value in (0.5, 0.7)]
+    runs.append(_run(x={"accuracy": 0.6}))
+    rows = figure_intervals({"a": runs}, ("accuracy", "auc"), 3)
+    (accuracy,), (auc,) = (_lines(rows, metric)[1:] for metric in ("accuracy", "auc"))
+    assert "runs" not in " ".join(accuracy)
+    assert auc[1].endswith(" (2 runs)")
 
 
 TABLE = interval_frame(

@@ -181,6 +181,39 @@ def test_tests_stand_below_the_table_and_in_the_markdown(
 
 
 @pytest.mark.usefixtures("in_process")
+def test_means_are_over_the_sites_that_every_run_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _comparison(tmp_path, slow="learning-rate: 0.001", fast="learning-rate: 0.1")
+    command[command.index("--seeds") + 1] = "2"
+    command += ["--metrics", "accuracy,entropy", "--csv", str(tmp_path / "t.csv")]
+    assert main(command) == 0
+    assert "not every run has" not in capsys.readouterr().out
+    table = tmp_path / "out" / "slow-seed1" / "metrics.csv"
+    rows = table.read_text().splitlines()
+    last = rows[-1].split(",")[0]
+    kept = [row for row in rows if not row.startswith(f"{last},two,test,accuracy,")]
+    assert len(kept) == len(rows) - 1
+    table.write_text("\n".join(kept) + "\n")
+    summary = json.loads(table.with_name("summary.json").read_text())
+    del summary["distributions"]["two"]["accuracy"]
+    summary["mean"]["accuracy"] = summary["distributions"]["one"]["accuracy"]
+    table.with_name("summary.json").write_text(json.dumps(summary))
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "without figures that not every run has, of two\n" in said
+    with (tmp_path / "t.csv").open() as file:
+        found = {(r["experiment"], r["group"], r["metric"]): r for r in csv.DictReader(file)}
+    for name in ("slow", "fast"):
+        assert found[name, "all", "accuracy"]["mean"] == found[name, "one", "accuracy"]["mean"]
+        entropies = [float(found[name, group, "entropy"]["mean"]) for group in ("one", "two")]
+        assert float(found[name, "all", "entropy"]["mean"]) == pytest.approx(sum(entropies) / 2)
+    seeds = [found[name, "two", "accuracy"]["seeds"] for name in ("slow", "fast")]
+    assert seeds == ["1", "2"]
+    assert "(1 of 2 seeds)" in (tmp_path / "t.md").read_text()
+
+
+@pytest.mark.usefixtures("in_process")
 def test_a_method_that_no_seed_changes_is_not_tested_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:

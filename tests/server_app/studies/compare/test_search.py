@@ -3,6 +3,7 @@
 import pytest
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.settings_schema import SettingRule
 from fedsilo.server_app.studies.compare.search import (
     Search,
     at_an_edge,
@@ -12,6 +13,10 @@ from fedsilo.server_app.studies.compare.search import (
 
 GRID = {"seed": [1, 2, 3], "learning-rate": [0.1, 0.2]}
 RANGES = {"learning-rate": [0.001, 0.1], "width": [4, 16], "network": ["mlp", "logistic"]}
+
+
+def _rules(*keys: str) -> dict[str, SettingRule]:
+    return dict.fromkeys(keys, SettingRule("", (), minimum=0.0))
 
 
 @pytest.mark.parametrize("sampler", ["grid", "tpe"])
@@ -79,22 +84,32 @@ def test_tpe_goes_where_points_were_good() -> None:
 def test_a_best_value_at_an_end_of_its_values_is_told(
     best: dict[str, float | int | str], told: list[str]
 ) -> None:
-    found = [*at_an_edge(RANGES, best, "tpe")]
+    found = [*at_an_edge(RANGES, best, "tpe", _rules("learning-rate", "width"))]
     assert len(found) == len(told)
     assert all(part in sentence for part, sentence in zip(told, found, strict=True))
 
 
 def test_a_single_value_has_no_ends() -> None:
     grid = {"seed": [1], "flag": [True, False]}
-    assert [*at_an_edge(grid, {"seed": 1, "flag": True}, "grid")] == []
+    assert [*at_an_edge(grid, {"seed": 1, "flag": True}, "grid", {})] == []
 
 
 @pytest.mark.parametrize(("best", "told"), [(0.0, 0), (0.001, 0), (0.01, 0), (0.1, 1)])
 def test_of_a_grids_values_only_ends_with_something_beyond_are_told(best: float, told: int) -> None:
     values = [0.0, 0.001, 0.01, 0.1]
-    assert len([*at_an_edge({"weight-decay": values}, {"weight-decay": best}, "grid")]) == told
+    rules = _rules("weight-decay")
+    found = [*at_an_edge({"weight-decay": values}, {"weight-decay": best}, "grid", rules)]
+    assert len(found) == told
     higher = {"weight-decay": values[1:]}
-    assert len([*at_an_edge(higher, {"weight-decay": 0.001}, "grid")]) == 1
+    assert len([*at_an_edge(higher, {"weight-decay": 0.001}, "grid", rules)]) == 1
+
+
+@pytest.mark.parametrize(("most", "told"), [(0.5, 1), (1.0, 0)])
+def test_the_most_that_a_setting_may_be_is_no_end(most: float, told: int) -> None:
+    grid = {"fraction": [0.25, most]}
+    rules = {"fraction": SettingRule("", (), minimum=0.0, maximum=1.0)}
+    for sampler in ("grid", "tpe"):
+        assert len([*at_an_edge(grid, {"fraction": most}, sampler, rules)]) == told
 
 
 def test_equal_bits_name_the_settings_that_changed_nothing() -> None:

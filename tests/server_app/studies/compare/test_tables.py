@@ -22,7 +22,6 @@ from fedsilo.server_app.studies.compare.tables import (
     comparison_lines,
     comparison_table,
     csv_text,
-    joined,
     markdown_table,
     over_seeds,
     published_cell,
@@ -150,6 +149,7 @@ def test_a_metric_that_only_some_seeds_have_is_over_those() -> None:
         ("accuracy", 2),
         ("auc", 1),
     ]
+    assert comparison_lines(rows)[1] == ["x", "a", "0.600 ± 0.141", "0.600 (1 of 2 seeds)"]
 
 
 def _silo(name: str, test: list[int], val: list[int]) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def test_a_mean_is_rounded_once_whatever_the_order() -> None:
 
 def test_experiments_stay_in_the_order_in_which_they_were_named() -> None:
     frames = [_results(name, [_summary(0.5)], METRICS) for name in ("z", "a")]
-    assert [row.experiment for row in _rows(joined(frames))] == ["z"] * 4 + ["a"] * 4
+    assert [row.experiment for row in _rows(pd.concat(frames))] == ["z"] * 4 + ["a"] * 4
 
 
 def test_published_figures_are_told_as_they_were_published() -> None:

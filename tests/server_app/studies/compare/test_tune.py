@@ -12,7 +12,9 @@ import pytest
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.experiments import find_experiment, read_section
+from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.studies.compare.tune import (
+    Plan,
     Tuning,
     chosen_document,
     deciding_metric,
@@ -32,6 +34,10 @@ def simulation(tmp_path: Path) -> Simulation:
         return path
 
     return write
+
+
+def _plan(budget: Tuning, *seeds: int) -> Plan:
+    return Plan("x", resolve({}), {"seed": seeds}, budget)
 
 
 def _validation(loss: float, **accuracies: float) -> dict[str, Any]:
@@ -97,7 +103,7 @@ def test_a_failed_run_puts_its_point_last_and_is_told() -> None:
         (1, 0.0, "site a diverged"),
     ]
     assert deciding_metric(("accuracy",), found) == "accuracy"
-    document = chosen_document("x", Tuning(trials=2), {"seed": [1, 2]}, ranked, "accuracy")
+    document = chosen_document(_plan(Tuning(trials=2), 1, 2), ranked, "accuracy")
     assert document["warnings"][-1] == "point {'seed': 1} failed: site a diverged"
     assert "the next one" not in document["why"]
 
@@ -106,7 +112,7 @@ def test_what_is_chosen_is_written_with_why_and_what_else_was_tried() -> None:
     found = [[_validation(0.5, a=0.6)], [_validation(0.5, a=0.8)]]
     ranked = ranking([{"seed": 1}, {"seed": 2}], found, "accuracy")
     budget = Tuning(trials=2, folds=3, seeds=1)
-    document = chosen_document("x", budget, {"seed": [1, 2]}, ranked, "accuracy")
+    document = chosen_document(_plan(budget, 1, 2), ranked, "accuracy")
     assert (document["experiment"], document["chosen"]) == ("x", {"seed": 2})
     assert document["budget"] == {"trials": 2, "folds": 3, "seeds": 1}
     assert document["grid"] == {"seed": [1, 2]}
@@ -115,7 +121,7 @@ def test_what_is_chosen_is_written_with_why_and_what_else_was_tried() -> None:
     assert "best mean validation accuracy over sites, 0.8000" in document["why"]
     assert "2 points on 3 folds, 1 seed; no test figure was used" in document["why"]
     assert "the next one has 0.6000" in document["why"]
-    alone = chosen_document("x", Tuning(trials=1), {"seed": [1]}, ranked[1:], "accuracy")
+    alone = chosen_document(_plan(Tuning(trials=1), 1), ranked[1:], "accuracy")
     assert "next" not in alone["why"]
     assert json.loads(json.dumps(document)) == document
 

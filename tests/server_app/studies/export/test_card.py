@@ -73,7 +73,7 @@ def test_the_card_of_a_sites_own_model_says_how_often_that_one_is_right(hearts: 
     run = hearts / "local-seed0"
     text = card(run, "va")
     accuracy = json.loads((run / "summary.json").read_text())["sites"]["va"]["accuracy"]
-    assert f"is right for {round(45 * accuracy)} of 45 test patients of 1 hospital" in text
+    assert f"are right for {round(45 * accuracy)} of 45 test patients of 1 hospital" in text
     assert "Fewer than 100 test rows: va." in text
 
 

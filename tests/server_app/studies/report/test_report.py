@@ -139,6 +139,26 @@ def test_data_protection_hides_how_many_figures_of_classes_a_site_with_few_sampl
     assert not any("up to" in cell for cell in sent["va"])
 
 
+def test_data_protection_of_one_site_has_no_bound_that_is_its_own_number(
+    hearts: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(hearts / "fedavg-seed0", tmp_path / "run")
+    silos = json.loads((run / "silos.json").read_text())
+    (run / "silos.json").write_text(json.dumps({"switzerland": silos["switzerland"]}))
+    for name, place in (("metrics.csv", 1), ("traffic.csv", 2)):
+        first, *rows = (run / name).read_text().splitlines()
+        own = [row for row in rows if row.split(",")[place] == "switzerland"]
+        assert own
+        (run / name).write_text("\n".join([first, *own]) + "\n")
+    (reported,) = reported_runs([run])
+    found = dpo_data(reported, None)
+    names = {row[0] for row in found["measurements"]}
+    assert "accuracy" in names
+    assert not names & {"auc", "balanced-accuracy", "class"}
+    assert set(found["bytes"][0][2:-1]) == {"not shown"}
+    assert found["head"]["result"].endswith(" messages; sent: not shown.")
+
+
 def test_data_protection_finds_epsilon(private: Path) -> None:
     html = report([private], ReportOptions(reader="dpo"))
     spent = json.loads((private / "privacy.json").read_text())["guarantee"]["sites"]["va"]
@@ -293,7 +313,8 @@ def test_page_names_data_method_version_and_its_result_first(reader: Reader, hea
     assert html.index('class="head"') < html.index("<table"), "before all tables"
     if reader == "clinic":
         assert re.search(
-            r"is right for \d+ of \d+ test patients of \d hospitals: [\d.]+ % \(95", head
+            r"Predictions are right for \d+ of \d+ test patients of \d hospitals: [\d.]+ % \(95",
+            head,
         )
         assert "The data are made up" in head
 
@@ -330,7 +351,18 @@ def test_means_of_runs_are_over_the_sites_that_every_run_has(hearts: Path, tmp_p
         assert of["rows"][-1][place].startswith(f"{error:.3f} ")
         curve = next(one.alt for one in found["curves"] if "entropy" in one.alt)
         assert f"{method} {entropy:.3f}" in curve
-    assert [row[0] for row in found["final"][0]["rows"]] == [*sites, "all"]
+    rows = found["final"][0]["rows"]
+    assert [row[0] for row in rows] == [*sites, "va", "all"]
+    assert rows[-2][1].endswith(" (1 of 2 seeds)"), "a site's own row has what there is of it"
+
+
+def test_runs_of_other_sites_keep_their_figures(hearts: Path, finished: Path) -> None:
+    runs = reported_runs([hearts / "fedavg-seed0", finished / "fedavg"])
+    found = research_data(runs)
+    for run, of in zip(runs, found["final"], strict=True):
+        accuracy = run.summary["mean"]["accuracy"]
+        assert of["rows"][-1][of["columns"].index("accuracy")] == f"{accuracy:.3f}"
+    assert "fedavg-seed0" in found["curves"][0].alt
 
 
 def test_guessing_is_compared_at_the_sites_that_measured(hearts: Path, tmp_path: Path) -> None:
@@ -401,7 +433,8 @@ def test_runs_are_compared_over_the_sites_that_every_run_shows(
             own = json.loads((out / f"{name}-seed{seed}" / "summary.json").read_text())["sites"]
             figures = [own[site]["accuracy"] for site in ("cleveland", "hungary", "va")]
             assert found["mean"]["accuracy"] == pytest.approx(sum(figures) / 3)
-            assert "accuracy" not in found["distributions"]["switzerland"]
+            shows = (name, seed) == ("fedavg", 0)
+            assert ("accuracy" in found["distributions"]["switzerland"]) == shows
             assert "loss" in found["distributions"]["switzerland"], "which all show"
         ends = [found["mean"]["accuracy"] for found in by_seed.values()]
         assert lines[name][max(lines[name])] == pytest.approx(sum(ends) / len(ends))
