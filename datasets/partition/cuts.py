@@ -24,7 +24,7 @@ from fedsilo.datasets.partition.silo_sets import open_silo_set
 from fedsilo.datasets.shifted.shifted import VALIDATION_SHARE, ShiftedImages
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, cached_silo, no_such_silo, save_silo
 from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import reason_of
 from fedsilo.models.contract.plugs import plug, wrong
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
@@ -289,8 +289,7 @@ def _plugged_rows(
             for part, of_part in labels.items()
         )
     except Exception as error:  # it is anybody's code
-        reason = f"{type(error).__name__}: {one_line(error, 200)}"
-        raise SettingError(f"partition '{name}' fails ({reason})") from None
+        raise SettingError(f"partition '{name}' fails ({reason_of(error)})") from None
     if not fits:
         raise SettingError(
             f"partition '{name}' must return, for each of {silos} silos, a mapping of part (train, "

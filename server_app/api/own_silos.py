@@ -99,6 +99,8 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
     from fedsilo.datasets.images.folders import write_folder_manifests
 
     for site, pictures in silos.items():
+        if not pictures:
+            raise DataError(f"silo '{site}' is empty: leave it out")
         for number, (picture, name) in enumerate(pictures):
             odd = "/" in name or name.startswith(".") or not name.isprintable()
             if odd or not 0 < len(name.encode()) <= _LONGEST_NAME:
@@ -106,6 +108,8 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
             own = folder / ("" if site == ALONE else site) / name
             own.mkdir(parents=True, exist_ok=True)
             _upright(picture, f"silo '{site}', sample {number}").save(own / f"{number:06}.png")
+    if len(classes := {name for pictures in silos.values() for _, name in pictures}) == 1:
+        raise DataError(f"silos have one class, {shown(*classes)}: a classifier needs two")
     write_folder_manifests(folder)
 
 

@@ -106,6 +106,10 @@ class Hub:
         return pd.DataFrame(self.rows)
 
 
+EMPTY = Hub([{"picture": Image.new("L", (9, 9)), "ill": 0}]).select([])
+EMPTY.features["picture"] = type("Image", (), {})()
+
+
 def run_of(folder: Path, silos: object, method: str = "fedavg", **more: Any) -> Run:
     settings = SMALL | {"cache-dir": str(folder / "cache")} | more.pop("settings", {})
     more = {"name": "own", "out": folder / "runs"} | more
@@ -334,6 +338,8 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
         ),
         ({"a": Pairs(*[(Image.new("L", (9, 9)), "é" * 128)] * 2)}, "is not a folder's name: rena"),
         ({"a": Pairs(*[(Image.new("L", (9, 9)), "x\ny")] * 2)}, "is not a folder's name: rename"),
+        ({"a": Pairs(*[(Image.new("L", (9, 9)), "x")] * 2)}, "^silos have one class, 'x': a clas"),
+        ({"a": EMPTY, "b": Pictures(8)}, "^silo 'a' is empty: leave it out$"),
         ({"a": Pictures(0)}, "silo 'a' gives no pairs of a sample and its label, or is empty"),
     ],
 )
