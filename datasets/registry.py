@@ -68,11 +68,7 @@ def _plugged(name: str) -> DataSet:
 
 
 def plugs_of(settings: CommonSettings) -> list[Plug]:
-    """Return the plugs that a run names, found but not imported.
-
-    Raises:
-        SettingError: there is no such plug.
-    """
+    """Return the plugs that a run names, not imported; a ``SettingError`` if there is no such."""
     return [
         located(key, name, ours)
         for key, name, ours in (
@@ -149,11 +145,7 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
 
 
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
-    """Return how silos were cut (``cut_document``), or None if they are the data set's own.
-
-    Raises:
-        SettingError, DataError: as of ``load_silo``.
-    """
+    """Return how silos were cut (``cut_document``), or None if they are the data set's own."""
     if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random
         return None
     places = find_places(settings.data_dir, settings.cache_dir)

@@ -1,4 +1,1 @@
-"""Photographs with a manifest or a listing, and the dermoscopic centres.
-
-Stands on io and silo.
-"""
+"""Photographs with a manifest or a listing, and the dermoscopic centres."""

@@ -23,6 +23,8 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping
 
+Arrays = tuple[npt.NDArray[Any], npt.NDArray[np.int64], list[str]]
+
 _SHARE = 0.25  # of test samples where there are no test folds
 _MOST_BYTES = 2**34  # of an array
 _MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
@@ -91,13 +93,14 @@ class OwnArrays(DataSet):
         return cached_silo(folder, name, facts, len(classes), fill)
 
 
-def _read(path: Path, where: str = "") -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], list[str]]:
-    """Return samples (n, channels, height, width), labels (n,) and the classes' names.
+def _read(path: Path) -> Arrays:
+    return _checked(str(path), **read_arrays(path, ("x", "y", "classes"), _MOST_BYTES))
 
-    Errors name the file by ``where``, by default its path.
-    """
-    where = where or str(path)
-    x, y, classes = read_arrays(path, ("x", "y", "classes"), _MOST_BYTES).values()
+
+def _checked(
+    where: str, x: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any]
+) -> Arrays:
+    """Return samples (n, channels, height, width), labels (n,) and the classes' names."""
     if x.dtype.kind not in "fu" or x.ndim not in (3, 4) or (x.dtype.kind == "u" and x.itemsize > 1):
         raise DataError(
             f"{where}: x is {kind_of(x)}, and must be 8-bit numbers or floats (n, channels, "
@@ -131,6 +134,7 @@ def write_arrays(
         DataError: samples are of another form at another site, or no samples with one label each.
     """
     every = np.unique(np.concatenate([np.asarray(y).reshape(-1) for _, y in silos.values()]))
+    classes = np.array([str(value) for value in every.tolist()])
     first, form = "", None
     for site, (x, y) in silos.items():
         x = _channels_first(np.asarray(x))
@@ -140,9 +144,9 @@ def write_arrays(
                 f"silo '{site}' has samples {x.shape} and labels {np.shape(y)}: each sample needs "
                 f"a label, and the form {form} that those of '{first}' have"
             )
-        names = [str(value) for value in every.tolist()]
-        np.savez(folder / f"{site}.npz", x=x, y=np.searchsorted(every, y), classes=np.array(names))
-        _read(folder / f"{site}.npz", f"silo '{site}'")  # refused before a run begins
+        places = np.searchsorted(every, y)
+        _checked(f"silo '{site}'", x, places, classes)  # refused before a run begins
+        np.savez(folder / f"{site}.npz", x=x, y=places, classes=classes)
 
 
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:

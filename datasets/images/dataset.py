@@ -122,11 +122,7 @@ class ImageDataSet(DataSet):
         return Path()
 
     def header(self, path: Path) -> Header:
-        """Return what a file says of itself.
-
-        Raises:
-            BrokenImageError: it is missing, or no image.
-        """
+        """Return what a file says of itself, as ``picture_header`` does."""
         return picture_header(path)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:

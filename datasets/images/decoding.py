@@ -120,11 +120,7 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 
 
 def check_pixels(height: int, width: int) -> None:
-    """Refuse an image by the size that its header says, before memory is taken for it.
-
-    Raises:
-        BrokenImageError: it has no pixels, or more than ``MOST_PIXELS``.
-    """
+    """Refuse an image of no pixels or over ``MOST_PIXELS``, by a ``BrokenImageError``."""
     if height < 1 or width < 1:
         raise BrokenImageError("has no pixels, by its header")
     if height * width > MOST_PIXELS:

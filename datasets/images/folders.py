@@ -22,7 +22,7 @@ from fedsilo.datasets.io.locations import Places, data_folder, find_places
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.datasets.silo.silos import SPLITS, Silo
 from fedsilo.models.contract.errors import DataError, FileNamesError
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.settings import CommonSettings
 
 MANIFEST = "manifest.csv"
@@ -198,13 +198,19 @@ def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
         DataError: as of ``read_folder``, or a file already exists. Nothing is written then.
     """
     sites = read_folder(folder)
+    classes = _classes(sites)
+    if odd := [name for name in classes if name != name.lstrip() or not name.isprintable()]:
+        raise DataError(
+            f"{folder}: class {shown(odd[0])} begins with a space, or has what cannot be printed, "
+            "and no manifest can name its files: rename its folders"
+        )
     own = {site: Path("" if site == ALONE else site) / MANIFEST for site in sites}
     declaration = folder / _DECLARATION
     refuse_existing(declaration, *(folder / manifest for manifest in own.values()))
     for site, images in sites.items():
         write_images(folder / own[site], images)
     listed = {site: manifest.as_posix() for site, manifest in own.items()}
-    facts = {"sites": listed, "classes": _classes(sites)}
+    facts = {"sites": listed, "classes": classes}
     write_atomically(
         declaration,
         "".join(f"{k}: {json.dumps(v, ensure_ascii=False)}\n" for k, v in facts.items()),

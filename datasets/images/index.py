@@ -108,11 +108,7 @@ def _fraction(purpose: str, group: str) -> float:
 
 
 def check_copies(index: ImageIndex) -> None:
-    """Refuse a split given by the user that puts one file content into two parts.
-
-    Raises:
-        DataError: names the first such files.
-    """
+    """Refuse a given split that puts one file's content into two parts, by a ``DataError``."""
     seen: dict[str, tuple[int, str]] = {}
     copies: list[tuple[int, int]] = []
     for row, part in enumerate(index.parts):  # no parts: nothing to compare

@@ -130,11 +130,7 @@ def place_of(path: tuple[int | str, ...]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Return a scalar as text, unless YAML made something else of it.
-
-    Raises:
-        PydanticCustomError: it did.
-    """
+    """Return a scalar as text, or raise a ``misfit`` if YAML made something else of it."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise misfit(
             "must be a text or a number; of words such as yes, no and null YAML makes something "

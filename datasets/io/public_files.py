@@ -103,11 +103,7 @@ class PublicFiles:
         yield f"terms: {self.terms or 'none beyond the licence'}"
 
     def refuse_unaccepted(self, accepted: bool) -> None:
-        """Refuse to download a data set whose terms nobody has agreed to.
-
-        Raises:
-            DataError: names the terms and the option that accepts them.
-        """
+        """Refuse to download what has terms unless they are ``accepted``, by a ``DataError``."""
         if self.terms and not accepted:
             raise DataError(
                 f"data set '{self.name}' has terms ({self.terms}; {self.url}): nothing was "

@@ -12,11 +12,7 @@ _MOST_BYTES = 2**30
 
 
 def read_text(path: Path) -> str:
-    """Return a UTF-8 file's text, without a byte-order mark.
-
-    Raises:
-        DataError: it is missing or no text.
-    """
+    """Return a UTF-8 file's text without a byte-order mark, or raise a ``DataError``."""
     if fault := file_fault(path):
         raise DataError(f"{path} {fault}")
     try:

@@ -1,4 +1,1 @@
-"""How pools of labelled images become silos.
-
-Stands on io, silo and the kinds of data.
-"""
+"""How pools of labelled images become silos."""

@@ -9,7 +9,6 @@ where the data set has it, and the run's seed decides nothing.
 """
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +24,7 @@ from fedsilo.datasets.partition.silo_sets import open_silo_set
 from fedsilo.datasets.shifted.shifted import VALIDATION_SHARE, ShiftedImages
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, cached_silo, no_such_silo, save_silo
 from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import reason_of
 from fedsilo.models.contract.plugs import plug, wrong
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
@@ -84,6 +83,7 @@ PARTITIONS = ("own", UNSEEN, DIRICHLET, LABELS)  # others are plugs
 _OF = {"unseen": UNSEEN, "concentration": DIRICHLET, "labels-per-silo": LABELS}
 _FEWEST = 2  # training samples: batch norm has no spread of one
 _MAKER = 1  # raise it when the same rows make other arrays, so that no old cache is read
+_last_rows: dict[str, list[dict[str, Rows]]] = {}  # of one cut: each silo of a run asks for it
 
 
 def is_cut(settings: CommonSettings) -> bool:
@@ -209,18 +209,22 @@ def _rows(
     data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
     """Return each silo's rows; those of part 'val' are training rows if the pool has no other."""
-    # A plug may deal otherwise under the same settings
-    cut = _rows_of_all if settings.partition in PARTITIONS else _shared_rows
-    return cut(data.name, pool.without_samples(), settings, tuple(names))
+    if settings.partition not in PARTITIONS:  # a plug may deal otherwise under the same settings
+        return _shared_rows(data.name, pool, settings, names)
+    key = json_digest([data.name, pool.key, as_mapping(settings), names])
+    rows = _last_rows.get(key)
+    if rows is None:
+        deal = _unseen_rows if settings.partition == UNSEEN else _shared_rows
+        rows = deal(data.name, pool, settings, names)
+        _last_rows.clear()
+        _last_rows[key] = rows
+    return rows
 
 
-@lru_cache(maxsize=1)
-def _rows_of_all(
-    dataset: str, pool: CutPool, settings: CommonSettings, names: tuple[str, ...]
+def _unseen_rows(
+    dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Deal out the rows once a process, though each silo of a run asks for them."""
-    if settings.partition != UNSEEN:
-        return _shared_rows(dataset, pool, settings, names)
+    """Give each silo rows of its own labels."""
     sets = label_sets(pool.classes, len(names), settings.unseen)
     cut = LabelCut(pool.labels, sets, names, pool.classes, f"{dataset}, partition 'unseen'")
     test_size = settings.silo_test_size or pool.test_size if settings.use_test else 0
@@ -228,7 +232,7 @@ def _rows_of_all(
 
 
 def _shared_rows(
-    dataset: str, pool: CutPool, settings: CommonSettings, names: tuple[str, ...]
+    dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
     """Share out the rows of each label at random."""
     rng = np.random.default_rng(derive_seed(settings.fold_seed, "partition", settings.partition))
@@ -285,8 +289,7 @@ def _plugged_rows(
             for part, of_part in labels.items()
         )
     except Exception as error:  # it is anybody's code
-        reason = f"{type(error).__name__}: {one_line(error, 200)}"
-        raise SettingError(f"partition '{name}' fails ({reason})") from None
+        raise SettingError(f"partition '{name}' fails ({reason_of(error)})") from None
     if not fits:
         raise SettingError(
             f"partition '{name}' must return, for each of {silos} silos, a mapping of part (train, "

@@ -8,7 +8,7 @@ patients stay test data.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CutPool:
-    """All samples of a data set, by label; pools of one key are equal.
+    """All samples of a data set, by label.
 
     Attributes:
         labels: part -> (n,).
@@ -39,11 +39,11 @@ class CutPool:
             possible.
     """
 
-    labels: Mapping[str, Labels] = field(compare=False)
-    inputs: Callable[[str, Rows], Tensor] = field(compare=False)
+    labels: Mapping[str, Labels]
+    inputs: Callable[[str, Rows], Tensor]
     classes: int
-    key: Sequence[Any] = field(hash=False)
-    facts: Mapping[str, Any] = field(compare=False)
+    key: Sequence[Any]
+    facts: Mapping[str, Any]
     train_size: int = 0
     test_size: int = 0
 
@@ -55,21 +55,9 @@ class CutPool:
         labels = np.array(self.labels[whence][rows], dtype=np.int64)
         return Split(self.inputs(whence, rows), torch.from_numpy(labels))
 
-    def without_samples(self) -> CutPool:
-        """Return an equal pool that has labels only, so that who keeps it keeps no file open."""
-        return replace(self, inputs=_no_samples)
-
-
-def _no_samples(part: str, rows: Rows) -> Tensor:
-    raise NotImplementedError("only the labels of this pool were kept")
-
 
 def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
-    """Return all samples of ``data``, each in its part.
-
-    Raises:
-        DataError: data are missing or unusable.
-    """
+    """Return all samples of ``data``, each in its part; a ``DataError`` if some are unusable."""
     if isinstance(data, ShiftedImages):
         return _pool_of_source(data, settings, places)
     return _pool_of_silos(data, settings, places)

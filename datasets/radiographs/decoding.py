@@ -92,19 +92,12 @@ def fit_square(picture: Grey, size: int) -> Grey:
     if not len(rows):
         raise BrokenImageError("is empty: all its pixels are equal")
     cropped = picture[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    height, width = (max(1, round(side * (size / max(cropped.shape)))) for side in cropped.shape)
     square = np.full((size, size), darkest, dtype=np.float32)
-    resized = _resized(cropped, size)
-    square[: resized.shape[0], : resized.shape[1]] = resized
+    square[:height, :width] = resize(cropped, height, width)
     if square.min() == square.max():
         raise BrokenImageError("is empty: all its pixels are equal but for its edges")
     return square
-
-
-def _resized(picture: Grey, size: int) -> Grey:
-    """Return ``picture`` with its longer side ``size``, its aspect kept."""
-    scale = size / max(picture.shape)
-    height, width = (max(1, round(side * scale)) for side in picture.shape)
-    return resize(picture, height, width)
 
 
 def resize(picture: Grey, height: int, width: int) -> Grey:

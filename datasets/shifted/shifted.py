@@ -265,11 +265,7 @@ def _training_rows(
 
 
 def _read_pixels(path: Path, form: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Return an image file of 8 bits as (height, width), or (height, width, 3), 0..255.
-
-    Raises:
-        BrokenImageError: it cannot be read, or has more than 8 bits.
-    """
+    """Return an image file of 8 bits as (height, width), or (height, width, 3), 0..255."""
     from PIL.Image import Resampling
 
     with opened_image(path, PICTURES) as image:

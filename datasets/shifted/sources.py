@@ -43,30 +43,17 @@ def _decode_idx(folder: Path) -> Pool:
     return Pool(*train, *test)
 
 
+_cut = partial(Source, train_size=2000, test_size=500)  # images of a silo in the UEFL notes
+
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
         Source(name="digits", classes=10, mean=(0.3053,), std=(0.3181,), decode=_decode_digits),
-        Source(
-            name="mnist",
-            classes=10,
-            mean=(0.1307,),
-            std=(0.3081,),
-            decode=_decode_idx,
-            noise=False,
-            train_size=2000,
-            test_size=500,
+        _cut(
+            name="mnist", classes=10, mean=(0.1307,), std=(0.3081,), decode=_decode_idx, noise=False
         ),
-        Source(
-            name="fmnist",
-            classes=10,
-            mean=(0.2860,),
-            std=(0.3530,),
-            decode=_decode_idx,
-            train_size=2000,
-            test_size=500,
-        ),
-        Source(
+        _cut(name="fmnist", classes=10, mean=(0.2860,), std=(0.3530,), decode=_decode_idx),
+        _cut(
             name="cifar10",
             classes=CIFAR10.classes,
             mean=(0.4914, 0.4822, 0.4465),
@@ -74,10 +61,8 @@ SOURCES: dict[str, Source] = {
             decode=partial(decode_batches, CIFAR10),
             listed=partial(list_batches, CIFAR10),
             forms=("cifar-10-batches-py",),
-            train_size=2000,
-            test_size=500,
         ),
-        Source(
+        _cut(
             name="cifar100",
             classes=CIFAR100.classes,
             mean=(0.5071, 0.4865, 0.4409),
@@ -86,17 +71,14 @@ SOURCES: dict[str, Source] = {
             listed=partial(list_batches, CIFAR100),
             forms=("cifar-100-python",),
             train_size=4000,
-            test_size=500,
         ),
-        Source(
+        _cut(
             name="gtsrb",
             classes=SIGNS,
             mean=(0.3403, 0.3121, 0.3214),
             std=(0.2724, 0.2608, 0.2669),
             decode=decode_signs,
             listed=list_signs,
-            train_size=2000,
-            test_size=500,
         ),
         *MEDMNIST.values(),
     )

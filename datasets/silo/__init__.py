@@ -1,4 +1,1 @@
-"""What one hospital holds: tensors with a train, val and test split.
-
-Stands on io.
-"""
+"""What one hospital holds: tensors with a train, val and test split."""

@@ -140,8 +140,8 @@ def shared_out(labels: Indices, share: float, seed: int, where: str) -> tuple[In
         return rows, rows[:0]
     if len(rows) < 3:
         raise DataError(
-            f"{where}: {len(rows)} rows are too few for a test part of {share:g}; add rows, or set "
-            "the schema's 'test-share' to 0"
+            f"{where}: {len(rows)} rows are too few for a test part of {share:g}; add rows, or in "
+            "the schema of a table set 'test-share' to 0"
         )
     counts = np.unique(labels, return_counts=True)[1]
     stratify = labels if len(counts) > 1 and (counts > 2).all() else None

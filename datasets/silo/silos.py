@@ -273,10 +273,9 @@ def cached_silo(
 
 
 def open_silo(folder: Path, classes: int) -> Silo:
-    """Return the silo that ``save_silo`` wrote; its larger arrays are memory-mapped.
+    """Return the silo that ``save_silo`` wrote, or raise a ``DataError`` if it is damaged.
 
-    Raises:
-        DataError: a file is missing or damaged.
+    Its larger arrays are memory-mapped.
     """
     try:
         facts = json.loads((folder / "silo.json").read_text())

@@ -1,4 +1,1 @@
-"""Made-up twins of the real data sets: no patient is in them.
-
-Nothing below imports it; the registry names its data sets by text.
-"""
+"""Made-up twins of the real data sets: no patient is in them."""

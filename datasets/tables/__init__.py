@@ -1,4 +1,1 @@
-"""CSV silos: a schema, a reader, the four hospitals of Fed-Heart-Disease.
-
-Stands on io and silo.
-"""
+"""CSV silos: a schema, a reader, the four hospitals of Fed-Heart-Disease."""

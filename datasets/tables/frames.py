@@ -64,23 +64,21 @@ def write_frames(
 
 
 def _plain(frame: DataFrame) -> DataFrame:
-    """Return the frame with texts as names of its columns, and columns as ``_typed``."""
-    frame = frame.set_axis([str(name).strip() for name in frame.columns], axis=1)
-    for place in range(frame.shape[1]):
-        frame.isetitem(place, _typed(frame.iloc[:, place]).array)
-    return frame
+    """Return the frame with texts as names, and booleans and objects of numbers as numbers.
 
-
-def _typed(values: Series[Any]) -> Series[Any]:
-    """Return booleans as 0 and 1, and objects that are numbers, with gaps or not, as numbers."""
+    Both may have gaps.
+    """
     import pandas as pd
 
-    kind = pd.api.types.infer_dtype(values)
-    if kind == "boolean":
-        return values.astype("boolean").astype("Int8")
-    if values.dtype == object and kind in _NUMBERS:
-        return pd.to_numeric(values, dtype_backend="numpy_nullable")
-    return values
+    frame = frame.set_axis([str(name).strip() for name in frame.columns], axis=1)
+    for place in range(frame.shape[1]):
+        values = frame.iloc[:, place]
+        kind = pd.api.types.infer_dtype(values)
+        if kind == "boolean":
+            frame.isetitem(place, values.astype("boolean").astype("Int8").array)
+        elif values.dtype == object and kind in _NUMBERS:
+            frame.isetitem(place, pd.to_numeric(values, dtype_backend="numpy_nullable").array)
+    return frame
 
 
 def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:

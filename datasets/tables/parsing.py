@@ -77,7 +77,8 @@ def _check_header(names: list[str], wanted: list[str], where: str) -> None:
             f"{where}: the first line does not name the schema's columns: missing {missing}, "
             f"{surplus} that the schema does not know"
             f"{'' if len(names) == len(set(names)) else ', a name appears twice'}; correct the "
-            "file, declare surplus columns as 'ignored', or set the schema's 'header' to false"
+            "file, declare surplus columns as 'ignored', correct the schema's 'delimiter', or set "
+            "the schema's 'header' to false"
         )
 
 
@@ -94,7 +95,8 @@ class RowReader:
         if len(line) != len(self.names):
             raise DataError(
                 f"{self.where}, line {number}: {len(line)} values, and the schema has "
-                f"{len(self.names)} columns ({', '.join(self.names)}); correct the line"
+                f"{len(self.names)} columns ({', '.join(self.names)}); correct the line, or the "
+                "schema's 'delimiter'"
             )
         return {name: token.strip() for name, token in zip(self.names, line, strict=True)}
 

@@ -1,4 +1,1 @@
-"""Pretrained weights at rest, and what they have seen.
-
-Stands on the registry of data sets.
-"""
+"""Pretrained weights at rest, and what they have seen."""

@@ -13,6 +13,7 @@ from fedsilo.datasets.io.locations import find_places, weight_paths
 from fedsilo.datasets.io.sealed_folders import file_sha256
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.errors import CheckpointError, SettingError
+from fedsilo.models.contract.one_line import reason_of
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.published_weights import fill_published_head, fill_resnet22
 
@@ -137,8 +138,7 @@ def file_state(path: Path, key: str = "backbone-weights") -> dict[str, Any]:
         state: dict[str, Any] = load_state_dict(str(path), weights_only=True)  # runs no code
     except Exception as error:  # a damaged file fails in any way
         raise SettingError(
-            f"setting '{key}': {path} is truncated or not a weights file "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            f"setting '{key}': {path} is truncated or not a weights file ({reason_of(error)})"
         ) from None
     return state
 
@@ -156,9 +156,8 @@ def timm_state(name: str, key: str = "backbone-weights") -> dict[str, Tensor]:
         model = timm.create_model(name, pretrained=True)
     except Exception as error:  # no network, no such weights, no such name
         raise SettingError(
-            f"timm's weights of '{name}' cannot be had "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}): check the network, "
-            f"or name a file in '{key}'"
+            f"timm's weights of '{name}' cannot be had ({reason_of(error)}): check the network, or "
+            f"name a file in '{key}'"
         ) from None
     state: dict[str, Tensor] = model.state_dict()
     return state

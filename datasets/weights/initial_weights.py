@@ -80,11 +80,7 @@ def refuse_seen_start(settings: CommonSettings) -> None:
 
 
 def initial_file(settings: CommonSettings) -> Path:
-    """Return the file that 'initial-weights' names.
-
-    Raises:
-        SettingError: there is none.
-    """
+    """Return the file that 'initial-weights' names; a ``SettingError`` if there is none."""
     places = find_places(settings.data_dir, settings.cache_dir)
     tried = weight_paths(_file_named(settings), places)
     if found := next(filter(Path.is_file, tried), None):

@@ -164,11 +164,7 @@ def plug(key: str, name: str, ours: Collection[str]) -> Any:
 
 
 def _imported(module: str, what: str) -> ModuleType:
-    """Import ``module``, which the plug ``what`` is in.
-
-    Raises:
-        SettingError: it does not import.
-    """
+    """Import ``module``, which the plug ``what`` is in, or raise a ``SettingError``."""
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # it is anybody's code

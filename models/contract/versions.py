@@ -49,12 +49,9 @@ def git_revision() -> str:
 
 
 def refuse_other_versions(server: Mapping[str, Any]) -> None:
-    """Refuse a server of another fedsilo, or of a Flower whose first two numbers differ.
+    """Refuse, by a ``SiteError``, another fedsilo or a Flower whose first two numbers differ.
 
     A server that does not say what it runs is not refused.
-
-    Raises:
-        SiteError: it names both versions.
     """
     own = own_versions()
     for what, key, parts in (("fedsilo", _APP, None), ("Flower", _FLOWER, 2)):

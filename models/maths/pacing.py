@@ -14,11 +14,7 @@ _LEAST = 2  # samples of a step: batch norm has no variance over one sample
 
 
 def check_pace(settings: CommonSettings) -> None:
-    """Refuse a pace that does not divide the epoch, and settings that have no effect with it.
-
-    Raises:
-        SettingError: names the setting.
-    """
+    """Refuse a pace that does not divide the epoch or has no effect, by a ``SettingError``."""
     values, usual = as_mapping(settings), defaults(CommonSettings)
     if settings.micro_batch == 1:
         raise SettingError(

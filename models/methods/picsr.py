@@ -183,11 +183,7 @@ def build_router(
 def opened_router(
     settings: PICSRSettings, prototypes: Mapping[str, Tensor], arrays: Mapping[str, Tensor]
 ) -> Router:
-    """Return the router of ``arrays``, by wire names, for ``prototypes`` (*input_shape) by site.
-
-    Raises:
-        SettingError: the arrays do not fit the settings.
-    """
+    """Return the router of ``arrays``, by wire names, for ``prototypes`` (*input_shape) by site."""
     shape = next(iter(prototypes.values())).shape
     router = build_router(settings, shape, len(prototypes), seed=0)
     load_exchanged(router, arrays_below(ROUTER, arrays))

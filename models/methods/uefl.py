@@ -15,6 +15,8 @@ Equations (arXiv:2402.18888):
   (8) predictive entropy -> models.maths.mc_dropout.predictive_entropy
   (9) threshold of uncertainty -> models.methods.uefl.uncertain_sites
   (11) perplexity of code use -> models.maths.codebook.perplexity
+  (section 3.2, first book) standard normal codewords -> models.methods.uefl_books.gaussian_codebook
+  (section 3.2, features) each silo's K-means -> models.methods.uefl_books.clustered
   (section 3.2, start) new codewords by K-means -> models.maths.federated_kmeans.merge_centroids
   (section 3.2, refresh) first book refreshed -> strategies.methods.uefl.UEFL.round
 """
@@ -97,11 +99,7 @@ class UEFLSettings(OwnSettings):
         return self.codebooks == "personal"
 
     def refuse_exact_centroids(self, common: CommonSettings) -> None:
-        """Refuse centroids of features where training is private: they have no noise.
-
-        Raises:
-            SettingError: names the settings by which none leaves a site.
-        """
+        """Refuse what has no noise where training is private, by a ``SettingError``."""
         if common.is_private() and "kmeans" in (self.codeword_start, self.refresh):
             raise SettingError(
                 "setting 'sample-clip-norm' is set, and centroids of a site's features have no "

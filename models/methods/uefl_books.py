@@ -1,10 +1,4 @@
-"""How UEFL's books begin: Gaussian, or at the centroids of the sites' features.
-
-Equations (arXiv:2402.18888):
-  (section 3.2, first book) standard normal codewords -> models.methods.uefl_books.gaussian_codebook
-  (section 3.2, features) each silo's K-means -> models.methods.uefl_books.clustered
-  (section 3.2, start) centroids merged by K-means -> models.methods.uefl_books.started_book
-"""
+"""How UEFL's books begin: Gaussian, or at the centroids of the sites' features."""
 
 from collections.abc import Mapping
 
@@ -88,11 +82,7 @@ def centroid_fault(
 
 
 def segment_dimension(channels: int, segments: int) -> int:
-    """Return c / s.
-
-    Raises:
-        SettingError: ``segments`` does not divide the encoder's channels.
-    """
+    """Return c / s, or raise a ``SettingError`` if ``segments`` does not divide ``channels``."""
     if channels % segments:
         raise SettingError(
             f"setting 'segments' is {segments}, which does not divide the encoder's "

@@ -1,10 +1,4 @@
-"""UEFL's network: a classifier whose head reads codewords, and what is measured of its codes.
-
-Equations (arXiv:2402.18888):
-  (1) tokens, codewords, prediction -> models.methods.uefl_network.UEFLNetwork.features
-  (7) total loss -> models.methods.uefl_network.UEFLNetwork.loss
-  (11) perplexity of code use -> models.methods.uefl_network.CodeUse.values
-"""
+"""UEFL's network: a classifier whose head reads codewords, and what is measured of its codes."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,1 @@
-"""What is trained: networks by name, and the parts that papers add to them.
-
-Imports contract and maths, no method.
-"""
+"""What is trained: networks by name, and the parts that papers add to them."""

@@ -34,11 +34,7 @@ def by_expert(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
 def open_experts(
     settings: CommonSettings, task: Task, arrays: Mapping[str, Tensor]
 ) -> dict[str, TokenClassifier]:
-    """Return the experts in ``arrays`` (wire names) as networks, by site.
-
-    Raises:
-        SettingError: an expert's arrays do not fit the network.
-    """
+    """Return the experts in ``arrays`` (wire names) as networks by site; see ``load_exchanged``."""
     experts = {}
     for site, own in by_expert(arrays).items():
         experts[site] = build_classifier(settings, task)

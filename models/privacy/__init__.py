@@ -1,4 +1,1 @@
-"""Differential privacy and secure sums: clip, noise, account, mask.
-
-Imports the contract only, no network and no method.
-"""
+"""Differential privacy and secure sums: clip, noise, account, mask."""

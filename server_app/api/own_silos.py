@@ -17,7 +17,7 @@ from fedsilo.datasets.io.sealed_folders import file_sha256, json_digest
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.datasets.silo.silos import SPLITS
 from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import one_line, shown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ALONE = "data"  # the silo of data without a site
 _FOLDER = "own-silos"  # in the cache directory; not under a seal, since nothing can make it again
 _DIGITS = 16
+_LONGEST_NAME = 255  # bytes of a folder's name
 _TAKEN = "a DataFrame, a pair (X, y), a Dataset of PyTorch or one of Hugging Face"
 
 
@@ -59,14 +60,17 @@ def written(silos: object, label: str, missing: str, cache: Path) -> tuple[str, 
 
 def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
     """Write silos into an empty folder and return the data set that reads them; as ``written``."""
-    given = dict(silos) if isinstance(silos, Mapping) else {ALONE: silos}
+    given = silos if isinstance(silos, Mapping) else {ALONE: silos}
+    named = {str(site): data for site, data in given.items()}
     if missing not in ("drop", "impute"):
         raise SettingError(f"missing is '{missing}'; it must be 'drop' or 'impute'")
-    if not given:
+    if not named:
         raise SettingError(f"silos names no silo: give {_TAKEN} for each")
-    if fault := next(filter(None, (site_name_fault(str(site)) for site in given)), None):
+    if fault := next(filter(None, map(site_name_fault, named)), None):
         raise SettingError(fault)
-    read = {str(site): _plain(str(site), data, label) for site, data in given.items()}
+    if len(named) < len(given):
+        raise SettingError("silos names one silo twice, by a number and by a text: rename one")
+    read = {site: _plain(site, data, label) for site, data in named.items()}
     kinds = {kind: site for site, (kind, _) in read.items()}
     if len(kinds) > 1:
         (one, first), (two, second) = list(kinds.items())[:2]
@@ -95,12 +99,17 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
     from fedsilo.datasets.images.folders import write_folder_manifests
 
     for site, pictures in silos.items():
+        if not pictures:
+            raise DataError(f"silo '{site}' is empty: leave it out")
         for number, (picture, name) in enumerate(pictures):
-            if "/" in name or name.startswith("."):
-                raise DataError(f"class '{name}' is not a folder's name: rename it")
+            odd = "/" in name or name.startswith(".") or not name.isprintable()
+            if odd or not 0 < len(name.encode()) <= _LONGEST_NAME:
+                raise DataError(f"class {shown(name)} is not a folder's name: rename it")
             own = folder / ("" if site == ALONE else site) / name
             own.mkdir(parents=True, exist_ok=True)
             _upright(picture, f"silo '{site}', sample {number}").save(own / f"{number:06}.png")
+    if len(classes := {name for pictures in silos.values() for _, name in pictures}) == 1:
+        raise DataError(f"silos have one class, {shown(*classes)}: a classifier needs two")
     write_folder_manifests(folder)
 
 
@@ -140,35 +149,32 @@ def _of_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
         raise SettingError(f"silo '{site}' gives no pairs of a sample and its label, or is empty")
     samples, labels = zip(*items, strict=True)
     if not hasattr(samples[0], "save"):  # no picture of Pillow
-        return _pair(site, list(map(np.asarray, samples)), labels, label)
+        return _pair(site, samples, labels, label)
     called = _class_names(site, labels, getattr(data, "classes", None))
     return "pictures", list(zip(samples, called, strict=True))
 
 
 def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
     """Return the name of each label's class, or raise a ``DataError`` if one has none."""
-    called = []
-    for number, label in enumerate(labels):
-        try:
-            name = _class_name(label, names)
-        except (ValueError, IndexError):
-            name = None
-        if name is None:
-            raise DataError(
-                f"silo '{site}', sample {number} has no label of one class: leave it out"
-            )
-        called.append(name)
-    return called
+    called = [_class_name(label, names) for label in labels]
+    found = [name for name in called if name is not None]
+    if len(found) < len(called):
+        place = called.index(None)
+        raise DataError(f"silo '{site}', sample {place} has no label of one class: leave it out")
+    return found
 
 
 def _class_name(label: Any, names: Any) -> str | None:
     """Return the name of a label's class, by ``names`` if classes have some; None of no label."""
-    value = np.asarray(label).item()
-    if isinstance(value, str) or value is None or value != value:
-        return value.strip() if isinstance(value, str) else None
-    if names:
-        return str(names[int(value)]).strip() if value >= 0 else None  # -1 on the Hub: unknown
-    return str(value)
+    try:
+        value = np.asarray(label).item()
+        if isinstance(value, str):
+            return value.strip()
+        if value is None or value != value or (names and value < 0):  # -1 on the Hub: unknown
+            return None
+        return str(names[int(value)]).strip() if names else str(value)
+    except (ValueError, IndexError, RuntimeError):  # several, beyond the names, or a tensor's own
+        return None
 
 
 def _pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
@@ -176,6 +182,7 @@ def _pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
     import pandas as pd
 
     try:
+        x = list(map(np.asarray, x)) if isinstance(x, tuple) else x
         samples = x if isinstance(x, pd.DataFrame) else np.asarray(x)
         labels = np.atleast_1d(np.asarray(y))
     except (ValueError, TypeError, RuntimeError) as error:  # of several lengths, or a tensor's own

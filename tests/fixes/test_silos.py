@@ -176,7 +176,7 @@ def test_table_of_two_rows_with_more_rows_or_no_test_part_loads(tmp_path: Path) 
     values: Values = {"dataset": "table", "data-dir": str(tmp_path)}
     write_tables(tmp_path, rows=2)
     said = refused(lambda: load(values))
-    assert "2 rows are too few for a test part of 0.34; add rows, or set the schema's" in said
+    assert "2 rows are too few for a test part of 0.34; add rows, or in the schema" in said
     with (tmp_path / "schema.yaml").open("a") as schema:
         schema.write("test-share: 0\n")
     assert not refused(lambda: load(values))

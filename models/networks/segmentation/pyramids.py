@@ -119,9 +119,6 @@ class TransPyramid(Pyramid):
     The paper puts a ViT of 16 pixels a patch on ResNet-50's maps at 1/16. Here a patch of 2^s
     pixels takes ``ConvEncoder``'s maps at 1/2^s; from the fourth halving on a strided convolution
     does the rest. The ViT loses its embedding of images and keeps all else.
-
-    Raises:
-        SettingError: the patch is not a power of two.
     """
 
     def __init__(self, network: PromptedViT, *, in_channels: int, width: int) -> None:

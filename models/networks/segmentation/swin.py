@@ -27,9 +27,7 @@ def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
     """Return timm's Swin Transformer, which maps images to a list of maps (batch, h, w, c).
 
     It has about ``6 * width`` channels at 1/4 of the image's size, doubled at each further stage.
-
-    Raises:
-        SettingError: images do not fit.
+    Images are refused as by ``swin_shape``.
     """
     stages, window = swin_shape(size)
     import timm  # takes seconds

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fedsilo.datasets.images.folders import read_folder
+from fedsilo.datasets.images.folders import read_folder, write_folder_manifests
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import SPLITS, Silo
@@ -121,6 +121,24 @@ def test_manifests_list_the_classes_of_all_sites_where_a_site_lacks_one(tmp_path
     south = load_silo("south", settings(data, "images"))
     assert south.class_names() == ("a", "b")
     assert sum(counts[0] for counts in south.label_counts().values()) == 0
+
+
+@pytest.mark.parametrize("name", [" b", "b\n"])
+def test_a_class_that_no_manifest_can_name_is_refused_and_nothing_is_written(
+    name: str, tmp_path: Path
+) -> None:
+    data = write_sorted(tmp_path / "data")
+    (data / "south" / "b").rename(data / "south" / name)
+    with pytest.raises(DataError, match=r"begins with a space, or .*: rename its folders"):
+        write_folder_manifests(data)
+    assert not list(data.rglob("manifest.csv"))
+    assert name in load_silo("south", settings(write_spaced(data, name), "folder")).classes
+
+
+def write_spaced(data: Path, name: str) -> Path:
+    """Give the other site the same class."""
+    (data / "north" / "b").rename(data / "north" / name)
+    return data
 
 
 def empty_class(data: Path) -> None:

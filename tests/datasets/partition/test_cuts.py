@@ -111,7 +111,7 @@ def test_all_silos_of_a_cut_are_dealt_at_once(
 ) -> None:
     counted = Mock(side_effect=dealt)
     monkeypatch.setattr(cuts, "dealt", counted)
-    cuts._rows_of_all.cache_clear()
+    cuts._last_rows.clear()
     for name, seed, deals in (("silo-1", 5, 1), ("silo-2", 5, 1), ("silo-1", 6, 2)):
         load_silo(name, dataclasses.replace(SMALL, fold_seed=seed), small_places)
         assert counted.call_count == deals

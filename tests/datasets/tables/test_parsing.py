@@ -172,6 +172,7 @@ def test_another_delimiter_blanks_and_quotes_are_read() -> None:
         ("sex,Age,note,stage,pulse,sick", r"missing \['age'\], 1 that"),
         ("sex,age,note,stage,pulse", r"missing \['sick'\], 0 that"),
         ("sex,age,age,note,stage,pulse,sick", r"0 that .*, a name appears twice"),
+        ("sex;age;note;stage;pulse;sick", "1 that .*, correct the schema's 'delimiter', or set"),
         ("", r"missing \['age', 'note', 'pulse', 'sex', 'sick', 'stage'\]"),
     ],
 )
@@ -185,11 +186,11 @@ def test_a_header_unlike_the_schema_is_refused_with_the_difference(header: str, 
     [
         (
             "m,50,x,3,70",
-            r"line 3: 5 values, .* 6 columns \(sex, age, note, st.*; correct the line$",
+            r"line 3: 5 values, .* 6 columns \(sex, age, note, st.*; correct the line, or the",
         ),
         (
             "m,50,x,3,70,2,9",
-            r"line 3: 7 values, and the schema has 6 columns .*; correct the line$",
+            r"line 3: 7 values, and the schema has 6 columns .*, or the schema's 'delimiter'$",
         ),
         ("m,old,x,3,70,2", r"line 3, column 'age': this is not a number; .*\('', '\?'\)$"),
         ("m,50,x,3,70 bpm,2", r"line 3, column 'pulse': this is not a number"),

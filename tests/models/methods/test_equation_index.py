@@ -17,7 +17,8 @@ import fedsilo.models.methods
 FOLDER = Path(fedsilo.models.methods.__path__[0])
 # Baselines that are of no paper
 OWN = {"__init__", "ensemble", "local", "mix"}
-FILES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in OWN)
+PARTS = {"uefl_books", "uefl_network"}  # of a paper whose index is in the method's own file
+FILES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in OWN | PARTS)
 HEADER = re.compile(r"Equations \((?P<source>.+)\):")
 LINE = re.compile(r"  \((?P<number>[^()]+)\) (?P<what>\S.*) -> (?P<name>[\w.]+)")
 SOURCE = re.compile(

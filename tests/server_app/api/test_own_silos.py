@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from torch import from_numpy, tensor
+from torch import from_numpy, ones, tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from fedsilo.datasets.images.decoding import decode_image
@@ -104,6 +104,10 @@ class Hub:
 
     def to_pandas(self) -> pd.DataFrame:
         return pd.DataFrame(self.rows)
+
+
+EMPTY = Hub([{"picture": Image.new("L", (9, 9)), "ill": 0}]).select([])
+EMPTY.features["picture"] = type("Image", (), {})()
 
 
 def run_of(folder: Path, silos: object, method: str = "fedavg", **more: Any) -> Run:
@@ -323,6 +327,19 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
         ({"a": Pairs((Image.new("L", (9, 9)), [0, 1]))}, "sample 0 has no label of one class"),
         ({"a": frame().rename(columns={"age": "age>=5"})}, "^column 'age>=5' has '=' in its name"),
         ({"a": frame()[["ill"]]}, "^no column is 'numeric' or 'categorical'$"),
+        ({1: frame(), "1": frame()}, "silos names one silo twice, by a number and by a text"),
+        (
+            {"a": (images(4, 16, 16)[0].astype(object), [0, 1, 0, 1])},
+            r"^silo 'a': x is object \(4, 16, 16\), and must be 8-bit numbers or floats",
+        ),
+        (
+            {"a": Pairs(*[(ones(3, requires_grad=True), 0)] * 2)},
+            "silo 'a' is not an array .*detach",
+        ),
+        ({"a": Pairs(*[(Image.new("L", (9, 9)), "é" * 128)] * 2)}, "is not a folder's name: rena"),
+        ({"a": Pairs(*[(Image.new("L", (9, 9)), "x\ny")] * 2)}, "is not a folder's name: rename"),
+        ({"a": Pairs(*[(Image.new("L", (9, 9)), "x")] * 2)}, "^silos have one class, 'x': a clas"),
+        ({"a": EMPTY, "b": Pictures(8)}, "^silo 'a' is empty: leave it out$"),
         ({"a": Pictures(0)}, "silo 'a' gives no pairs of a sample and its label, or is empty"),
     ],
 )
