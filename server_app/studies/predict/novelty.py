@@ -21,6 +21,7 @@ from fedsilo.client_app.training.standardised import with_figures
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.measures.conformal import rows_needed
 from fedsilo.models.measures.novelty import (
     FEWEST,
@@ -33,7 +34,6 @@ from fedsilo.models.measures.novelty import (
 )
 from fedsilo.server_app.studies.finished_site import sites_of
 from fedsilo.server_app.studies.predict.model import SiteModel
-from fedsilo.server_app.studies.report.numbers import counted
 
 SHARE = 0.05  # of held-out samples that may be taken for unusual
 _SURE = 45  # held-out samples: as 0.95^45 is below 0.1, one is beyond the share nine times in ten
