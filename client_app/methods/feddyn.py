@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, kept_with
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
 from fedsilo.client_app.methods.fedprox import proximal
 from fedsilo.models.methods.feddyn import FedDynSettings
 from fedsilo.models.methods.fedprox import linear_term
@@ -29,5 +29,4 @@ class FedDynSite(SiteMethod):
 
         lab.fit(network, penalty=term)
         moved = {name: p.detach().cpu() - received[name] for name, p in trained.items()}
-        own = {n: gradient[n] - alpha * moved[n] for n in trained}
-        return lab.reply(network, keep=kept_with(before, own))
+        return lab.reply(network, keep={n: gradient[n] - alpha * moved[n] for n in trained})

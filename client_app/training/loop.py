@@ -266,8 +266,8 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
 
 
 def counted_steps(
-    settings: CommonSettings,
     own: CommonSettings,
+    settings: CommonSettings,
     rounds: int,
     count: int,
     smallest: int,
@@ -279,8 +279,8 @@ def counted_steps(
     Each round is taken to be as long as this one.
 
     Args:
-        settings: the run's, by whose rounds 'rate-decay' counts.
         own: of this training, whose steps a schedule counts: a round may have several.
+        settings: the run's, by whose rounds 'rate-decay' counts.
         rounds: how many have ended.
         count: training samples.
         smallest: different samples that are behind each step.
@@ -298,7 +298,7 @@ def counted_steps(
 
 
 def annealed(
-    network: SiteNetwork, rounds: int, count: int, settings: CommonSettings, smallest: int
+    network: SiteNetwork, settings: CommonSettings, rounds: int, count: int, smallest: int
 ) -> Callable[[int], None]:
     """Return what weighs evidential learning's KL term by the epochs of all rounds so far."""
     if settings.epoch_steps:
