@@ -29,6 +29,7 @@ from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.training.augmentation import check_images
 from fedsilo.client_app.training.compute import Compute, compute_of
 from fedsilo.client_app.training.initial_network import class_weights, effective_samples
+from fedsilo.client_app.training.optimisers import refuse_forgetful
 from fedsilo.client_app.training.standardised import figures_for, with_figures
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import SPLITS, Silo
@@ -93,6 +94,8 @@ class SiteSession:
             check_images(self.settings, self.silo)
         if self.settings.class_weights != "none":
             self._refuse_few_weighed()  # now, not when it trains
+        if self.limits.minimum_steps_per_reply > 1:
+            refuse_forgetful(self.settings, self.limits.minimum_steps_per_reply)
         own: Any = built(settings_class(self.settings.method), self.run_config)
         method = method_part("client_app", self.settings.method, "Site")(own)
         method.admit(self)

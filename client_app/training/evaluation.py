@@ -39,6 +39,19 @@ class Probe(Protocol):
         ...
 
 
+class Probes(list[Probe]):
+    """Several probes as one."""
+
+    def see(self, tokens: Tensor) -> None:
+        """Show a batch of tokens (batch, l, c) to each."""
+        for one in self:
+            one.see(tokens)
+
+    def values(self) -> dict[str, float]:
+        """Return the measurements of all."""
+        return {name: value for one in self for name, value in one.values().items()}
+
+
 @dataclass(frozen=True)
 class Measured:
     """A network that is measured, what else is measured of it, and how that is named."""

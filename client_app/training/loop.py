@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from fedsilo.client_app.training.augmentation import augmenter
 from fedsilo.client_app.training.compute import Compute, scaled_step
 from fedsilo.client_app.training.initial_network import refuse_small
-from fedsilo.client_app.training.optimisers import open_optimiser
+from fedsilo.client_app.training.optimisers import SMALLEST_PART, open_optimiser
 from fedsilo.client_app.training.private import PrivateTraining
 from fedsilo.client_app.training.rates import is_scheduled, rate_setter
 from fedsilo.datasets.silo.silos import Split
@@ -27,8 +27,6 @@ from fedsilo.models.maths.dirichlet import annealing, evidences
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
-
-_NO_STEP = 0.01  # of the largest learning rate: a smaller step hides no other's gradient
 
 Penalty = Callable[[], Tensor]
 AfterStep = Callable[[Tensor, Optimizer], None]
@@ -256,7 +254,7 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
             "no step had finite gradients in fp16: set 'precision' to 'fp32', or to 'bf16'"
         )
     rates = sorted(rates)
-    steps = len(rates) - bisect_left(rates, _NO_STEP * rates[-1]) if rates else 0
+    steps = len(rates) - bisect_left(rates, SMALLEST_PART * rates[-1]) if rates else 0
     if steps < minimum:
         raise RefusedError(
             f"{steps} optimiser step(s) would be behind what leaves, and at least {minimum} "

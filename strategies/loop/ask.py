@@ -188,6 +188,8 @@ class Ask(ABC):
         spec = {id(arrays): shapes(arrays) for arrays in wanted.values()}  # many sites share one
         specs = {site: spec[id(arrays)] for site, arrays in wanted.items()}
         each = dict.fromkeys(send, notes) if isinstance(notes, Notes) else notes or {}
+        if not all(isinstance(own, Notes) for own in each.values()):
+            raise TypeError(f"{phase}: 'notes' is no Notes, nor one by site: derive a class of it")
         return self.put(Question(phase, send, specs, reference, each, metrics, fault))
 
     @abstractmethod

@@ -60,9 +60,11 @@ class Capabilities:
             yield f"{method} does not take 'epoch-steps', epochs that span rounds: set it to 0"
         if common.initial_weights and not self.initial_weights:
             yield f"{method} does not take 'initial-weights': leave it empty"
-        if common.sites_per_round and not (self.some_sites and not common.epoch_steps):
+        if common.sites_per_round and not self.some_sites:
+            yield f"{method} asks all sites in each round: set 'sites-per-round' to 0"
+        if common.sites_per_round and common.epoch_steps:
             yield (
-                f"{method} asks all sites in each round, as does 'epoch-steps': set "
+                "an epoch that spans rounds, 'epoch-steps', asks all sites in each: set "
                 "'sites-per-round' to 0"
             )
         if common.aggregation not in (AUTO, *self.aggregations):

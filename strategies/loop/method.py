@@ -20,7 +20,7 @@ from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.datasets.weights.initial_weights import load_initial_weights
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.errors import CheckpointError
-from fedsilo.models.contract.messages import EVALUATE, START
+from fedsilo.models.contract.messages import EVALUATE, ROUND_KEYS, START, state_key
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
@@ -87,9 +87,10 @@ class State:
                 f"the stored state has {sorted(extras)} in addition to its arrays, not "
                 f"{sorted(own)}: it was made by another version of fedsilo; start a new run"
             )
-        keepers = facts["keepers"]  # an earlier version's name no round
+        keepers = facts["keepers"]  # an earlier version's name no round, or 100 keys of each
         kept = keepers if isinstance(keepers, Mapping) else dict.fromkeys(keepers, 1)
-        return cls(arrays, facts["round"], kept, **extras)
+        old = {s: state_key(*divmod(key, 100)) for s, key in kept.items() if key < ROUND_KEYS}
+        return cls(arrays, facts["round"], {**kept, **old}, **extras)
 
 
 _SHARED = {"arrays", "round", "kept", "late"}
