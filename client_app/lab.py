@@ -60,24 +60,7 @@ _COUNTED = "counted/"  # in a site's state what it kept with the last reply that
 
 
 class Lab:
-    """What a method can use while it answers one message.
-
-    Attributes:
-        session: what is the same for all messages of a run.
-        instruction: what the server asks for.
-        content: the message's records.
-        site: the site's name.
-        silo: its data, a table's features standardised.
-        common: the run's settings, with the site's own folders and limits over them.
-        sampling: the same with the seed by which this site orders, chooses and leaves out samples;
-            what all sites must share, such as initial weights, is drawn by ``common``.
-        compute: device and precision.
-        metrics: what the reply will say, by MetricRecord key.
-        state_files: where the site's own state is.
-        outbound: the way out, which ``reply`` takes.
-        packed: what ``reply`` has packed.
-        unrepeatable: names of the operations that were not deterministic.
-    """
+    """What a method can use while it answers one message."""
 
     def __init__(
         self,
@@ -86,16 +69,21 @@ class Lab:
         instruction: Instruction,
         state_files: SiteState | None = None,
     ) -> None:
-        self.session = session
-        self.instruction = instruction
-        self.content = content
-        self.site = session.silo.name
+        self.session = session  # what is the same for all messages of a run
+        self.instruction = instruction  # what the server asks for
+        self.content = content  # the message's records
+        self.site = session.silo.name  # the site's name
         tabular = session.silo.features and instruction.phase not in SECURING
+        # Its data, a table's features standardised
         self.silo = session.silo_for(content) if tabular else session.silo
+        # The run's settings, with the site's own folders and limits over them
         self.common = session.settings
+        # The same with the seed by which this site orders, chooses and leaves out samples; what all
+        # sites must share, such as initial weights, is drawn by ``common``
         self.sampling = session.sampling
-        self.compute = session.compute
-        self.metrics: dict[str, float] = {}
+        self.compute = session.compute  # device and precision
+        self.metrics: dict[str, float] = {}  # what the reply will say, by MetricRecord key
+        # Where the site's own state is
         self.state_files = state_files or SiteState(
             session.state_folder(instruction), session.digest
         )
@@ -103,8 +91,10 @@ class Lab:
         self._trained: SiteNetwork | None = None
         self._continued: Arrays | None = None  # what training continues from in the next round
         self._counted: Arrays = {}  # ``counted_state``, by the names under which it is kept
+        # The way out, which ``reply`` takes
         self.outbound = Outbound(session, instruction, content, self.state_files.folder)
-        self.packed: RecordDict | None = None
+        self.packed: RecordDict | None = None  # what ``reply`` has packed
+        # Names of the operations that were not deterministic
         self.unrepeatable: Collection[str] = ()
         self._started = time.perf_counter()
         # They belong to the result: other numbers of threads add up in another order

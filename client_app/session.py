@@ -65,9 +65,8 @@ class SiteSession:
     sampling: CommonSettings = field(init=False)  # ``settings`` with the seed by which it draws
     # How updates travel, or None if this site sends what it has
     compression: Compression | None = field(init=False, default=None)
-    # How much a sample's loss counts at most, and how many samples must be behind a step. Under a
-    # cap of the hospital's own noise hides who is in a batch, or what is trained stays: a refusal
-    # would tell how few there are
+    # How much a sample's loss counts at most, and how many samples must be behind a step: under a
+    # cap of the hospital's own any, since noise hides them and a refusal would reveal their number
     loss_bound: float = field(init=False, default=math.inf)
     smallest_batch: int = field(init=False, default=1)
     digest: str = field(init=False, default="")  # of the settings that decide what a state means

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
 from fedsilo.client_app.methods.fedprox import proximal
+from fedsilo.client_app.session import SiteSession
+from fedsilo.client_app.training.optimisers import refuse_forgetful
 from fedsilo.models.methods.feddyn import FedDynSettings
 from fedsilo.models.methods.fedprox import linear_term
 
@@ -13,6 +15,11 @@ class FedDynSite(SiteMethod):
     """Adds minus the local gradient and the pull of the global weights."""
 
     settings: FedDynSettings
+
+    def admit(self, session: SiteSession) -> None:
+        """Refuse an alpha by which each step would undo those before."""
+        least, alpha = session.limits.minimum_steps_per_reply, self.settings.regularisation_alpha
+        refuse_forgetful(session.settings, least, alpha)
 
     def train(self, lab: Lab) -> Answer:
         """Train with both terms; the local gradient moves against the way that was gone."""

@@ -180,14 +180,7 @@ def train_locally(
 
 
 class _Steps:
-    """The optimiser steps of a training, whose arguments are those of ``train_locally``.
-
-    Attributes:
-        rates: the learning rate of each step that was taken.
-        seen: the samples in all steps.
-        losses: the sum over the samples of the last pass.
-        samples: of the last pass.
-    """
+    """The optimiser steps of a training, whose arguments are those of ``train_locally``."""
 
     def __init__(
         self,
@@ -198,9 +191,10 @@ class _Steps:
         key: tuple[int | str, ...],
         options: Options,
     ) -> None:
-        self.rates: list[float] = []
-        self.seen, self.samples = 0, 0
-        self.losses: Tensor | float = 0.0
+        self.rates: list[float] = []  # the learning rate of each step that was taken
+        self.seen = 0  # the samples in all steps
+        self.samples = 0  # of the last pass
+        self.losses: Tensor | float = 0.0  # the sum over the samples of the last pass
         private = options.private
         self._optimisers = [options.optimiser or open_optimiser(network, settings)]
         self._optimisers += [options.beside] if options.beside else []

@@ -107,11 +107,12 @@ def check_optimiser(settings: CommonSettings) -> None:
         )
 
 
-def refuse_forgetful(settings: CommonSettings, least: int) -> None:
+def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) -> None:
     """Refuse an optimiser by which fewer than ``least`` steps decide what is trained.
 
-    By a damped or huge momentum, or a decay of rates or weights, one step's gradient can be nearly
-    all that is left. Each of the first steps, at most ``_TRIED``, is tried with the other sign.
+    By a damped or huge momentum, a decay of rates or weights, or a penalty whose gradient is
+    ``pull`` times the way from the start, one step's gradient can be nearly all that is left. Each
+    of the first steps, at most ``_TRIED``, is tried with the other sign.
 
     Raises:
         RefusedError: says how many steps count.
@@ -121,7 +122,7 @@ def refuse_forgetful(settings: CommonSettings, least: int) -> None:
     optimiser = open_optimiser(weights, settings)
     for step in range(steps):
         for number, weight in enumerate(weights):
-            weight.grad = torch.full_like(weight, -1.0 if number == step else 1.0)
+            weight.grad = (-1.0 if number == step else 1.0) + pull * weight.detach()
         optimiser.step()
     *turned, plain = (weight.item() for weight in weights)
     moved = [abs(one - plain) for one in turned]
@@ -129,7 +130,8 @@ def refuse_forgetful(settings: CommonSettings, least: int) -> None:
         raise RefusedError(
             f"of {steps} optimiser steps {counted} would decide what leaves, and {steps} must "
             "('minimum-steps-per-reply'): change the run's 'optimiser-arguments', or lower "
-            "'weight-decay' or 'learning-rate', or leave the site out"
+            "'weight-decay', 'learning-rate' or the weight of the method's penalty, or leave the "
+            "site out"
         )
 
 

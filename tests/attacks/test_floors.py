@@ -161,6 +161,8 @@ def test_weights_of_classes_with_enough_patients_are_taken(hospital: Make) -> No
         {"optimiser-arguments": "{momentum: 0.5, dampening: -1000}"},
         {"optimiser": "adagrad", "optimiser-arguments": "{lr_decay: 1000}"},
         {"weight-decay": 10.0},
+        {"method": "fedprox", "fedprox.proximal-mu": 10.0},
+        {"method": "feddyn", "feddyn.regularisation-alpha": 10.0},
     ],
 )
 def test_no_optimiser_leaves_the_gradient_of_one_step(
