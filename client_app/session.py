@@ -93,8 +93,7 @@ class SiteSession:
             check_images(self.settings, self.silo)
         if self.settings.class_weights != "none":
             self._refuse_few_weighed()  # now, not when it trains
-        if self.limits.minimum_steps_per_reply > 1:
-            refuse_forgetful(self.settings, self.limits.minimum_steps_per_reply)
+        refuse_forgetful(self.settings, self.limits.minimum_steps_per_reply)
         own: Any = built(settings_class(self.settings.method), self.run_config)
         method = method_part("client_app", self.settings.method, "Site")(own)
         method.admit(self)
@@ -325,20 +324,20 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
     try:
         return load_silo(name, settings)
     except DataError as error:
-        fault = _folder_fault(str(context.node_config.get("data-dir", "")))
+        fault = _folder_fault(context)
         raise (type(error)(f"{error}; {fault}") if fault else error) from None
     except OSError as error:
         if is_simulated(context):
             raise
         logging.getLogger("flwr").exception("fedsilo: the data of this site cannot be opened")
         cause = error.strerror or type(error).__name__
-        fault = _folder_fault(str(context.node_config.get("data-dir", "")))
-        hint = fault or "the site's own log names the file"
+        hint = _folder_fault(context) or "the site's own log names the file"
         raise DataError(f"the data cannot be opened ({cause}): {hint}") from None
 
 
-def _folder_fault(folder: str) -> str | None:
+def _folder_fault(context: Context) -> str | None:
     """Return what is wrong with a node config's 'data-dir', or None."""
+    folder = str(context.node_config.get("data-dir", ""))
     try:
         entry = next(Path(folder).expanduser().iterdir(), None) if folder else Path()
     except OSError as error:

@@ -117,7 +117,7 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
     Raises:
         RefusedError: says how many steps count.
     """
-    steps = min(least, _TRIED)
+    steps = min(least, _TRIED)  # a simulated site's floor is 1: nothing is refused
     weights = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(steps + 1)])
     optimiser = open_optimiser(weights, settings)
     for step in range(steps):
