@@ -20,6 +20,7 @@ from fedsilo.models.contract.messages import EVALUATE, INCOMING, TRAINED
 from fedsilo.models.contract.methods import METHODS, settings_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, build
+from fedsilo.models.privacy.promises import check_privacy_settings
 from fedsilo.strategies.loop.asking import Session
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.round_loop import RoundLoop
@@ -49,6 +50,7 @@ class FlowerStrategy(Strategy):
         self._common = build(CommonSettings, values)
         self._own: Any = build(settings_class(self.method), values)
         is_table = data_set(self._common.dataset).is_table
+        check_privacy_settings(self._common, is_table)
         strategy_class(self.method).capabilities.refuse_more(self._common, is_table)
         self._own.check(self._common, is_table)
         self._metrics = _MeanMetrics()
