@@ -5,8 +5,8 @@ A method (``client_app/methods``) says in what order these happen. Whatever leav
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import cast
 
@@ -19,7 +19,7 @@ from fedsilo.client_app.outbound import MEMORY, Arrays, Outbound
 from fedsilo.client_app.patients import PatientPrivacy
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.training.evaluation import Probe, measure, of_labels
+from fedsilo.client_app.training.evaluation import measure, of_labels
 from fedsilo.client_app.training.initial_network import class_weights, initial_classifier
 from fedsilo.client_app.training.loop import (
     AfterStep,
@@ -59,46 +59,8 @@ from fedsilo.strategies.wire.records import unpack
 _COUNTED = "counted/"  # in a site's state what it kept with the last reply that counted
 
 
-def kept_with(counted: Arrays, own: Arrays) -> dict[str, Tensor]:
-    """Return ``own`` for a reply's ``keep``, and ``Lab.counted_state`` should the reply be lost."""
-    return {**with_prefix(_COUNTED, counted), **own}
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A network that is measured, what else is measured of it, and how that is named."""
-
-    network: SiteNetwork  # placed on the compute device
-    # Metric -> the name in the reply, other metrics are left out; None keeps them all
-    names: Mapping[str, str] | None = None
-    # Returns what sees the tokens of a split and adds metrics of its own
-    probe: Callable[[str], Probe] | None = None
-    # Returns, for tokens (batch, l, c), what a prediction says of each sample apart from its class
-    # probabilities: (batch,) on the CPU, by name
-    of_samples: Callable[[Tensor], dict[str, Tensor]] | None = None
-    within: Tensor | None = None  # labels to which the measured samples are restricted; None: all
-
-
 class Lab:
-    """What a method can use while it answers one message.
-
-    Attributes:
-        session: what is the same for all messages of a run.
-        instruction: what the server asks for.
-        content: the message's records.
-        site: the site's name.
-        silo: its data, a table's features standardised.
-        common: the run's settings, with the site's own folders and limits over them.
-        sampling: the same with the seed by which this site orders, chooses and leaves out samples;
-            what all sites must share, such as initial weights, is drawn by ``common``.
-        compute: device and precision.
-        metrics: what the reply will say, by MetricRecord key.
-        state_files: where the site's own state is.
-        outbound: the way out, which ``reply`` takes.
-        privacy: makes training and means private per patient, where the run asks for it.
-        packed: what ``reply`` has packed.
-        unrepeatable: names of the operations that were not deterministic.
-    """
+    """What a method can use while it answers one message."""
 
     def __init__(
         self,
@@ -107,24 +69,32 @@ class Lab:
         instruction: Instruction,
         state_files: SiteState | None = None,
     ) -> None:
-        self.session = session
-        self.instruction = instruction
-        self.content = content
-        self.site = session.silo.name
+        self.session = session  # what is the same for all messages of a run
+        self.instruction = instruction  # what the server asks for
+        self.content = content  # the message's records
+        self.site = session.silo.name  # the site's name
         tabular = session.silo.features and instruction.phase not in SECURING
+        # Its data, a table's features standardised
         self.silo = session.silo_for(content) if tabular else session.silo
+        # The run's settings, with the site's own folders and limits over them
         self.common = session.settings
+        # The same with the seed by which this site orders, chooses and leaves out samples; what all
+        # sites must share, such as initial weights, is drawn by ``common``
         self.sampling = session.sampling
-        self.compute = session.compute
-        self.metrics: dict[str, float] = {}
+        self.compute = session.compute  # device and precision
+        self.metrics: dict[str, float] = {}  # what the reply will say, by MetricRecord key
+        # Where the site's own state is
         self.state_files = state_files or SiteState(
             session.state_folder(instruction), session.digest
         )
         self._arrays: dict[str, Tensor] | None = None
         self._trained: SiteNetwork | None = None
         self._continued: Arrays | None = None  # what training continues from in the next round
+        self._counted: Arrays = {}  # ``counted_state``, by the names under which it is kept
+        # The way out, which ``reply`` takes
         self.outbound = Outbound(session, instruction, content, self.state_files.folder)
-        self.packed: RecordDict | None = None
+        self.packed: RecordDict | None = None  # what ``reply`` has packed
+        # Names of the operations that were not deterministic
         self.unrepeatable: Collection[str] = ()
         self._started = time.perf_counter()
         # They belong to the result: other numbers of threads add up in another order
@@ -155,11 +125,12 @@ class Lab:
     def counted_state(self) -> dict[str, Tensor]:
         """Return what this site kept with its last reply that the server has made use of.
 
-        One that was lost, refused or too late is in no sum of the server. ``kept_with`` keeps it.
+        One that was lost, refused or too late is in no sum of the server. This reply keeps it too.
         """
-        counted = self.state_files.is_counted(self.instruction)
-        own = self.state("" if counted else _COUNTED)
-        return {name: array for name, array in own.items() if not name.startswith(_COUNTED)}
+        own = self.state("" if self.state_files.is_counted(self.instruction) else _COUNTED)
+        counted = {name: array for name, array in own.items() if not name.startswith(_COUNTED)}
+        self._counted = with_prefix(_COUNTED, counted)
+        return counted
 
     @cached_property
     def privacy(self) -> PatientPrivacy:
@@ -229,26 +200,22 @@ class Lab:
             SiteError: training diverged.
         """
         settings, split = settings or self.sampling, self.silo.train if split is None else split
-        limits, rounds = self.session.limits, self.instruction.round - 1
-        smallest = self.session.smallest_batch
+        limits, smallest = self.session.limits, self.session.smallest_batch
         own = replace(settings, local_steps=steps) if steps else settings
         private = self.privacy.training(own, aside) if own.is_private() and not stays else None
         # The real number of samples would be in the learning rate and in the loss
         samples = private.told if private else len(split.labels)
-        so_far = None
-        if settings.rate_decay != "none" or settings.schedule != "constant" or settings.warm_up:
-            counted = samples, smallest, private, bool(aside)
-            before, total = counted_steps(settings, own, rounds, *counted)
-            so_far = before, 0 if plan else total
-        anneal = weights = None
+        course = settings, self.instruction.round - 1, samples, smallest
+        counted = weights = None
+        scheduled = plan is None and (settings.schedule != "constant" or settings.warm_up)
+        if scheduled or settings.rate_decay != "none":
+            counted = counted_steps(own, *course, private, bool(aside))
         if settings.class_weights != "none":
             weights = class_weights(self.common, self.silo)[split.labels]
-        if evidences(network):
-            anneal = annealed(network, rounds, samples, settings, smallest)
         options = Options(
             *(objective, penalty, after_step, beside, plan),
-            before_pass=anneal,
-            counted=so_far,
+            before_pass=annealed(network, *course) if evidences(network) else None,
+            counted=counted,
             # Not even a refusal may reveal what stays
             minimum_steps=0 if stays and self.session.cap else limits.minimum_steps_per_reply,
             minimum_batch=smallest,
@@ -265,8 +232,8 @@ class Lab:
         self._continued, self._trained = {}, network
         alone = stays and settings.is_private()  # its moments have no noise: they end with it
         if settings.epoch_steps or (settings.optimiser_state == "run" and not alone):
-            course = (self.stored, settings, samples, rounds + 1, self.site, order)
-            loss, self._continued = train_continued(train, options, network, *course)
+            here = (self.stored, settings, samples, self.instruction.round, self.site, order)
+            loss, self._continued = train_continued(train, options, network, *here)
         else:
             loss = train(options)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
@@ -347,7 +314,7 @@ class Lab:
         continued = self._continued
         if continued is None and arrays:
             continued = {n: array for n, array in self.stored.items() if n.startswith(PREFIX)}
-        kept = {**arrays, **(continued or {})}
+        kept = {**self._counted, **arrays, **(continued or {})}
         if self.session.cap:  # an error would tell what training made of a patient
             kept = {name: torch.nan_to_num(array) for name, array in kept.items()}
         if odd := [name for name, array in kept.items() if not array.isfinite().all()]:

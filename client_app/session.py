@@ -29,6 +29,7 @@ from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.training.augmentation import check_images
 from fedsilo.client_app.training.compute import Compute, compute_of
 from fedsilo.client_app.training.initial_network import class_weights, effective_samples
+from fedsilo.client_app.training.optimisers import refuse_forgetful
 from fedsilo.client_app.training.standardised import figures_for, with_figures
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import SPLITS, Silo
@@ -64,9 +65,8 @@ class SiteSession:
     sampling: CommonSettings = field(init=False)  # ``settings`` with the seed by which it draws
     # How updates travel, or None if this site sends what it has
     compression: Compression | None = field(init=False, default=None)
-    # How much a sample's loss counts at most, and how many samples must be behind a step. Under a
-    # cap of the hospital's own noise hides who is in a batch, or what is trained stays: a refusal
-    # would tell how few there are
+    # How much a sample's loss counts at most, and how many samples must be behind a step: under a
+    # cap of the hospital's own any, since noise hides them and a refusal would reveal their number
     loss_bound: float = field(init=False, default=math.inf)
     smallest_batch: int = field(init=False, default=1)
     digest: str = field(init=False, default="")  # of the settings that decide what a state means
@@ -93,6 +93,7 @@ class SiteSession:
             check_images(self.settings, self.silo)
         if self.settings.class_weights != "none":
             self._refuse_few_weighed()  # now, not when it trains
+        refuse_forgetful(self.settings, self.limits.minimum_steps_per_reply)
         own: Any = built(settings_class(self.settings.method), self.run_config)
         method = method_part("client_app", self.settings.method, "Site")(own)
         method.admit(self)
@@ -323,20 +324,20 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
     try:
         return load_silo(name, settings)
     except DataError as error:
-        fault = _folder_fault(str(context.node_config.get("data-dir", "")))
+        fault = _folder_fault(context)
         raise (type(error)(f"{error}; {fault}") if fault else error) from None
     except OSError as error:
         if is_simulated(context):
             raise
         logging.getLogger("flwr").exception("fedsilo: the data of this site cannot be opened")
         cause = error.strerror or type(error).__name__
-        fault = _folder_fault(str(context.node_config.get("data-dir", "")))
-        hint = fault or "the site's own log names the file"
+        hint = _folder_fault(context) or "the site's own log names the file"
         raise DataError(f"the data cannot be opened ({cause}): {hint}") from None
 
 
-def _folder_fault(folder: str) -> str | None:
+def _folder_fault(context: Context) -> str | None:
     """Return what is wrong with a node config's 'data-dir', or None."""
+    folder = str(context.node_config.get("data-dir", ""))
     try:
         entry = next(Path(folder).expanduser().iterdir(), None) if folder else Path()
     except OSError as error:

@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 import torch
 from flwr.app import RecordDict
 
-from fedsilo.client_app.lab import Lab, Measured, kept_with
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import SiteSession
+from fedsilo.client_app.training.evaluation import Measured
 from fedsilo.client_app.training.evidence_probe import EvidenceProbe, vacuity_of
 from fedsilo.datasets.partition.cuts import UNSEEN
 from fedsilo.models.contract.messages import EVALUATE
@@ -34,7 +35,6 @@ __all__ = [
     "SiteNetwork",
     "TokenClassifier",
     "exchanged_arrays",
-    "kept_with",
     "load_exchanged",
 ]
 

@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, kept_with
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
 from fedsilo.client_app.methods.fedprox import proximal
+from fedsilo.client_app.session import SiteSession
+from fedsilo.client_app.training.optimisers import refuse_forgetful
 from fedsilo.models.methods.feddyn import FedDynSettings
 from fedsilo.models.methods.fedprox import linear_term
 
@@ -13,6 +15,11 @@ class FedDynSite(SiteMethod):
     """Adds minus the local gradient and the pull of the global weights."""
 
     settings: FedDynSettings
+
+    def admit(self, session: SiteSession) -> None:
+        """Refuse an alpha by which each step would undo those before."""
+        least, alpha = session.limits.minimum_steps_per_reply, self.settings.regularisation_alpha
+        refuse_forgetful(session.settings, least, alpha)
 
     def train(self, lab: Lab) -> Answer:
         """Train with both terms; the local gradient moves against the way that was gone."""
@@ -29,5 +36,4 @@ class FedDynSite(SiteMethod):
 
         lab.fit(network, penalty=term)
         moved = {name: p.detach().cpu() - received[name] for name, p in trained.items()}
-        own = {n: gradient[n] - alpha * moved[n] for n in trained}
-        return lab.reply(network, keep=kept_with(before, own))
+        return lab.reply(network, keep={n: gradient[n] - alpha * moved[n] for n in trained})

@@ -6,7 +6,9 @@ from functools import partial
 from torch import Tensor
 
 from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork
+from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.loop import Penalty
+from fedsilo.client_app.training.optimisers import refuse_forgetful
 from fedsilo.models.methods.fedprox import FedProxSettings, proximal_term
 
 
@@ -14,6 +16,11 @@ class FedProxSite(SiteMethod):
     """Trains near the weights received."""
 
     settings: FedProxSettings
+
+    def admit(self, session: SiteSession) -> None:
+        """Refuse a mu by which each step would undo those before."""
+        least, mu = session.limits.minimum_steps_per_reply, self.settings.proximal_mu
+        refuse_forgetful(session.settings, least, mu)
 
     def train(self, lab: Lab) -> Answer:
         """Train the global model on this silo, near where it was."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, exchanged_arrays, kept_with
+from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, exchanged_arrays
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.methods.fedprox import linear_term
 from fedsilo.models.methods.scaffold import CONTROL
@@ -33,4 +33,4 @@ class SCAFFOLDSite(SiteMethod):
         own = {n: rate * total.cpu() / steps - correction[n] for n, total in sums.items()}
         moved = {name: c + own[name] - before.get(name, 0) for name, c in control.items()}
         sent = exchanged_arrays(network) | with_prefix(CONTROL, moved)
-        return lab.reply(network, send=sent, keep=kept_with(before, own))
+        return lab.reply(network, send=sent, keep=own)

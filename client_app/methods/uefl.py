@@ -13,7 +13,7 @@ import torch
 
 from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteMethod, SiteNetwork
 from fedsilo.client_app.session import SiteSession
-from fedsilo.client_app.training.evaluation import measure, tokens_of
+from fedsilo.client_app.training.evaluation import Probes, measure, tokens_of
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.models.contract.array_names import arrays_below
 from fedsilo.models.contract.errors import RefusedError
@@ -105,7 +105,12 @@ class UEFLSite(SiteMethod):
         return lab.reply(keep=books)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Yield the network, and measure its use of codes (eq. 11)."""
+        """Return the network, and measure its use of codes (eq. 11) too."""
         uefl = cast(UEFLNetwork, network)
-        plain = super().measured(lab, network)
-        return [replace(one, probe=lambda split: CodeUse(uefl)) for one in plain]
+        (plain,) = super().measured(lab, network)  # of a model that leaves
+        own = plain.probe
+
+        def probe(split: str) -> Probes:
+            return Probes([CodeUse(uefl), *([own(split)] if own else [])])
+
+        return [replace(plain, probe=probe)]

@@ -23,14 +23,10 @@ KEY, REGISTRY = "signing-key", "site-registry"  # of the node config
 
 @dataclass(frozen=True)
 class Signer:
-    """A site's key and what it knows of the others'.
+    """A site's key and what it knows of the others'."""
 
-    Attributes:
-        private: the site's own.
-        fingerprint_of: returns the registered fingerprint of a site, None if it is not registered.
-    """
-
-    private: EllipticCurvePrivateKey
+    private: EllipticCurvePrivateKey  # the site's own
+    # Returns the registered fingerprint of a site, None if it is not registered
     fingerprint_of: Callable[[str], str | None]
 
     def refuse_unsigned(self, site: str, public: bytes, keys: bytes, signature: bytes) -> None:

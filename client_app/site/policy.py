@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -156,9 +156,7 @@ class SiteFile(Limits):
         for key, stricter in _STRICTER.items():
             if values := [place[key] for place in places if key in place]:
                 merged[key] = reduce(stricter, values)
-        return Context(
-            context.run_id, context.node_id, merged, context.state, dict(context.run_config)
-        )
+        return replace(context, node_config=merged)
 
 
 # Where file and node config both have a key, the stricter holds: by the role of its field

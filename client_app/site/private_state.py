@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError
-from fedsilo.models.contract.messages import Instruction, state_key
+from fedsilo.models.contract.messages import ROUND_KEYS, Instruction, state_key
 from fedsilo.models.contract.plugs import PINS
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with
@@ -61,10 +61,11 @@ class SiteState:
         if not older:  # the site's first round, or a method that keeps nothing
             return None
         if state_key(*older[-1]) < instruction.expects_state:
+            expected = instruction.expects_state // ROUND_KEYS
             raise CheckpointError(
-                f"{self._name}, round {instruction.round}: the site kept one of round "
-                f"{instruction.expects_state // 100} and the newest in {self.folder} is of round "
-                f"{older[-1][0]}: bring the newer one back, or start a new run"
+                f"{self._name}, round {instruction.round}: the site kept one of round {expected} "
+                f"and the newest in {self.folder} is of round {older[-1][0]}: bring the newer one "
+                "back, or start a new run"
             )
         try:
             arrays, facts = load_state(self._path(*older[-1]))

@@ -51,7 +51,7 @@ class RunRecord:
         if not named or not 1 <= round_ <= rounds + 1 or not 0 <= step < MOST_STEPS:
             raise RefusedError(
                 f"{shown(message.phase)} of round {round_}, step {step} is asked for: run '{name}' "
-                f"has {rounds} rounds"
+                f"has {rounds} rounds, each of at most {MOST_STEPS} phases of plain names"
             )
         if round_ < self.round - 1:
             raise RefusedError(

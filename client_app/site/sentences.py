@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import Context
 
 from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile, read_site_file
-from fedsilo.client_app.site.trust import MEANINGS
+from fedsilo.client_app.site.trust import MEANINGS, refuse_uncapped
 from fedsilo.models.contract.settings_schema import as_mapping, build, keys_of
 
 _ALL = ("*",)
@@ -25,7 +25,7 @@ def effective(context: Context) -> SiteFile:
     Without a site file everything may be asked for that needs no consent.
 
     Raises:
-        RefusedError: the site file cannot be used.
+        RefusedError: the site file cannot be used, or lacks a cap where the site trusts nobody.
         SettingError: the node config has a wrong value.
     """
     named = SITE_FILE in context.node_config
@@ -34,6 +34,7 @@ def effective(context: Context) -> SiteFile:
     )
     merged = rules.over(context).node_config
     limits = build(SiteFile, {key: merged[key] for key in NODE_LIMITS if key in merged})
+    refuse_uncapped(limits.trust, limits.max_epsilon > 0)
     names = [name for name, key in keys_of(SiteFile).items() if key in NODE_LIMITS]
     return replace(rules, **{name: getattr(limits, name) for name in names})
 

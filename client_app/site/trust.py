@@ -40,7 +40,16 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
             f"the site file says 'trust: {level}' ({MEANINGS[level]}) and the run is made for "
             f"'trust' '{settings.trust}': set the run's 'trust' to '{level}', or leave the site out"
         )
-    if level == NOBODY and not node_config.get("max-epsilon"):
+    refuse_uncapped(level, bool(node_config.get("max-epsilon")))
+
+
+def refuse_uncapped(level: str, capped: bool) -> None:
+    """Refuse to trust nobody without a cap on epsilon.
+
+    Raises:
+        RefusedError: says what to add.
+    """
+    if level == NOBODY and not capped:
         raise RefusedError(
             "the site file says 'trust: nobody' and has no 'max-epsilon': without a cap the run "
             "would decide how private the answers are; add 'max-epsilon' and 'delta'"

@@ -8,7 +8,7 @@ that patient. So a data set's first answer stays until the hospital itself remov
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -128,7 +128,7 @@ def _first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple
 
 def _again(context: Context, kept: Kept) -> dict[str, str]:
     """Return an answer that was kept; ``about`` says whether the data are still the same."""
-    now = _opened(_under(context, kept.settings))[0].silo
+    now = _opened(replace(context, run_config={**context.run_config, **kept.settings}))[0].silo
     about = json.loads(kept.parts[ABOUT])
     about["changed"] = dict(fingerprint(now)) != dict(kept.fingerprint)
     return {**kept.parts, ABOUT: json.dumps(about)}
@@ -144,21 +144,10 @@ def _opened(context: Context) -> tuple[SiteSession, dict[str, Value]]:
         if "broken-images" not in read or run.get("broken-images") == "skip":
             raise
         run["broken-images"] = "skip"
-        site = open_session(_under(context, run))
+        site = open_session(replace(context, run_config=run))
     refuse_few(site.silo.name, site.silo.label_counts()["train"], context.node_config)
     decisive = {*_DECISIVE, *data_set(site.settings.dataset).settings}
     return site, {key: value for key, value in run.items() if key in decisive}
-
-
-def _under(context: Context, settings: Mapping[str, Value]) -> Context:
-    """Return the context with these settings over the run's."""
-    return Context(
-        context.run_id,
-        context.node_id,
-        context.node_config,
-        context.state,
-        {**context.run_config, **settings},
-    )
 
 
 def _record(parts: Mapping[str, str]) -> RecordDict:

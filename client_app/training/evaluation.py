@@ -1,7 +1,8 @@
 """Measuring a model on a split, from class probabilities by MC dropout."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -36,6 +37,34 @@ class Probe(Protocol):
     def values(self) -> dict[str, float]:
         """Return the measurements by name."""
         ...
+
+
+class Probes(list[Probe]):
+    """Several probes as one."""
+
+    def see(self, tokens: Tensor) -> None:
+        """Show a batch of tokens (batch, l, c) to each."""
+        for one in self:
+            one.see(tokens)
+
+    def values(self) -> dict[str, float]:
+        """Return the measurements of all."""
+        return {name: value for one in self for name, value in one.values().items()}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A network that is measured, what else is measured of it, and how that is named."""
+
+    network: SiteNetwork  # placed on the compute device
+    # Metric -> the name in the reply, other metrics are left out; None keeps them all
+    names: Mapping[str, str] | None = None
+    # Returns what sees the tokens of a split and adds metrics of its own
+    probe: Callable[[str], Probe] | None = None
+    # Returns, for tokens (batch, l, c), what a prediction says of each sample apart from its class
+    # probabilities: (batch,) on the CPU, by name
+    of_samples: Callable[[Tensor], dict[str, Tensor]] | None = None
+    within: Tensor | None = None  # labels to which the measured samples are restricted; None: all
 
 
 def measure(

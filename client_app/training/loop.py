@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from fedsilo.client_app.training.augmentation import augmenter
 from fedsilo.client_app.training.compute import Compute, scaled_step
 from fedsilo.client_app.training.initial_network import refuse_small
-from fedsilo.client_app.training.optimisers import open_optimiser
+from fedsilo.client_app.training.optimisers import SMALLEST_PART, open_optimiser
 from fedsilo.client_app.training.private import PrivateTraining
 from fedsilo.client_app.training.rates import is_scheduled, rate_setter
 from fedsilo.datasets.silo.silos import Split
@@ -27,8 +27,6 @@ from fedsilo.models.maths.dirichlet import annealing, evidences
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
-
-_NO_STEP = 0.01  # of the largest learning rate: a smaller step hides no other's gradient
 
 Penalty = Callable[[], Tensor]
 AfterStep = Callable[[Tensor, Optimizer], None]
@@ -182,14 +180,7 @@ def train_locally(
 
 
 class _Steps:
-    """The optimiser steps of a training, whose arguments are those of ``train_locally``.
-
-    Attributes:
-        rates: the learning rate of each step that was taken.
-        seen: the samples in all steps.
-        losses: the sum over the samples of the last pass.
-        samples: of the last pass.
-    """
+    """The optimiser steps of a training, whose arguments are those of ``train_locally``."""
 
     def __init__(
         self,
@@ -200,9 +191,10 @@ class _Steps:
         key: tuple[int | str, ...],
         options: Options,
     ) -> None:
-        self.rates: list[float] = []
-        self.seen, self.samples = 0, 0
-        self.losses: Tensor | float = 0.0
+        self.rates: list[float] = []  # the learning rate of each step that was taken
+        self.seen = 0  # the samples in all steps
+        self.samples = 0  # of the last pass
+        self.losses: Tensor | float = 0.0  # the sum over the samples of the last pass
         private = options.private
         self._optimisers = [options.optimiser or open_optimiser(network, settings)]
         self._optimisers += [options.beside] if options.beside else []
@@ -256,7 +248,7 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
             "no step had finite gradients in fp16: set 'precision' to 'fp32', or to 'bf16'"
         )
     rates = sorted(rates)
-    steps = len(rates) - bisect_left(rates, _NO_STEP * rates[-1]) if rates else 0
+    steps = len(rates) - bisect_left(rates, SMALLEST_PART * rates[-1]) if rates else 0
     if steps < minimum:
         raise RefusedError(
             f"{steps} optimiser step(s) would be behind what leaves, and at least {minimum} "
@@ -266,8 +258,8 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
 
 
 def counted_steps(
-    settings: CommonSettings,
     own: CommonSettings,
+    settings: CommonSettings,
     rounds: int,
     count: int,
     smallest: int,
@@ -279,8 +271,8 @@ def counted_steps(
     Each round is taken to be as long as this one.
 
     Args:
-        settings: the run's, by whose rounds 'rate-decay' counts.
         own: of this training, whose steps a schedule counts: a round may have several.
+        settings: the run's, by whose rounds 'rate-decay' counts.
         rounds: how many have ended.
         count: training samples.
         smallest: different samples that are behind each step.
@@ -298,7 +290,7 @@ def counted_steps(
 
 
 def annealed(
-    network: SiteNetwork, rounds: int, count: int, settings: CommonSettings, smallest: int
+    network: SiteNetwork, settings: CommonSettings, rounds: int, count: int, smallest: int
 ) -> Callable[[int], None]:
     """Return what weighs evidential learning's KL term by the epochs of all rounds so far."""
     if settings.epoch_steps:

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedsilo.datasets.io.yaml_text import structured
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import unknown_name
 
 _GUARDED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 _OWN_KEYS = {"lr": "learning-rate", "weight_decay": "weight-decay", "fused": "fused-optimiser"}
+SMALLEST_PART = 0.01  # of the largest step's: a smaller one hides no other's gradient
+_TRIED = 5  # steps; RAdam, for one, makes later ones a hundred times smaller
 _WITHOUT_DECAY = ("lbfgs", "rprop", "sparseadam")
 _EXAMPLE = "{momentum: 0.9}"
 _KINDS: Mapping[str, Callable[..., Optimizer]] = {
@@ -102,6 +104,34 @@ def check_optimiser(settings: CommonSettings) -> None:
             f"optimiser '{settings.optimiser}' has a state of other shapes than its weights, which "
             "sites cannot keep over rounds: set 'optimiser-state' to 'round', or choose another "
             "'optimiser'"
+        )
+
+
+def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) -> None:
+    """Refuse an optimiser by which fewer than ``least`` steps decide what is trained.
+
+    By a damped or huge momentum, a decay of rates or weights, or a penalty whose gradient is
+    ``pull`` times the way from the start, one step's gradient can be nearly all that is left. Each
+    of the first steps, at most ``_TRIED``, is tried with the other sign.
+
+    Raises:
+        RefusedError: says how many steps count.
+    """
+    steps = min(least, _TRIED)  # a simulated site's floor is 1: nothing is refused
+    weights = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(steps + 1)])
+    optimiser = open_optimiser(weights, settings)
+    for step in range(steps):
+        for number, weight in enumerate(weights):
+            weight.grad = (-1.0 if number == step else 1.0) + pull * weight.detach()
+        optimiser.step()
+    *turned, plain = (weight.item() for weight in weights)
+    moved = [abs(one - plain) for one in turned]
+    if (counted := sum(one >= SMALLEST_PART * max(moved) for one in moved)) < steps:
+        raise RefusedError(
+            f"of {steps} optimiser steps {counted} would decide what leaves, and {steps} must "
+            "('minimum-steps-per-reply'): change the run's 'optimiser-arguments', or lower "
+            "'weight-decay', 'learning-rate' or the weight of the method's penalty, or leave the "
+            "site out"
         )
 
 

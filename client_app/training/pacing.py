@@ -64,18 +64,9 @@ def train_continued(
 ) -> tuple[float, dict[str, Tensor]]:
     """Train from where the site's last round stopped, and return what the next one needs.
 
-    A parameter that is new, or of another shape than it was, begins with fresh moments.
-
-    Args:
-        train: ``train_locally`` of all but its options.
-        options: those of this training; its optimiser, and epochs that span rounds, are given here.
-        network: what it trains.
-        stored: the site's state, which may be empty.
-        settings: of the optimiser, and of epochs that span rounds.
-        samples: how many there are.
-        round_: the round, from 1.
-        site: the site's name.
-        order: returns the order of an epoch's samples, or None for any.
+    A parameter that is new, or of another shape than it was, begins with fresh moments. ``train``
+    is ``train_locally`` of all but ``options``, which get the optimiser here, and the batches of
+    epochs that span rounds. ``order`` returns the order of an epoch's samples, or None for any.
 
     Returns:
         The mean loss over the last pass, and the training's part of the site's new state.
@@ -109,14 +100,9 @@ def open_pacing(
     settings: CommonSettings,
     new_order: Callable[[int], Tensor],
 ) -> Pacing:
-    """Return where the site is in ``round_``.
+    """Return where the site is in ``round_``, from 1; ``stored`` is its state, maybe empty.
 
-    Args:
-        stored: the site's state, maybe empty.
-        round_: the round, from 1.
-        samples: training samples.
-        settings: ``epoch-steps`` and ``pace``.
-        new_order: returns the order of an epoch's samples, (samples,); asked when one begins.
+    ``new_order`` returns the order of an epoch's samples, (samples,); asked when one begins.
     """
     epoch, size = epoch_of(round_, settings), batch_of(samples, settings)
     known = stored.get(f"{PREFIX}{_EPOCH}")

@@ -125,9 +125,12 @@ class Instruction:
             ) from None
 
 
+ROUND_KEYS = 10**6  # more than a round has phases
+
+
 def state_key(round_: int, step: int) -> int:
     """Return one number for the private state of a phase, larger for later ones."""
-    return 100 * round_ + step
+    return ROUND_KEYS * round_ + step
 
 
 def measurement(model: str, split: str, metric: str) -> str:

@@ -19,40 +19,27 @@ from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs
 
 
 class TooFewSitesError(SiteError):
-    """Fewer sites than 'min-sites' gave a usable answer.
-
-    Attributes:
-        reasons: which site failed in what way, without what to do about it.
-        codes: the codes (``models.contract.errors``) of what the failed sites answered.
-    """
+    """Fewer sites than 'min-sites' gave a usable answer."""
 
     def __init__(self, text: str, reasons: str, codes: Collection[str] = ()) -> None:
         super().__init__(text)
-        self.reasons = reasons
+        self.reasons = reasons  # which site failed in what way, without what to do about it
+        # The codes (``models.contract.errors``) of what the failed sites answered
         self.codes = frozenset(codes)
 
 
 @dataclass
 class Became:
-    """What the arrays of which replies are updates were, and what they became in the round.
+    """What the arrays of which replies are updates were, and what they became in the round."""
 
-    Attributes:
-        before: by site, what its reply is an update of.
-        after: by name; a method that steps further than the mean puts its own arrays here.
-    """
-
+    # By site, what its reply is an update of
     before: Mapping[str, Arrays] = field(default_factory=dict)
+    # By name; a method that steps further than the mean puts its own arrays here
     after: dict[str, NDArray] = field(default_factory=dict)
 
 
 class Replies(dict[str, Reply]):
-    """Replies by site, sorted.
-
-    Attributes:
-        became: what the round makes of them.
-        sums: where weights were summed in secret, their mean by samples; the replies have none.
-        means: where measurements were summed in secret, the mean of each; the replies have none.
-    """
+    """Replies by site, sorted."""
 
     def __init__(
         self,
@@ -62,8 +49,10 @@ class Replies(dict[str, Reply]):
         means: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(sorted(replies.items()))
-        self.became = became or Became()
+        self.became = became or Became()  # what the round makes of them
+        # Where weights were summed in secret, their mean by samples; the replies have none
         self.sums = sums
+        # Where measurements were summed in secret, the mean of each; the replies have none
         self.means = means or {}
 
     def of(self, sites: Iterable[str]) -> Replies:
@@ -125,35 +114,26 @@ def weighted_mean(
 
 @dataclass(frozen=True)
 class Question:
-    """What a phase sends to each site, and what must come back; ``Ask.__call__`` has the rest.
-
-    Attributes:
-        send: the arrays by site; who is not in it is not asked.
-        records: for secure aggregation, what is sent with the instruction, by site.
-        asked: by site that is asked for an earlier round's reply, that round.
-    """
+    """What a phase sends to each site, and what must come back; ``Ask.__call__`` has the rest."""
 
     phase: str
-    send: Mapping[str, Arrays]
+    send: Mapping[str, Arrays]  # the arrays by site; who is not in it is not asked
     expect: Mapping[str, Specs]
     reference: Mapping[str, Arrays] = field(default_factory=dict)
     notes: Mapping[str, Notes] = field(default_factory=dict)
     metrics: Sequence[str] = ()
     fault: Check | None = None
+    # For secure aggregation, what is sent with the instruction, by site
     records: Mapping[str, ConfigRecord] = field(default_factory=dict)
+    # By site that is asked for an earlier round's reply, that round
     asked: Mapping[str, int] = field(default_factory=dict)
 
 
 class Ask(ABC):
-    """What a method is given to ask the sites of a round; a test passes one of its own.
+    """What a method is given to ask the sites of a round; a test passes one of its own."""
 
-    Attributes:
-        sites: those that the round may ask, sorted.
-        stateful_sites: those that keep private state of this run.
-    """
-
-    sites: Sequence[str]
-    stateful_sites: Collection[str]
+    sites: Sequence[str]  # those that the round may ask, sorted
+    stateful_sites: Collection[str]  # those that keep private state of this run
 
     def __call__(
         self,
@@ -188,6 +168,8 @@ class Ask(ABC):
         spec = {id(arrays): shapes(arrays) for arrays in wanted.values()}  # many sites share one
         specs = {site: spec[id(arrays)] for site, arrays in wanted.items()}
         each = dict.fromkeys(send, notes) if isinstance(notes, Notes) else notes or {}
+        if not all(isinstance(own, Notes) for own in each.values()):
+            raise TypeError(f"{phase}: 'notes' is no Notes, nor one by site: derive a class of it")
         return self.put(Question(phase, send, specs, reference, each, metrics, fault))
 
     @abstractmethod

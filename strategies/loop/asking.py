@@ -54,29 +54,19 @@ _CODES = {number: code for code, number in ERROR_CODES.items()}
 
 @dataclass
 class Session:
-    """What the questions of a run have in common.
+    """What the questions of a run have in common."""
 
-    Attributes:
-        grid: Flower's, or the in-process one.
-        common: the run's settings.
-        participants: the sites; another one where a site joins late.
-        hooks: what else happens in a round.
-        run_dir: where simulated sites keep their state.
-        timeout: seconds to wait for the replies of a phase.
-        kept: by site that keeps private state of this run, the newest that it has reported
-            (``state_key``).
-        figures: a table's pooled statistics, serialised once for all sites and rounds, if any.
-        compression: how updates travel, or None if sites send what they have.
-    """
-
-    grid: Grid
-    common: CommonSettings
-    participants: Participants
-    hooks: Hooks
-    run_dir: str = ""
-    timeout: float = 3600.0
+    grid: Grid  # Flower's, or the in-process one
+    common: CommonSettings  # the run's settings
+    participants: Participants  # the sites; another one where a site joins late
+    hooks: Hooks  # what else happens in a round
+    run_dir: str = ""  # where simulated sites keep their state
+    timeout: float = 3600.0  # seconds to wait for the replies of a phase
+    # By site that keeps private state of this run, the newest that it has reported (``state_key``)
     kept: dict[str, int] = field(default_factory=dict)
+    # A table's pooled statistics, serialised once for all sites and rounds, if any
     figures: ArrayRecord | None = None
+    # How updates travel, or None if sites send what they have
     compression: Compression | None = None
 
 
@@ -89,16 +79,13 @@ class GridAsk(Ask):
         sites: those that it may ask.
         spill: where the arrays of replies are until the round is over.
         ends: whether it is the evaluation that ends a run.
-
-    Attributes:
-        late: who is still at work when the round is over, where a round need not wait for all.
-        unanswered: the messages of the phase that need no answer in this round, if there are some.
-        answered: of the last phase the sites that answered, or were given up.
     """
 
+    # Who is still at work when the round is over, where a round need not wait for all
     late: Late | None = None
+    # The messages of the phase that need no answer in this round, if there are some
     unanswered: Unanswered | None = None
-    answered: Sequence[str] = ()
+    answered: Sequence[str] = ()  # of the last phase the sites that answered, or were given up
 
     def __init__(
         self, session: Session, round_: int, sites: Sequence[str], spill: Spill, ends: bool = False
@@ -288,24 +275,13 @@ class _Exchange:
         for key, value in metrics.items():
             if fault := metric_fault(key, value, facts.classes, most):
                 return one_line(fault)
-        if fault := self._samples_fault(metrics, facts.sizes().get("train")):
-            return fault
+        samples = facts.sizes().get("train")
+        if trust != SUMS and not 0 < metrics[NUM_EXAMPLES] == samples:
+            said = metrics[NUM_EXAMPLES]
+            return f"metric '{NUM_EXAMPLES}' is {said:g}; the site has {samples} samples"
         if question.fault and (fault := question.fault(reply)):
             return shortened(fault)  # it may quote the arrays themselves
         return session.hooks.first("objection", self.ask.round, question.phase, reply)
-
-    def _samples_fault(self, metrics: Mapping[str, float], samples: int | None) -> str | None:
-        """Say why a reply counts for no such number of samples; ``samples``: None if not known."""
-        if self.ask.session.common.trust == SUMS:
-            return None
-        if metrics[NUM_EXAMPLES] < 1:
-            return f"metric '{NUM_EXAMPLES}' is {metrics[NUM_EXAMPLES]:g}, less than 1"
-        if metrics[NUM_EXAMPLES] != samples:
-            return (
-                f"metric '{NUM_EXAMPLES}' is {metrics[NUM_EXAMPLES]:g}; the site has {samples} "
-                "samples"
-            )
-        return None
 
     def _needed(self, held: Collection[str], asked: int = 0) -> Iterable[str]:
         """Return the measurements of the splits ``held`` that a reply must have."""

@@ -10,33 +10,24 @@ from fedsilo.models.maths.pacing import has_quorum
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a method takes; a run that asks it for more is refused before anything is trained.
+    """What a method takes; a run that asks it for more is refused before anything is trained."""
 
-    Attributes:
-        vit: the network can be a ViT, of whose frozen backbone the server knows nothing.
-        tables: the data can be a table.
-        evidence: the network can be evidential.
-        late_join: a site may join a run that has begun.
-        paced_epochs: an epoch may span rounds.
-        initial_weights: the server sends what sites start from.
-        some_sites: a round may ask some of the sites, as the others can use an earlier one.
-        aggregations: how the weights of sites may become one; "mean" alone where there is no such
-            step, or where it would guard a part of what sites send.
-        secure: what sites send is weights of which it needs the mean by samples alone, so that they
-            can be summed in secret, or come late.
-        updates: what sites send is made of the arrays of the same names that they were sent, and
-            is averaged, so that it can travel as updates, in fewer bytes.
-    """
-
-    vit: bool = True
-    tables: bool = True
-    evidence: bool = True
-    late_join: bool = False
-    paced_epochs: bool = False
-    initial_weights: bool = False
+    vit: bool = True  # the network can be a ViT, of whose frozen backbone the server knows nothing
+    tables: bool = True  # the data can be a table
+    evidence: bool = True  # the network can be evidential
+    late_join: bool = False  # a site may join a run that has begun
+    paced_epochs: bool = False  # an epoch may span rounds
+    initial_weights: bool = False  # the server sends what sites start from
+    # A round may ask some of the sites, as the others can use an earlier one
     some_sites: bool = False
+    # How the weights of sites may become one; "mean" alone where there is no such step, or where it
+    # would guard a part of what sites send
     aggregations: tuple[str, ...] = ("mean",)
+    # What sites send is weights of which it needs the mean by samples alone, so that they can be
+    # summed in secret, or come late
     secure: bool = False
+    # What sites send is made of the arrays of the same names that they were sent, and is averaged,
+    # so that it can travel as updates, in fewer bytes
     updates: bool = False
 
     def refuse_more(self, common: CommonSettings, is_table: bool) -> None:
@@ -60,9 +51,11 @@ class Capabilities:
             yield f"{method} does not take 'epoch-steps', epochs that span rounds: set it to 0"
         if common.initial_weights and not self.initial_weights:
             yield f"{method} does not take 'initial-weights': leave it empty"
-        if common.sites_per_round and not (self.some_sites and not common.epoch_steps):
+        if common.sites_per_round and not self.some_sites:
+            yield f"{method} asks all sites in each round: set 'sites-per-round' to 0"
+        if common.sites_per_round and common.epoch_steps:
             yield (
-                f"{method} asks all sites in each round, as does 'epoch-steps': set "
+                "an epoch that spans rounds, 'epoch-steps', asks all sites in each: set "
                 "'sites-per-round' to 0"
             )
         if common.aggregation not in (AUTO, *self.aggregations):

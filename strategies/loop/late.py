@@ -20,16 +20,12 @@ _SENT = "sent/"  # sent/<round>/<name>: what that round sent, in a checkpoint
 
 @dataclass(frozen=True)
 class Late:
-    """What sites were at work on when a round ended.
+    """What sites were at work on when a round ended."""
 
-    Attributes:
-        now: the virtual clock's seconds by then; 0 in a deployment.
-        at_work: by site, the round that asked it, and the clock's seconds at which it answers.
-        sent: by such a round, the arrays that it sent.
-    """
-
-    now: float = 0.0
+    now: float = 0.0  # the virtual clock's seconds by then; 0 in a deployment
+    # By site, the round that asked it, and the clock's seconds at which it answers
     at_work: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    # By such a round, the arrays that it sent
     sent: Mapping[int, Arrays] = field(default_factory=dict)
 
     def stored(self) -> dict[str, NDArray]:

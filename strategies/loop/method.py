@@ -20,7 +20,7 @@ from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.datasets.weights.initial_weights import load_initial_weights
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.errors import CheckpointError
-from fedsilo.models.contract.messages import EVALUATE, START
+from fedsilo.models.contract.messages import EVALUATE, ROUND_KEYS, START, state_key
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
@@ -39,19 +39,15 @@ __all__ = ["ArraySpec", "Arrays", "Ask", "Capabilities", "Disclosures", "Method"
 
 @dataclass(frozen=True)
 class State:
-    """A method's state after a round; a method that remembers more adds fields of JSON values.
+    """A method's state after a round; a method that remembers more adds fields of JSON values."""
 
-    Attributes:
-        arrays: the global arrays by name; empty where nothing is shared.
-        round: rounds finished; 0 before the first.
-        kept: by site that keeps private state of this run, the newest that it has reported
-            (``state_key``), as the loop has seen.
-        late: who is still at work, where a round need not wait for all.
-    """
-
+    # The global arrays by name; empty where nothing is shared
     arrays: Arrays = field(default_factory=dict)
-    round: int = 0
+    round: int = 0  # rounds finished; 0 before the first
+    # By site that keeps private state of this run, the newest that it has reported (``state_key``),
+    # as the loop has seen
     kept: Mapping[str, int] = field(default_factory=dict)
+    # Who is still at work, where a round need not wait for all
     late: Late | None = field(default=None, kw_only=True)
 
     @property
@@ -87,9 +83,10 @@ class State:
                 f"the stored state has {sorted(extras)} in addition to its arrays, not "
                 f"{sorted(own)}: it was made by another version of fedsilo; start a new run"
             )
-        keepers = facts["keepers"]  # an earlier version's name no round
+        keepers = facts["keepers"]  # an earlier version's name no round, or 100 keys of each
         kept = keepers if isinstance(keepers, Mapping) else dict.fromkeys(keepers, 1)
-        return cls(arrays, facts["round"], kept, **extras)
+        old = {s: state_key(*divmod(key, 100)) for s, key in kept.items() if key < ROUND_KEYS}
+        return cls(arrays, facts["round"], {**kept, **old}, **extras)
 
 
 _SHARED = {"arrays", "round", "kept", "late"}
@@ -105,15 +102,11 @@ def _returns(value: Any) -> bool:
 
 
 class Disclosures:
-    """What a method makes leave each site, in words, for ``privacy.json``.
-
-    Attributes:
-        leaves: a sentence for each kind of record.
-        noise: what noise of the method's own is that is not differential privacy, if there is some.
-    """
+    """What a method makes leave each site, in words, for ``privacy.json``."""
 
     def __init__(self, *leaves: str, noise: str = "") -> None:
-        self.leaves = leaves
+        self.leaves = leaves  # a sentence for each kind of record
+        # What noise of the method's own is that is not differential privacy, if there is some
         self.noise = noise
 
     def also(self, *leaves: str) -> Disclosures:

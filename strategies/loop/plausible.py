@@ -150,15 +150,10 @@ _FEWEST = 3  # sites: of two no median tells which is odd
 
 @dataclass(frozen=True)
 class UpdateStatistics:
-    """A site's part in a phase.
+    """A site's part in a phase."""
 
-    Attributes:
-        norm: L2 norm of the update of its weights.
-        cosine: of the angle between that and what the model became; None where one is 0.
-    """
-
-    norm: float
-    cosine: float | None
+    norm: float  # L2 norm of the update of its weights
+    cosine: float | None  # of the angle between that and what the model became; None where one is 0
 
 
 def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:

@@ -23,16 +23,13 @@ from fedsilo.strategies.wire.reply import Arrays, Spill
 
 @dataclass
 class Quorum:
-    """What the rounds of a run with a quorum have in common.
+    """What the rounds of a run with a quorum have in common."""
 
-    Attributes:
-        seconds: by site, how long a round takes it on the virtual clock; empty in a deployment.
-        order: by round, the sites whose answers it counted, where a run directory has them.
-        pushed: by node, the message that it has not answered yet; of this process.
-    """
-
+    # By site, how long a round takes it on the virtual clock; empty in a deployment
     seconds: Mapping[str, float] = field(default_factory=dict)
+    # By round, the sites whose answers it counted, where a run directory has them
     order: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    # By node, the message that it has not answered yet; of this process
     pushed: dict[int, str] = field(default_factory=dict)
 
 

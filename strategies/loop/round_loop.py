@@ -30,15 +30,7 @@ _FEWEST = 2  # sites of a mean
 
 
 class RoundLoop:
-    """Runs a method's rounds over the sites of a grid.
-
-    Attributes:
-        method: what a round does.
-        hooks: what else happens in a round.
-        state: the newest round's; None before the start of a run that has no state yet.
-        quorum: of a run whose rounds need not wait for all sites.
-        stopped: why a hook ended the run early; empty while none has.
-    """
+    """Runs a method's rounds over the sites of a grid."""
 
     def __init__(
         self,
@@ -47,12 +39,13 @@ class RoundLoop:
         run_dir: str = "",
         quorum: Quorum | None = None,
     ) -> None:
-        self.quorum = quorum
-        self.method = method
-        self.hooks = Hooks(hooks)
+        self.quorum = quorum  # of a run whose rounds need not wait for all sites
+        self.method = method  # what a round does
+        self.hooks = Hooks(hooks)  # what else happens in a round
         self.run_dir = run_dir
+        # The newest round's; None before the start of a run that has no state yet
         self.state: State | None = None
-        self.stopped = ""
+        self.stopped = ""  # why a hook ended the run early; empty while none has
 
     def start(self, grid: Grid, num_rounds: int, timeout: float = 3600.0) -> State:
         """Run the rounds after ``self.state``, or all of them, have the model measured, return.

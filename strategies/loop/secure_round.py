@@ -49,44 +49,32 @@ _MARGIN = 1.001
 
 
 class SecureSum:
-    """What the server knows of one sum.
-
-    Attributes:
-        round: the round.
-        common: the run's settings.
-        specs: of the arrays that are summed.
-        asked: sites that the round asks.
-        classes: of the data.
-        threshold: sites that must stay to the end; 0 before all keys have come.
-        bound: to what masks are bound: the context, and what all sites are sent and asked.
-        keys: by site, its public keys of the round.
-        context: what all sites of the round share, to which masks are bound.
-        sealed: by sender, then by receiver, the sealed shares.
-        replies: those of the phase that trained, without arrays, by site.
-        signers: by site, the public key by which it signs, and the signature of its keys.
-        signatures: by site, that under the list of ``replies``.
-        splits: those that all sites measure, of which measurements may be summed.
-        metrics: the measurements that are summed, sorted.
-    """
+    """What the server knows of one sum."""
 
     def __init__(
         self, round_: int, common: CommonSettings, specs: Specs, asked: int, classes: int
     ) -> None:
-        self.round = round_
-        self.asked = asked
-        self.common = common
-        self.classes = classes
-        self.specs = specs
+        self.round = round_  # the round
+        self.asked = asked  # sites that the round asks
+        self.common = common  # the run's settings
+        self.classes = classes  # of the data
+        self.specs = specs  # of the arrays that are summed
         self.numbers = sum(math.prod(n or 1 for n in spec.shape) for spec in specs.values())
-        self.threshold = 0
-        self.bound = self.context = b""
-        self.keys: dict[str, tuple[bytes, bytes]] = {}
+        self.threshold = 0  # sites that must stay to the end; 0 before all keys have come
+        # To what masks are bound: the context, and what all sites are sent and asked
+        self.bound = b""
+        self.context = b""  # what all sites of the round share, to which masks are bound
+        self.keys: dict[str, tuple[bytes, bytes]] = {}  # by site, its public keys of the round
+        # By sender, then by receiver, the sealed shares
         self.sealed: dict[str, dict[str, bytes]] = {}
+        # Those of the phase that trained, without arrays, by site
         self.replies: dict[str, Reply] = {}
-        self.signatures: dict[str, bytes] = {}
-        self.signers: dict[str, tuple[bytes, bytes]] = {}  # public key and signature of its keys
+        self.signatures: dict[str, bytes] = {}  # by site, that under the list of ``replies``
+        # By site, the public key by which it signs, and the signature of its keys
+        self.signers: dict[str, tuple[bytes, bytes]] = {}
+        # Those that all sites measure, of which measurements may be summed
         self.splits: list[str] = []
-        self.metrics: list[str] = []
+        self.metrics: list[str] = []  # the measurements that are summed, sorted
         self._said: list[str] = []
         self._checks: dict[str, bytes] = {}
         self._sums: dict[str, Words] = {}

@@ -11,15 +11,10 @@ from fedsilo.models.contract.site_facts import SiteFacts
 
 @dataclass(frozen=True)
 class Registry:
-    """Which node may say which name; a node's number belongs to one registered key.
+    """Which node may say which name; a node's number belongs to one registered key."""
 
-    Attributes:
-        path: the file, for errors.
-        nodes: node by site.
-    """
-
-    path: str
-    nodes: Mapping[str, int]
+    path: str  # the file, for errors
+    nodes: Mapping[str, int]  # node by site
 
     def fault(self, node: int, site: str) -> str | None:
         """Say why ``node`` may not be ``site``, if it may not."""
@@ -40,15 +35,10 @@ class Registry:
 
 @dataclass(frozen=True)
 class AgreedWeights:
-    """How many training samples each site was agreed to count for.
+    """How many training samples each site was agreed to count for."""
 
-    Attributes:
-        path: the file, for errors.
-        samples: by site.
-    """
-
-    path: str
-    samples: Mapping[str, int]
+    path: str  # the file, for errors
+    samples: Mapping[str, int]  # by site
 
     def fault(self, facts: SiteFacts) -> str | None:
         """Say why a site may not count as many samples as it says, if it may not."""
@@ -65,16 +55,12 @@ class AgreedWeights:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a node must fulfil in addition to being readable.
+    """What a node must fulfil in addition to being readable."""
 
-    Attributes:
-        registry: names bound to keys, or None if any node may say any name.
-        weights: agreed counts of training samples, or None if sites weigh what they say.
-        unfit: says why the run's method cannot use a site, if it cannot.
-    """
-
-    registry: Registry | None = None
+    registry: Registry | None = None  # names bound to keys, or None if any node may say any name
+    # Agreed counts of training samples, or None if sites weigh what they say
     weights: AgreedWeights | None = None
+    # Says why the run's method cannot use a site, if it cannot
     unfit: Callable[[SiteFacts], str | None] | None = field(default=None, compare=False)
 
     def fault(self, node: int, facts: SiteFacts, simulated: bool = False) -> str | None:

@@ -9,13 +9,9 @@ from fedsilo.strategies.methods.local import Local
 
 
 class ClassMeans(Local):
-    """What FedProto and FedDistill have in common; a mean's name is ``<kind><class>``.
+    """What FedProto and FedDistill have in common; a mean's name is ``<kind><class>``."""
 
-    Attributes:
-        kind: of the means, ``prototype/`` for one.
-    """
-
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # of the means, ``prototype/`` for one
     capabilities = Capabilities(initial_weights=True)
 
     @property

@@ -34,12 +34,9 @@ _FORGOTTEN = measurement(INCOMING, "train", "forgotten")
 
 @dataclass(frozen=True)
 class FedAlignCLState(State):
-    """The weights, and of the last round the sites' embeddings and discriminators.
+    """The weights, and of the last round the sites' embeddings and discriminators."""
 
-    Attributes:
-        forgotten: epoch -> site -> share of its training samples that were forgotten.
-    """
-
+    # Epoch -> site -> share of its training samples that were forgotten
     forgotten: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 

@@ -42,12 +42,9 @@ Edges = Mapping[str, float]  # "owner<-host" -> mean closeness
 
 @dataclass(frozen=True)
 class FedEFMState(State):
-    """The silos' models and Theta.
+    """The silos' models and Theta."""
 
-    Attributes:
-        closeness: round -> "owner<-host" -> mean closeness of what the host trained.
-    """
-
+    # Round -> "owner<-host" -> mean closeness of what the host trained
     closeness: Mapping[str, Edges] = field(default_factory=dict)
 
 

@@ -52,25 +52,18 @@ UNCERTAINTY, CENTROIDS = "uncertainty", "centroids"
 
 @dataclass(frozen=True)
 class UEFLState(State):
-    """The network and the books.
+    """The network and the books."""
 
-    Attributes:
-        iteration: counted from 1.
-        access: book -> the sites that use it.
-        uncertain: sites found uncertain in the current round.
-        certain: whether no site was, at the last check.
-        entropies: per check the round, the entropy of each site and those uncertain.
-        extended: round -> the sites that got a new book.
-        refreshed: rounds after which the first book was re-initialised.
-    """
-
-    iteration: int = 1
+    iteration: int = 1  # counted from 1
+    # Book -> the sites that use it
     access: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    uncertain: Sequence[str] = ()
-    certain: bool = False
+    uncertain: Sequence[str] = ()  # sites found uncertain in the current round
+    certain: bool = False  # whether no site was, at the last check
+    # Per check the round, the entropy of each site and those uncertain
     entropies: Sequence[Mapping[str, Any]] = ()
+    # Round -> the sites that got a new book
     extended: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    refreshed: Sequence[int] = ()
+    refreshed: Sequence[int] = ()  # rounds after which the first book was re-initialised
 
 
 class UEFL(Method):

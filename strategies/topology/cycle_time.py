@@ -34,17 +34,11 @@ Arcs = NDArray[np.bool_]  # (from, to)
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """What is between the sites of a run, the same in both directions.
+    """What is between the sites of a run, the same in both directions."""
 
-    Attributes:
-        latency: seconds until the first bit, (sites, sites).
-        gbps: what the path carries, (sites, sites).
-        access_gbps: a site's own line.
-    """
-
-    latency: Matrix
-    gbps: Matrix
-    access_gbps: float
+    latency: Matrix  # seconds until the first bit, (sites, sites)
+    gbps: Matrix  # what the path carries, (sites, sites)
+    access_gbps: float  # a site's own line
 
 
 def resolve_links(

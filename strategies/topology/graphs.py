@@ -29,25 +29,17 @@ _KINDS = ("complete", "ring", "star", "hub", "matcha", "graph")
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """Sites and the arcs between them.
+    """Sites and the arcs between them."""
 
-    Attributes:
-        kind: complete, ring, star, hub, matcha or graph.
-        sites: sorted.
-        graph: an arc j -> i where i receives j's model (of matcha: in some rounds), its ``weight``
-            as in ``weights``.
-        weights: the mixing matrix, of matcha the expected one, (sites, sites).
-        seed: of matcha's draws.
-        budget: of matcha.
-        matcha: the matchings, their probabilities and the step size, None for other kinds.
-    """
-
-    kind: str
-    sites: tuple[str, ...]
+    kind: str  # complete, ring, star, hub, matcha or graph
+    sites: tuple[str, ...]  # sorted
+    # An arc j -> i where i receives j's model (of matcha: in some rounds), its ``weight`` as in
+    # ``weights``
     graph: nx.DiGraph
-    weights: Matrix
-    seed: int
-    budget: float
+    weights: Matrix  # the mixing matrix, of matcha the expected one, (sites, sites)
+    seed: int  # of matcha's draws
+    budget: float  # of matcha
+    # The matchings, their probabilities and the step size, None for other kinds
     matcha: Matcha | None = None
 
     def matrix(self, round_: int) -> Matrix:

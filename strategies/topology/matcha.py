@@ -31,21 +31,14 @@ _DRAWN = 1000  # rounds that stand for all where there are more
 
 @dataclass(frozen=True)
 class Matcha:
-    """Which matchings of ``size`` sites are drawn how often, and how far a step goes.
+    """Which matchings of ``size`` sites are drawn how often, and how far a step goes."""
 
-    Attributes:
-        size: how many sites there are.
-        matchings: edges (a, b), a < b, that have no site in common; together the graph.
-        probabilities: how often a round uses each matching.
-        alpha: the step size of W = I - alpha * (sum of the Laplacians in use).
-        seed: of the draws.
-    """
-
-    size: int
+    size: int  # how many sites there are
+    # Edges (a, b), a < b, that have no site in common; together the graph
     matchings: tuple[tuple[Edge, ...], ...]
-    probabilities: tuple[float, ...]
-    alpha: float
-    seed: int
+    probabilities: tuple[float, ...]  # how often a round uses each matching
+    alpha: float  # the step size of W = I - alpha * (sum of the Laplacians in use)
+    seed: int  # of the draws
 
     def active(self, round_: int) -> tuple[bool, ...]:
         """Tell which matchings ``round_`` uses: a function of seed and round alone."""

@@ -48,19 +48,13 @@ Uniform = Callable[[int], Floats]  # so many random numbers from 0 to 1, exclusi
 
 @dataclass(frozen=True)
 class Compression:
-    """How updates travel; both ends make it of the run's settings.
+    """How updates travel; both ends make it of the run's settings."""
 
-    Attributes:
-        precision: of the values, "fp32", "bf16" or "int8".
-        share: of an update's entries that are sent, above 0 and at most 1.
-        feedback: whether a site adds what it left out to its next update.
-        down: of the weights that sites are sent to train, "fp32" or "bf16". What comes back is
-            added to the server's own weights, so that nothing is lost by rounding them.
-    """
-
-    precision: str = "fp32"
-    share: float = 1.0
-    feedback: bool = True
+    precision: str = "fp32"  # of the values, "fp32", "bf16" or "int8"
+    share: float = 1.0  # of an update's entries that are sent, above 0 and at most 1
+    feedback: bool = True  # whether a site adds what it left out to its next update
+    # Of the weights that sites are sent to train, "fp32" or "bf16". What comes back is added to the
+    # server's own weights, so that nothing is lost by rounding them
     down: str = "fp32"
 
     @property

@@ -22,17 +22,11 @@ _NOT_TAKEN = Error(
 
 @dataclass
 class Unanswered:
-    """Messages of which some may stay unanswered for now.
+    """Messages of which some may stay unanswered for now."""
 
-    Attributes:
-        pushed: by node, the id of its message that was pushed before; kept up to date.
-        counted: the nodes whose answers count.
-        needed: how many of these must answer.
-    """
-
-    pushed: dict[int, str]
-    counted: Collection[int]
-    needed: int
+    pushed: dict[int, str]  # by node, the id of its message that was pushed before; kept up to date
+    counted: Collection[int]  # the nodes whose answers count
+    needed: int  # how many of these must answer
 
     def enough(self, waiting: Iterable[int]) -> bool:
         """Tell whether enough have answered, when the nodes ``waiting`` have not."""

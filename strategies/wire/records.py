@@ -43,19 +43,12 @@ class ArrayError(SiteError):
 
 @dataclass(frozen=True)
 class Header:
-    """What an array's first bytes say of it.
+    """What an array's first bytes say of it."""
 
-    Attributes:
-        dtype: of the numbers.
-        shape: lengths, each 0 or more.
-        fortran: whether the first index runs fastest.
-        offset: bytes before the numbers.
-    """
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    fortran: bool
-    offset: int
+    dtype: np.dtype[Any]  # of the numbers
+    shape: tuple[int, ...]  # lengths, each 0 or more
+    fortran: bool  # whether the first index runs fastest
+    offset: int  # bytes before the numbers
 
 
 def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> ArrayRecord:

@@ -57,26 +57,18 @@ Specs = Mapping[str, ArraySpec]
 
 @dataclass(frozen=True)
 class Reply:
-    """A site's reply.
+    """A site's reply."""
 
-    Attributes:
-        site: who sent it.
-        arrays: by name.
-        metrics: by MetricRecord key.
-        examples: training samples that it counts for in a mean.
-        bytes_down, bytes_up: of the message and of the reply.
-        secure: what was received for secure aggregation, as it came.
-        asked: the round that asked, if that was an earlier one; else 0.
-    """
-
-    site: str
-    arrays: Arrays = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    examples: int = 1
+    site: str  # who sent it
+    arrays: Arrays = field(default_factory=dict)  # by name
+    metrics: Mapping[str, float] = field(default_factory=dict)  # by MetricRecord key
+    examples: int = 1  # training samples that it counts for in a mean
+    # bytes_down, bytes_up: of the message and of the reply
     bytes_down: int = 0
     bytes_up: int = 0
+    # What was received for secure aggregation, as it came
     secure: Mapping[str, Any] = field(default_factory=dict)
-    asked: int = 0
+    asked: int = 0  # the round that asked, if that was an earlier one; else 0
 
     def keeps_state(self) -> bool:
         """Tell whether the site has stored private state for this phase."""

@@ -151,3 +151,26 @@ def test_weights_of_classes_with_enough_patients_are_taken(hospital: Make) -> No
         site = hospital(name, class_weights="balanced")
         arrays = {"head.1.weight": np.zeros((2, FEATURES)), "head.1.bias": np.zeros(2)}
         assert site.train(arrays, run_name=name) is not None, site.refusals
+
+
+@pytest.mark.parametrize(
+    "evasion",
+    [
+        {"optimiser-arguments": "{momentum: 0.5, dampening: 1}"},
+        {"optimiser-arguments": "{momentum: 1e6}"},
+        {"optimiser-arguments": "{momentum: 0.5, dampening: -1000}"},
+        {"optimiser": "adagrad", "optimiser-arguments": "{lr_decay: 1000}"},
+        {"weight-decay": 10.0},
+        {"method": "fedprox", "fedprox.proximal-mu": 10.0},
+        {"method": "feddyn", "feddyn.regularisation-alpha": 10.0},
+    ],
+)
+def test_no_optimiser_leaves_the_gradient_of_one_step(
+    hospital: Make, evasion: dict[str, Any]
+) -> None:
+    """Of two steps one would be all that is in the weights, as if it were sent alone."""
+    site = hospital(optimiser="sgd", learning_rate=0.1, local_steps=2, unchecked=evasion)
+    assert site.send(HELLO) is None
+    assert "optimiser steps 1 would decide what leaves, and 2 must" in site.refusals[0]
+    site.unchecked = {"optimiser-arguments": "{momentum: 0.9, nesterov: true}"}
+    assert site.send(HELLO) is not None, site.refusals

@@ -10,10 +10,10 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab, Measured
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.privacy.ledger import LEDGER
 from fedsilo.client_app.training.compute import choose_compute
-from fedsilo.client_app.training.evaluation import measure
+from fedsilo.client_app.training.evaluation import Measured, measure
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import (

@@ -26,12 +26,12 @@ TRIED = (
 )
 PLANNED = [
     Case(
-        "asks all sites in each round, as does 'epoch-steps'",
+        "asks all sites in each round: set 'sites-per-round'",
         tiny("local", sites_per_round=2),
         {"set 'sites-per-round' to 0": {"sites-per-round": 0}},
     ),
     Case(
-        "asks all sites in each round, as does 'epoch-steps'",
+        "an epoch that spans rounds, 'epoch-steps', asks all sites in each: set",
         {**tiny("fedavg", sites_per_round=2), **HALF_EPOCHS},
         {"set 'sites-per-round' to 0": {"sites-per-round": 0}},
     ),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab, Measured
-from fedsilo.client_app.training.evaluation import Probe, predict_batches
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.training.evaluation import Measured, Probe, predict_batches
 from fedsilo.datasets.io.state_files import state_digest
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo, Split

@@ -5,7 +5,7 @@ import numpy as np
 import torch
 
 from fedsilo.client_app.lab import Lab
-from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.models.contract.messages import ARRAYS, ROUND_KEYS
 from tests.support.lab import answer, steps_of
 
 OWN = {"optimiser": "sgd", "learning_rate": 0.01, "regularisation_alpha": 0.5}
@@ -26,7 +26,7 @@ def test_the_penalty_has_the_local_gradient_as_a_slope_and_the_pull(
     opened: Callable[..., Lab], weights: dict[str, Any]
 ) -> None:
     answer(opened("feddyn", weights, own=OWN))
-    lab = opened("feddyn", weights, own=OWN, round=2, expects_state=100)
+    lab = opened("feddyn", weights, own=OWN, round=2, expects_state=ROUND_KEYS)
     gradient = lab.state()[BIAS]
     steps = steps_of(lab)
     bias = dict(steps.network.named_parameters())[BIAS]

@@ -6,7 +6,7 @@ import pytest
 
 from fedsilo.client_app.lab import Lab
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
-from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.models.contract.messages import ARRAYS, ROUND_KEYS
 from tests.support.lab import answer
 
 Opened = Callable[..., Lab]
@@ -38,7 +38,7 @@ def test_a_control_that_the_site_has_itself_corrects_nothing(
     first = opened("scaffold", weights | controls_of(opened, weights, 0.0), own=SGD)
     sent = {name: array.numpy() for name, array in answer(first)[ARRAYS].items()}
     own = {name: array for name, array in sent.items() if name.startswith("control/")}
-    told = {"round": 2, "expects_state": 100}
+    told = {"round": 2, "expects_state": ROUND_KEYS}
     second = answer(opened("scaffold", weights | own, own=SGD, **told))[ARRAYS]
     fedavg = answer(opened("fedavg", weights, own=SGD, round=2))[ARRAYS]
     for name, array in fedavg.items():

@@ -276,3 +276,11 @@ def test_a_certain_site_lays_its_own_first_book_anew_and_keeps_the_others(
         opened("uefl", {**weights, "codebook.0": BOOK}, **later)
     )  # the same features, of which another book changes nothing
     np.testing.assert_array_equal(kept["codebook.0"], laid)
+
+
+def test_an_evidential_head_is_asked_for_its_vacuity_beside_the_code_use(
+    opened: Opened, shared: dict[str, Any]
+) -> None:
+    lab = opened("uefl", shared, own={"loss": "evidential"})
+    found = lab.measured(lab.open(), "incoming", ("test",))
+    assert {"incoming.test.vacuity", "incoming.test.perplexity"} <= found.keys()

@@ -263,3 +263,7 @@ def test_no_method_has_the_settings_digest_of_another(
 ) -> None:
     settings = [resolve(tiny(method)) for method in sorted(METHODS)]
     assert len({settings_digest_of(one.common, one.own) for one in settings}) == len(METHODS)
+
+
+def test_no_two_phases_have_one_key() -> None:
+    assert state_key(3, 0) < state_key(3, 100) < state_key(3, 999) < state_key(4, 0)

@@ -9,6 +9,7 @@ from flwr.app import Context, RecordDict
 
 from fedsilo.client_app.site.policy import SiteFile, parsed_site_file
 from fedsilo.client_app.site.sentences import SENTENCES, effective, explained, said_of
+from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.settings_schema import Value, key_of
 
 OTHER: dict[type, Any] = {bool: True, str: "north", float: 0.25, int: 77}
@@ -75,6 +76,15 @@ def test_without_a_site_file_all_may_be_asked_that_needs_no_consent() -> None:
     assert "a run may choose which samples train, validate and test" in told
     assert "a run may not ask for embeddings or attention maps of single images" in told
     assert told[-1] == "without a site file there is no audit log"
+
+
+def test_a_site_that_trusts_nobody_needs_a_cap_wherever_it_is_named(tmp_path: Path) -> None:
+    text = 'methods: ["*"]\ndatasets: ["*"]\nrecords: ["*"]\ntrust: nobody\n'
+    (tmp_path / "site.yaml").write_text(text)
+    node = {"site": "north", "site_file": str(tmp_path / "site.yaml")}
+    with pytest.raises(RefusedError, match="add 'max-epsilon' and 'delta'"):
+        effective(_context(**node))
+    assert effective(_context(**node, max_epsilon=3.0)).max_epsilon == 3
 
 
 def test_the_example_is_explained() -> None:

@@ -7,7 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedsilo.client_app.training.optimisers import check_optimiser, open_optimiser
+from fedsilo.client_app.training.optimisers import (
+    check_optimiser,
+    open_optimiser,
+    refuse_forgetful,
+)
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from tests.support.fixes import refused
@@ -84,3 +88,17 @@ def test_a_state_that_sites_cannot_keep_is_refused_where_they_would() -> None:
     with pytest.raises(SettingError, match="set 'optimiser-state' to 'round'"):
         check_optimiser(replace(settings, optimiser_state="run"))
     check_optimiser(CommonSettings(optimiser="nadam", optimiser_state="run"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "sgd", "asgd", "adagrad"),
+        *("adadelta", "adafactor", "rprop"),
+    ],
+)
+@pytest.mark.parametrize("steps", [2, 50])
+def test_each_step_of_a_usual_optimiser_counts(name: str, steps: int) -> None:
+    decay = 1e-4 * (name != "rprop")
+    refuse_forgetful(CommonSettings(optimiser=name, weight_decay=decay), steps)
+    refuse_forgetful(CommonSettings(optimiser=name, learning_rate=0.1), steps)

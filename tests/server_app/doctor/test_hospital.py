@@ -86,6 +86,11 @@ def test_a_kit_is_opened_beside_itself_for_its_owner_alone(kit: Path, fleet: int
     assert options["--health-server-address"] == "127.0.0.1:8081"
 
 
+def test_a_hospital_that_trusts_nobody_does_not_start_without_a_cap(kit: Path) -> None:
+    _refused(HospitalRequest(kit, trust="nobody", node_config=CPU), "add 'max-epsilon' and 'delta'")
+    ready(HospitalRequest(kit, trust="nobody", node_config=(*CPU, "max-epsilon=3.0")))
+
+
 def test_a_kit_or_its_folder_starts_again_and_keeps_site_file_and_state(kit: Path) -> None:
     ready(_request(kit))
     home = kit.parent / "north"

@@ -1,13 +1,14 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsilo.models.contract.messages import ARRAYS, METRICS, NUM_EXAMPLES
-from fedsilo.strategies.loop.ask import weighted_mean
+from fedsilo.strategies.loop.ask import Ask, first_question, weighted_mean
 from fedsilo.strategies.wire.reply import Reply
 
 Replies = Callable[..., Reply]
@@ -117,3 +118,11 @@ def test_the_bits_are_those_of_flowers_own_function(site_reply: Replies) -> None
     for name, mean in weighted_mean(replies, ["w", "b"]).items():
         assert mean.shape == flowers[name].numpy().shape
         assert mean.tobytes() == flowers[name].numpy().astype(np.float32).tobytes()
+
+
+def test_notes_that_no_site_would_get_are_refused() -> None:
+    def asks(ask: Ask) -> object:
+        return ask("train", {"a": {}}, expect={}, notes={"warm": True})  # type: ignore[dict-item]
+
+    with pytest.raises(TypeError, match="train: 'notes' is no Notes, nor one by site"):
+        first_question(asks, ["a"])

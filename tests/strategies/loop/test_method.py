@@ -6,7 +6,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from fedsilo.models.contract.errors import CheckpointError
-from fedsilo.models.contract.messages import CONFIG, Instruction
+from fedsilo.models.contract.messages import CONFIG, Instruction, state_key
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.methods.personal_models import PersonalState
 from fedsilo.strategies.wire.records import from_record, record_bytes, to_record
@@ -50,6 +50,7 @@ def test_a_state_becomes_facts_and_arrays_and_is_restored() -> None:
     state = PersonalState(arrays, 3, {"s1a": 300}, ["s2a"])
     facts = json.loads(json.dumps(state.facts()))
     assert facts == {"round": 3, "extras": {"personal": ["s2a"]}, "keepers": {"s1a": 300}}
+    assert PersonalState.restored(arrays, facts).kept == {"s1a": state_key(3, 0)}, "an older run's"
     found = PersonalState.restored(arrays, facts)
     assert (found.round, found.stateful_sites, found.personal) == (3, ("s1a",), ["s2a"])
     assert found.arrays is arrays

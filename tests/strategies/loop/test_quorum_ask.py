@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from fedsilo.models.contract.messages import ARRAYS, TRAIN
+from fedsilo.models.contract.messages import ARRAYS, ROUND_KEYS, TRAIN
 from fedsilo.models.contract.own_settings import NoSettings
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.pacing import steps_of_round
@@ -120,7 +120,7 @@ def run(fake_app: Any, participants: Participants) -> Run:
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize(
     ("late", "model", "kept"),
-    [("discounted", (4 + 4 + 2 + 4 / 2**0.5) / 3, 100), ("drop", 4.0, 0)],
+    [("discounted", (4 + 4 + 2 + 4 / 2**0.5) / 3, ROUND_KEYS), ("drop", 4.0, 0)],
 )
 def test_a_reply_that_comes_a_round_late_is_an_update_of_what_its_own_round_sent(
     late: str, model: float, kept: int, precision: str, run: Run
@@ -135,7 +135,7 @@ def test_a_reply_that_comes_a_round_late_is_an_update_of_what_its_own_round_sent
     assert received.rounds == {1: {"s1a": 1, "s2a": 1}, 2: {"s1a": 2, "s2a": 2, "s3a": 1}}
     assert loop.current().arrays["w"] == pytest.approx(model)
     # Of a reply that is dropped no use is made: the site may not take what it kept for counted
-    assert loop.current().kept == {"s1a": 200, "s2a": 200, "s3a": kept}
+    assert loop.current().kept == {"s1a": 2 * ROUND_KEYS, "s2a": 2 * ROUND_KEYS, "s3a": kept}
     asked = [(m.metadata.dst_node_id, m.metadata.group_id) for m in grid.sent[:5]]
     assert asked == [(1001, "1"), (1002, "1"), (1001, "2"), (1002, "2"), (1003, "1")]
     late_state = loop.current().late

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from fedsilo.models.contract.errors import SiteError
+from fedsilo.models.contract.messages import ROUND_KEYS
 from fedsilo.models.contract.own_settings import NoSettings
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.strategies.loop.round_loop import RoundLoop
@@ -45,7 +46,7 @@ def test_sites_of_a_real_run_are_known_to_keep_state_from_their_first_reply_on(
     grid, strategy = spied_run(tiny("local"))
     assert strategy.state.stateful_sites == ("s1a", "s2a", "s3a")
     expected = [told(message)["expects-state"] for message in grid.sent[3:]]
-    assert expected == [0] * 3 + [100] * 3 + [200] * 3
+    assert expected == [0] * 3 + [ROUND_KEYS] * 3 + [2 * ROUND_KEYS] * 3
 
 
 def test_nothing_but_metrics_is_said_to_leave(participants: Participants) -> None:
