@@ -181,7 +181,7 @@ STATE = _record(  # of a checkpoint or model file, in its metadata
     {
         "round": _Whole,
         "extras": dict[str, Any],
-        "keepers": dict[SiteName, _Whole] | list[SiteName],
+        "keepers": dict[SiteName, _Whole],
         "settings": dict[_Line, Annotated[Any, BeforeValidator(_setting)]],
         "hooks": dict[str, Any],
         "figures": FIGURES,

@@ -83,10 +83,9 @@ class State:
                 f"the stored state has {sorted(extras)} in addition to its arrays, not "
                 f"{sorted(own)}: it was made by another version of fedsilo; start a new run"
             )
-        keepers = facts["keepers"]  # an earlier version's name no round, or 100 keys of each
-        kept = keepers if isinstance(keepers, Mapping) else dict.fromkeys(keepers, 1)
-        old = {s: state_key(*divmod(key, 100)) for s, key in kept.items() if key < ROUND_KEYS}
-        return cls(arrays, facts["round"], {**kept, **old}, **extras)
+        # A run that began before a round had so many keys had a hundred
+        old = {s: state_key(*divmod(k, 100)) for s, k in facts["keepers"].items() if k < ROUND_KEYS}
+        return cls(arrays, facts["round"], {**facts["keepers"], **old}, **extras)
 
 
 _SHARED = {"arrays", "round", "kept", "late"}

@@ -123,7 +123,7 @@ def test_a_column_that_is_missing_is_told_when_it_is_asked_for(tmp_path: Path) -
 
 @pytest.mark.parametrize("change", [{"keepers": "north"}, {"settings": {"seed": [1]}}])
 def test_a_checkpoint_of_another_form_is_refused(change: dict[str, Any]) -> None:
-    kept = {"round": 1, "extras": {}, "keepers": ["north"], "settings": {"seed": 1}, "hooks": {}}
+    kept = {"round": 1, "extras": {}, "keepers": {"north": 1}, "settings": {"seed": 1}, "hooks": {}}
     check(STATE, kept, "it")
     with pytest.raises(RunDirectoryError, match="it is of another form: "):
         check(STATE, kept | change, "it")
