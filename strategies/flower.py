@@ -50,7 +50,6 @@ class FlowerStrategy(Strategy):
         self._common = build(CommonSettings, values)
         self._own: Any = build(settings_class(self.method), values)
         is_table = data_set(self._common.dataset).is_table
-        check_privacy_settings(self._common, is_table)
         strategy_class(self.method).capabilities.refuse_more(self._common, is_table)
         self._own.check(self._common, is_table)
         check_privacy_settings(self._common, is_table)

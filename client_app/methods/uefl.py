@@ -107,10 +107,10 @@ class UEFLSite(SiteMethod):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the network, and measure its use of codes (eq. 11) too."""
         uefl = cast(UEFLNetwork, network)
-        (plain,) = super().measured(lab, network)  # of a model that leaves
+        plain, *others = super().measured(lab, network)
         own = plain.probe
 
         def probe(split: str) -> Probes:
             return Probes([CodeUse(uefl), *([own(split)] if own else [])])
 
-        return [replace(plain, probe=probe)]
+        return [replace(plain, probe=probe), *others]

@@ -17,10 +17,9 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt
 from fedsilo.client_app.site.limits import Limits
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.models.contract.errors import RefusedError
-from fedsilo.models.contract.messages import Instruction
+from fedsilo.models.contract.messages import ROUND_KEYS, Instruction
 from fedsilo.models.contract.one_line import shown
 
-MOST_STEPS = 16  # phases of a round; methods have up to four, secure aggregation three more
 _PHASE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _KNOWN_RUNS = 1000
 _DAY = 86400.0  # seconds
@@ -48,10 +47,10 @@ class RunRecord:
         """
         name, round_, step = message.run_name, message.round, message.step
         named = _PHASE.fullmatch(message.phase)
-        if not named or not 1 <= round_ <= rounds + 1 or not 0 <= step < MOST_STEPS:
+        if not named or not 1 <= round_ <= rounds + 1 or not 0 <= step < ROUND_KEYS:
             raise RefusedError(
                 f"{shown(message.phase)} of round {round_}, step {step} is asked for: run '{name}' "
-                f"has {rounds} rounds, each of at most {MOST_STEPS} phases of plain names"
+                f"has {rounds} rounds, and a phase a plain name"
             )
         if round_ < self.round - 1:
             raise RefusedError(

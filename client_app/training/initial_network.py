@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fedsilo.client_app.training.optimisers import SMALLEST_PART
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.models.contract.errors import RefusedError, SettingError
@@ -70,17 +71,20 @@ def effective_samples(weights: Tensor) -> float:
 
 
 def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None) -> None:
-    """Refuse steps of fewer than ``minimum`` different samples, as their ``weights`` count them."""
-    different = [torch.unique(batch) for batch in batches]
-    if weights is None:
-        sizes: list[float] = [len(batch) for batch in different]
-    else:
-        sizes = [effective_samples(weights[batch]) for batch in different]
+    """Refuse steps of fewer than ``minimum`` different samples, as their ``weights`` count them.
+
+    A sample that weighs below a hundredth of its batch's heaviest hides no other, and counts not.
+    """
+    sizes = []
+    for batch in batches:
+        different = torch.unique(batch)
+        each = [1.0] * len(different) if weights is None else weights[different].tolist()
+        sizes.append(sum(one > SMALLEST_PART * max(each) for one in each))
     if (smallest := min(sizes, default=minimum)) < minimum:
         raise RefusedError(
-            f"{smallest:.3g} samples would be behind an optimiser step, and at least {minimum} "
-            "must be ('minimum-batch'): ask for larger batches or for 'class-weights' closer to "
-            "one another, or leave the site out"
+            f"{smallest} samples would be behind an optimiser step, and at least {minimum} must "
+            "be ('minimum-batch'): ask for larger batches or for 'class-weights' closer to one "
+            "another, or leave the site out"
         )
 
 

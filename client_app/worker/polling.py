@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Thread
 
@@ -44,8 +45,9 @@ def end_with(process_id: int, by: signal.Signals | None = None) -> None:
         os._exit(1)
 
     def watch() -> None:
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(LONG)
+        with suppress(psutil.NoSuchProcess):
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(LONG)
         if by:
             os.kill(os.getpid(), by)
             time.sleep(_UNWINDING)

@@ -75,7 +75,7 @@ def test_a_round_is_answered_a_few_times(hospital: Make) -> None:
     assert sum(answer is not None for answer in ends) == 3, "under whatever name"
     steps = [site.send(TRAIN, round=1, step=step, phase="dream") for step in range(1, 30)]
     assert not [answer for answer in steps if answer is not None]
-    assert "step 16 is asked for" in " ".join(site.refusals)
+    assert "has had 'dream' of round 1 answered 3 times" in " ".join(site.refusals)
     assert site.send(TRAIN, round=4) is None
     assert "has 2 rounds" in site.refusals[-1]
 

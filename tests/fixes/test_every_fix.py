@@ -32,6 +32,7 @@ ELSEWHERE = {
     "contains non-finite values, which cannot travel": "tests/strategies/wire/test_compressed.py",
     "samples to compare by": "tests/server_app/studies/compare/test_over_seeds.py",
     "have the same split, as no part": "tests/server_app/studies/compare/test_over_seeds.py",
+    "would decide what leaves, and": "tests/attacks/test_floors.py",
     "or $FEDSILO_CACHE to another": "tests/datasets/io/test_sealed_folders.py",
 }
 # A part of the text -> why no test can follow it

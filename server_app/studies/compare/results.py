@@ -42,13 +42,17 @@ def shared_figures(runs: Sequence[FinishedRun], figures: Sequence[Figures]) -> l
     """Return each run's figures without those of a site that another run on the data set lacks.
 
     Means over other sites would differ by the sites. A run that has a metric of no site, as that of
-    another method or of all sites together, lacks none.
+    another method or of all sites together, lacks none; nor do runs without any site in common.
     """
     data_sets = [run.summary["dataset"] for run in runs]
+    sites_of: dict[str, list[set[str]]] = {}
+    for run, data in zip(runs, data_sets, strict=True):
+        sites_of.setdefault(data, []).append(set(run.silos))
     lacking: set[tuple[str, str, str]] = set()
     for run, data, by_site in zip(runs, data_sets, figures, strict=True):
         measured = {metric for site in run.silos for metric in by_site.get(site, {})}
-        for site in run.silos:
+        comparable = set.intersection(*sites_of[data])
+        for site in set.union(*sites_of[data]) if comparable else run.silos:
             lacking |= {(data, site, metric) for metric in measured - by_site.get(site, {}).keys()}
     return [
         {

@@ -14,7 +14,6 @@ from fedsilo.models.figures.palette import line_styles
 from fedsilo.models.measures.intervals import Estimate, of_mean
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.progress import bytes_text
-from fedsilo.server_app.records.summary import means
 from fedsilo.server_app.studies.compare.budgets import Budgets, budget_of
 from fedsilo.server_app.studies.compare.results import (
     experiment_results,
@@ -141,19 +140,19 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
     if len(runs) == 1:
         distribution_of = {s: str(f["distribution"]) for s, f in runs[0].silos.items()}
         return series(runs[0].metrics, metric, distribution_of, split)
-    by_round: list[dict[int, dict[str, dict[str, float]]]] = [{} for _ in runs]
-    for run, figures in zip(runs, by_round, strict=True):
+    by_round: list[dict[int, dict[str, float]]] = [{} for _ in runs]
+    for run, values in zip(runs, by_round, strict=True):
         for row in run.metrics:
             if row["split"] == split and row["metric"] == metric:
-                of_round = figures.setdefault(int(row["round"]), {})
-                of_round[row["site"]] = {metric: float(row["value"])}
+                values.setdefault(int(row["round"]), {})[row["site"]] = float(row["value"])
+    always = [set.intersection(*map(set, values.values())) if values else () for values in by_round]
+    shared = shared_figures(runs, [{site: {metric: 0.0} for site in sites} for sites in always])
     found: dict[str, dict[int, list[float]]] = {}
-    for at in sorted(set().union(*by_round)):
-        here = shared_figures(runs, [one.get(at, {}) for one in by_round])
-        for run, shared in zip(runs, here, strict=True):
-            if (value := means(shared).get(metric)) is not None:
-                found.setdefault(run.experiment, {}).setdefault(at, []).append(value)
-    return {name: {at: mean(values) for at, values in line.items()} for name, line in found.items()}
+    for run, values, figures in zip(runs, by_round, shared, strict=True):
+        line, sites = found.setdefault(run.experiment, {}), [s for s, row in figures.items() if row]
+        for at, of_round in sorted(values.items()) if sites else ():
+            line.setdefault(at, []).append(mean([of_round[site] for site in sites]))
+    return {name: {at: mean(of) for at, of in line.items()} for name, line in found.items() if line}
 
 
 def _summaries(runs: Runs, split: str) -> dict[str, dict[int, dict[str, Any]]]:

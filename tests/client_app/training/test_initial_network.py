@@ -12,10 +12,11 @@ from fedsilo.client_app.training.initial_network import (
     class_weights,
     effective_samples,
     initial_classifier,
+    refuse_small,
 )
 from fedsilo.client_app.training.loop import add_gradients
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.privacy.dp_sgd import clipped_gradients
@@ -98,3 +99,14 @@ def test_weights_of_an_evidential_loss_are_refused() -> None:
         with pytest.raises(SettingError, match="are of the cross-entropy"):
             check_class_weights(settings_of("balanced", **more))
     check_class_weights(settings_of("balanced", network="vit", loss="cross-entropy"))
+
+
+@pytest.mark.parametrize(("light", "fewest"), [(1.0, 8), (0.05, 8), (0.001, 3), (0.0, 3)])
+def test_samples_behind_a_step_are_those_of_some_weight(light: float, fewest: int) -> None:
+    weights = torch.tensor([1.0] * 3 + [light] * 5)
+    batches = [torch.arange(8), torch.tensor([0, 0, 1, 2, 3, 4, 5, 6, 7])]
+    refuse_small(batches, fewest, weights)
+    with pytest.raises(RefusedError, match=rf"^{fewest} samples would be behind"):
+        refuse_small(batches, fewest + 1, weights)
+    with pytest.raises(RefusedError, match=r"^0 samples would be behind"):
+        refuse_small([torch.arange(0)], 1, weights)

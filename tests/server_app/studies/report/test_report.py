@@ -356,6 +356,31 @@ def test_means_of_runs_are_over_the_sites_that_every_run_has(hearts: Path, tmp_p
     assert rows[-2][1].endswith(" (1 of 2 seeds)"), "a site's own row has what there is of it"
 
 
+def test_a_site_that_took_no_part_in_one_run_is_in_no_mean_and_in_no_round_of_a_curve(
+    hearts: Path, tmp_path: Path
+) -> None:
+    both = shutil.copytree(hearts, tmp_path / "both")
+    _without_last_figures(both / "fedavg-seed1", "va")
+    path = both / "fedavg-seed1" / "silos.json"
+    silos = json.loads(path.read_text())
+    path.write_text(json.dumps({site: silos[site] for site in silos if site != "va"}))
+    runs = reported_runs([both])
+    found = _summaries(runs, "test")
+    for run in runs:
+        ends = [run.summary["sites"][site]["entropy"] for site in silos if site != "va"]
+        mean = found[run.experiment][run.seed]["mean"]
+        assert mean["entropy"] == pytest.approx(sum(ends) / 3)
+    begun = [
+        float(row["value"])
+        for run in runs
+        for row in run.metrics
+        if (run.experiment, row["round"], row["split"], row["metric"])
+        == ("fedavg", "0", "test", "entropy")
+        and row["site"] != "va"
+    ]
+    assert _lines(runs, "entropy", "test")["fedavg"][0] == pytest.approx(sum(begun) / 6)
+
+
 def test_runs_of_other_sites_keep_their_figures(hearts: Path, finished: Path) -> None:
     runs = reported_runs([hearts / "fedavg-seed0", finished / "fedavg"])
     found = research_data(runs)
