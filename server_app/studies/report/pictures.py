@@ -119,9 +119,9 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
         capsize=3,
         linewidth=1,
     )
-    for one in found:
+    for number, one in enumerate(found):  # of near bins two numbers, one above the other
         look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": "small"}
-        axes.annotate(f"{one.count}", (one.mean, 0.0), (0, 3), **look)
+        axes.annotate(f"{one.count}", (one.mean, 0.0), (0, 3 + 9 * (number % 2)), **look)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.03)
     axes.set_ylabel("share of right answers")
@@ -146,7 +146,7 @@ def _panel(height: float) -> tuple[Figure, Axes]:
 
 def _finished(figure: Figure, axes: Axes, name: str, over: str, *, legend: bool = False) -> str:
     """Return a panel as SVG, ``over`` below its axis and a legend below all."""
-    axes.set_xlabel(over)
+    axes.set_xlabel(over, loc="right")  # long names of rows leave no room in the middle
     if legend:
         figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
     return svg_of(figure, name)
