@@ -50,7 +50,7 @@ class RunRecord:
         if not named or not 1 <= round_ <= rounds + 1 or not 0 <= step < ROUND_KEYS:
             raise RefusedError(
                 f"{shown(message.phase)} of round {round_}, step {step} is asked for: run '{name}' "
-                f"has {rounds} rounds, and a phase a plain name"
+                f"has {rounds} rounds, and phases have plain names"
             )
         if round_ < self.round - 1:
             raise RefusedError(

@@ -73,7 +73,7 @@ def effective_samples(weights: Tensor) -> float:
 def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None) -> None:
     """Refuse steps of fewer than ``minimum`` different samples, as their ``weights`` count them.
 
-    A sample that weighs below a hundredth of its batch's heaviest hides no other, and counts not.
+    A sample below a hundredth of its batch's heaviest hides no other and does not count.
     """
     sizes = []
     for batch in batches:
