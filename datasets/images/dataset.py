@@ -22,7 +22,7 @@ from fedsilo.datasets.images.decoding import (
     header_measures,
     picture_header,
 )
-from fedsilo.datasets.images.index import ImageIndex, check_copies, joined, parted
+from fedsilo.datasets.images.index import ImageIndex, check_copies, join_copies, joined, parted
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.silo.measures import Measure
@@ -41,7 +41,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping
 
 SMALLEST_IMAGE = 16  # pixels of a side
-_MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
+_MAKER = 2  # raise it when the same settings make other arrays, so that no old cache is read
 
 Classes = Mapping[str, Sequence[str]]
 Reader = Callable[[str], npt.NDArray[Any]]
@@ -136,10 +136,11 @@ class ImageDataSet(DataSet):
 
         def rows() -> RowSplit:
             check_copies(own)
+            groups = join_copies(own).groups
             if own.parts:
-                return _given_split(own, settings)
+                return _given_split(own, groups, settings)
             share, seed = self.own_share(places), settings.fold_seed
-            return split_rows(own.labels, settings, share, seed, own.where, own.groups)
+            return split_rows(own.labels, settings, share, seed, own.where, groups)
 
         return self._cached("silo", name, own, rows, settings, places)
 
@@ -228,8 +229,11 @@ def file_stamp(path: Path) -> tuple[int, int] | None:
     return stamp.st_size, stamp.st_mtime_ns
 
 
-def _given_split(index: ImageIndex, settings: CommonSettings) -> RowSplit:
-    """Return the split that the user gave; folds cut a part out of the training images it lacks."""
+def _given_split(index: ImageIndex, groups: Sequence[str], settings: CommonSettings) -> RowSplit:
+    """Return the split that the user gave; folds cut a part out of the training images it lacks.
+
+    ``groups`` are the groups of the images with copies joined.
+    """
     places = {part: np.flatnonzero([p == part for p in index.parts]) for part in SPLITS}
     for kind, folds in (("test", settings.test_folds), ("val", settings.val_folds)):
         if folds and len(places[kind]):
@@ -239,7 +243,7 @@ def _given_split(index: ImageIndex, settings: CommonSettings) -> RowSplit:
             )
         if folds:
             places["train"], places[kind] = cut_fold(
-                kind, places["train"], index.labels, settings, index.where, index.groups
+                kind, places["train"], index.labels, settings, index.where, groups
             )
     test = places["test"] if settings.use_test else places["test"][:0]
     return RowSplit(places["train"], places["val"], test)

@@ -16,21 +16,28 @@ from pathlib import Path
 import numpy as np
 
 from fedsilo.datasets.images.dataset import Classes, ImageDataSet
+from fedsilo.datasets.images.folder_layout import (
+    ENDINGS,
+    LAYOUTS,
+    are_parts,
+    check_class_names,
+    count_unread,
+    pictures,
+    subfolders,
+)
 from fedsilo.datasets.images.index import ImageIndex, take_share
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.locations import Places, data_folder, find_places
 from fedsilo.datasets.silo.declared_silos import site_name_fault
-from fedsilo.datasets.silo.silos import SPLITS, Silo
+from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, FileNamesError
-from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.one_line import counted, one_line, shown
 from fedsilo.models.contract.settings import CommonSettings
 
 MANIFEST = "manifest.csv"
 COLUMNS = ("path", "label", "patient", "split")
 ALONE = "folder"  # the silo of images without a site
 _DECLARATION = "images.yaml"
-_LAYOUTS = "SITE/CLASS/*, SITE/{train,val,test}/CLASS/* or CLASS/*"
-_ENDINGS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
 
 
 @dataclass(frozen=True)
@@ -49,57 +56,49 @@ def read_folder(folder: Path) -> dict[str, list[Image]]:
     Raises:
         DataError: the layout is none of the three, a class is empty, or there is only one.
     """
-    tops = _subfolders(folder)
+    tops = subfolders(folder)
     if not tops:
-        raise DataError(f"{folder} holds no folders: sort the images into {_LAYOUTS}")
-    without_sites = _are_parts(tops) or any(map(_pictures, tops))
+        raise DataError(f"{folder} holds no folders: sort the images into {LAYOUTS}")
+    without_sites = are_parts(tops) or any(map(pictures, tops))
     sites = {ALONE: folder} if without_sites else {top.name: top for top in tops}
     if fault := next(filter(None, map(site_name_fault, sites)), None):
         raise DataError(f"{folder}: {fault}: rename the folder")
-    found = {site: _of_site(own) for site, own in sites.items()}
+    found = {site: _read_site(own) for site, own in sites.items()}
     if len(classes := _classes(found)) < 2:
         raise DataError(
             f"{folder} has one class, '{one_line(classes[0], 60)}': a classifier needs two; sort "
-            f"the images into {_LAYOUTS}"
+            f"the images into {LAYOUTS}"
         )
     return found
 
 
-def _of_site(folder: Path) -> list[Image]:
-    tops = _subfolders(folder)
-    parts = {top.name: top for top in tops} if _are_parts(tops) else {"": folder}
+def _read_site(folder: Path) -> list[Image]:
+    """List the images of one site, part by part and class by class."""
     images = []
-    for part, own in parts.items():
-        if not (classes := _subfolders(own)):
-            raise DataError(f"{own} holds no folder of a class: sort the images into {_LAYOUTS}")
-        for one in classes:
-            if not (pictures := _pictures(one)):
+    for part, part_folder in _part_folders(folder).items():
+        class_folders = subfolders(part_folder)
+        if not class_folders:
+            raise DataError(
+                f"{part_folder} holds no folder of a class: sort the images into {LAYOUTS}"
+            )
+        check_class_names(part_folder, [one.name for one in class_folders])
+        for class_folder in class_folders:
+            files = pictures(class_folder)
+            if not files:
                 raise DataError(
-                    f"{one} holds no image ({', '.join(_ENDINGS)}), and a folder next to it does: "
-                    f"add some, remove it, or sort all images into {_LAYOUTS}"
+                    f"{class_folder} holds no image ({', '.join(ENDINGS)}), but a folder next to "
+                    f"it does: add some, remove it, or sort all images into {LAYOUTS}"
                 )
-            images += [Image(picture, one.name, split=part) for picture in pictures]
+            images += [Image(file, class_folder.name, split=part) for file in files]
     return images
 
 
-def _are_parts(folders: Sequence[Path]) -> bool:
-    return bool(folders) and {folder.name for folder in folders} <= set(SPLITS)
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    return [path for path in _entries(folder) if path.is_dir()]
-
-
-def _pictures(folder: Path) -> list[Path]:
-    return [path for path in _entries(folder) if path.suffix.lower() in _ENDINGS]
-
-
-def _entries(folder: Path) -> list[Path]:
-    """Return what is in a folder, by name, without hidden files."""
-    try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error.strerror}") from None
+def _part_folders(folder: Path) -> dict[str, Path]:
+    """Return the folders of a site's parts by name; a site without parts has one, named ''."""
+    tops = subfolders(folder)
+    if are_parts(tops):
+        return {top.name: top for top in tops}
+    return {"": folder}
 
 
 def _classes(sites: Mapping[str, Sequence[Image]]) -> list[str]:
@@ -154,21 +153,34 @@ class FolderImages(ImageDataSet):
         return any(one.split == "val" for images in self._sites(places).values() for one in images)
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Say so if the folders name no sites, which leaves one silo."""
+        """Say which files are not read, and if the folders name no sites, which leaves one silo."""
+        places = find_places(settings.data_dir, settings.cache_dir)
         try:
-            sites = self._sites(find_places(settings.data_dir, settings.cache_dir))
+            sites = self._sites(places)
         except DataError:
             return []
-        if settings.partition != "own" or list(sites) != [ALONE]:
-            return []
-        return [
-            "the folders name classes and no sites, so that all images are one silo: --set "
-            "partition=dirichlet cuts several from it"
-        ]
+        sentences = self._unread_files(sites, places)
+        if settings.partition == "own" and list(sites) == [ALONE]:
+            sentences.append(
+                "the folders name classes and no sites, so that all images are one silo: --set "
+                "partition=dirichlet cuts several from it"
+            )
+        return sentences
+
+    def _unread_files(self, sites: Mapping[str, Sequence[Image]], places: Places) -> list[str]:
+        """Return a sentence for each class folder that has files which are not read."""
+        data, sentences = self.files_folder(places), []
+        for images in sites.values():
+            for class_folder in dict.fromkeys(image.path.parent for image in images):
+                name = class_folder.relative_to(data).as_posix()
+                for reason, count in count_unread(class_folder).items():
+                    files = counted(count, "file")
+                    sentences.append(f"folder '{one_line(name, 80)}': {files} {reason} not read")
+        return sentences
 
     def files_folder(self, places: Places) -> Path:
         """Return the data directory, where the folders are."""
-        return data_folder(places, self.name, f"of images sorted into {_LAYOUTS}")
+        return data_folder(places, self.name, f"of images sorted into {LAYOUTS}")
 
     def _sites(self, places: Places) -> dict[str, list[Image]]:
         """Return the images by site, or raise a ``DataError`` if sites have other classes."""
@@ -181,9 +193,11 @@ class FolderImages(ImageDataSet):
         for site, own in others:
             if odd := sorted(set(own) ^ set(of_first)):
                 raise FileNamesError(
-                    f"{folder}: sites have other classes: only one of '{first}' and '{site}' has "
-                    f"'{one_line(odd[0], 60)}'; name the folders alike, or run 'fedsilo manifest "
-                    "folder', whose images.yaml lists the classes of all"
+                    f"{folder} was read as SITE/CLASS/*, but only one of the sites '{first}' and "
+                    f"'{site}' has the class '{one_line(odd[0], 60)}': give all sites folders of "
+                    "the same classes; if the outer folders are classes, put the images directly "
+                    "into them; or run 'fedsilo manifest folder', whose images.yaml lists the "
+                    "classes of all sites"
                 )
         return sites
 

@@ -7,9 +7,10 @@ that it is the same at every site and in every run.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +108,77 @@ def _fraction(purpose: str, group: str) -> float:
     return derive_seed(0, purpose, group) / 2**63
 
 
-def check_copies(index: ImageIndex) -> None:
-    """Refuse a given split that puts one file's content into two parts, by a ``DataError``."""
-    seen: dict[str, tuple[int, str]] = {}
-    copies: list[tuple[int, int]] = []
-    for row, part in enumerate(index.parts):  # no parts: nothing to compare
-        name = index.names[row]
-        if file_fault(index.folder / name):
-            continue  # as below
+def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
+    """Find the files whose content equals that of an earlier file.
+
+    Returns:
+        Pairs of rows (first file with this content, its copy), in the order of the copies. Files
+        that cannot be read are left out, because decoding reports them.
+    """
+    same_size: dict[int, list[int]] = {}
+    for row, name in enumerate(index.names):
+        path = index.folder / name
+        if file_fault(path):
+            continue
         try:
-            content = hashlib.sha256((index.folder / name).read_bytes()).hexdigest()
+            same_size.setdefault(path.stat().st_size, []).append(row)
         except OSError:
-            continue  # reported when it is decoded
-        other, there = seen.setdefault(content, (row, part))
-        if there != part:
-            copies.append((other, row))
+            continue
+    first: dict[str, int] = {}
+    copies = []
+    # Files of different sizes differ, so that most files need not be read here
+    for rows in same_size.values():
+        for row in rows if len(rows) > 1 else ():
+            try:
+                content = (index.folder / index.names[row]).read_bytes()
+            except OSError:
+                continue
+            original = first.setdefault(hashlib.sha256(content).hexdigest(), row)
+            if original != row:
+                copies.append((original, row))
+    return sorted(copies, key=lambda pair: pair[1])
+
+
+def join_copies(index: ImageIndex) -> ImageIndex:
+    """Put files of equal content, and so their whole groups, into one group.
+
+    A split keeps a group in one part. Without this, a copy of a training image could be a test
+    image, and the test accuracy would be too high. The site's log says how many copies there are.
+    """
+    copies = find_copies(index)
+    if not copies:
+        return index
+    leader = {group: group for group in index.groups}
+
+    def find(group: str) -> str:
+        while leader[group] != group:
+            group = leader[group]
+        return group
+
+    for original, copy in copies:
+        leader[find(index.groups[copy])] = find(index.groups[original])
+    logging.getLogger("flwr").warning(
+        "fedsilo: %s: %d of %d images are copies of another image; a split keeps copies in one "
+        "part",
+        index.where,
+        len(copies),
+        len(index),
+    )
+    return replace(index, groups=tuple(find(group) for group in index.groups))
+
+
+def check_copies(index: ImageIndex) -> None:
+    """Check that a given split keeps files of equal content in one part.
+
+    Raises:
+        DataError: files of equal content are in two parts; it names them by their safe names.
+    """
+    if not index.parts:
+        return
+    copies = []
+    for original, copy in find_copies(index):
+        if index.parts[original] != index.parts[copy]:
+            copies.append((original, copy))
     if copies:
         called = index.safe_names
         log_names(index.where, [(called[r], index.names[r]) for pair in copies for r in pair])

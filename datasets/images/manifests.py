@@ -4,7 +4,10 @@ docs/images.md says how they look. Errors about a manifest name manifest, line a
 a patient or an image's file, which may be named after one, since errors travel to the server.
 """
 
+import logging
 import os
+import unicodedata
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar
@@ -18,7 +21,7 @@ from fedsilo.datasets.images.index import ImageIndex, take_share
 from fedsilo.datasets.io.declarations import FileModel, as_text, fault, whole
 from fedsilo.datasets.io.declarations import number as number_between
 from fedsilo.datasets.io.locations import Places, data_folder
-from fedsilo.datasets.io.text_files import read_rows, same_text
+from fedsilo.datasets.io.text_files import normalise_name, read_rows, same_text
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
 from fedsilo.datasets.silo.silos import SPLITS
 from fedsilo.models.contract.errors import DataError
@@ -26,6 +29,9 @@ from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 
 LARGEST_IMAGE = 4096
+# How programs write that a patient is not known; such images are no one patient's
+_NO_PATIENT = frozenset({"", "?", "na", "n/a", "nan", "none", "null", "unknown", "<na>"})
+_MOST_OF_A_SITE = 0.5  # share of a site's images at which one patient is worth a notice
 
 
 def _names_as_lists(content: Any) -> Any:
@@ -150,7 +156,9 @@ class _Manifest:
         groups = []
         for number, row in rows:
             name = self._file(number, row["path"])
-            groups.append(f"patient {row['patient']}" if row.get("patient") else f"file {name}")
+            patient = normalise_name(row.get("patient", ""))
+            known = patient.lower() not in _NO_PATIENT
+            groups.append(f"patient {patient}" if known else f"file {name}")
         index = ImageIndex(
             where=self.where,
             folder=self.folder,
@@ -161,6 +169,7 @@ class _Manifest:
             parts=self._parts([(number, row.get("split", "")) for number, row in rows]),
         )
         self._check_patients(index)
+        self._mention_large_group(index)
         return index
 
     def _class(self, number: int, label: str) -> int:
@@ -179,12 +188,36 @@ class _Manifest:
         place = f"{self.where}, line {number}, column 'path'"
         if not path or not path.isprintable():
             raise DataError(f"{place}: this is not a file name")
+        if PurePosixPath(path).is_absolute():
+            path = self._relative(path, place)
         name = _inside(str(PurePosixPath(self.file).parent), path)
         if name is None:
             raise DataError(f"{place}: the file is outside the data directory; move it there")
+        name = self._stored_name(name)
         if name in self.lines:
             raise DataError(f"{place}: the same file is in line {self.lines[name]}; keep one")
         self.lines[name] = number
+        return name
+
+    def _relative(self, path: str, place: str) -> str:
+        """Return an absolute path as one relative to the manifest's folder."""
+        base = (self.folder / self.file).parent.resolve()
+        data = self.folder.resolve()
+        if not Path(os.path.normpath(path)).is_relative_to(data):
+            raise DataError(
+                f"{place}: the path is absolute, and not below the data directory: write it "
+                "relative to the manifest's folder, or move the file there"
+            )
+        return os.path.relpath(path, base)
+
+    def _stored_name(self, name: str) -> str:
+        """Return the name in the Unicode form in which the file exists, else as it is written."""
+        if (self.folder / name).exists():
+            return name
+        for form in ("NFC", "NFD"):
+            stored = unicodedata.normalize(form, name)
+            if (self.folder / stored).exists():
+                return stored
         return name
 
     def _parts(self, given: list[tuple[int, str]]) -> tuple[str, ...]:
@@ -198,6 +231,20 @@ class _Manifest:
                     f"{', '.join(SPLITS)}, in all lines or in none"
                 )
         return tuple(part for _, part in given)
+
+    def _mention_large_group(self, index: ImageIndex) -> None:
+        """Write to this machine's log if one patient has more than half of the images."""
+        if len(set(index.groups)) < 2:
+            return
+        most = Counter(index.groups).most_common(1)[0][1]
+        if most > _MOST_OF_A_SITE * len(index):
+            logging.getLogger("flwr").warning(
+                "fedsilo: %s, column 'patient': one patient has %d of %d images, which a split "
+                "keeps in one part; leave the patient empty where it is not known",
+                self.where,
+                most,
+                len(index),
+            )
 
     def _check_patients(self, index: ImageIndex) -> None:
         """Refuse patients in two parts of the given split; errors name their lines, not them."""

@@ -5,6 +5,7 @@ takes 75 ms to import: modules of models are imported where a file is read.
 """
 
 import difflib
+import unicodedata
 from collections.abc import Callable
 from datetime import date
 from typing import Annotated, Any
@@ -141,7 +142,8 @@ def as_text(value: Any) -> str:
     text = str(value)
     if not text.isprintable() and text != "\t":  # which parts the columns of a table
         raise misfit("must be one line of characters that can be printed")
-    return text
+    # Columns, levels and labels are compared in this form wherever they are read
+    return unicodedata.normalize("NFC", text)
 
 
 Text = Annotated[str, BeforeValidator(as_text)]

@@ -2,13 +2,16 @@
 
 import csv
 import io
+import re
 import stat
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedsilo.models.contract.errors import DataError
 
 _MOST_BYTES = 2**30
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)")
 
 
 def read_text(path: Path) -> str:
@@ -37,15 +40,28 @@ def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
     return f"has {found.st_size} bytes, more than {most}" if found.st_size > most else None
 
 
+def normalise_name(name: str) -> str:
+    """Return a name without outer blanks and in Unicode's composed form (NFC).
+
+    A Mac writes an umlaut as a letter and a separate accent (NFD), which looks the same.
+    """
+    return unicodedata.normalize("NFC", name.strip())
+
+
 def same_text(token: str) -> str:
-    """Return a value's text in one form: '4.0' and '4' are the same level."""
-    text = token.strip()
-    try:
-        number = float(text)
-    except ValueError:
+    """Return the text of a value in one form, so that equal values are equal texts.
+
+    Outer blanks go, Unicode is composed (NFC), and a plain decimal number loses its zeros: '4.0'
+    and '4' are the same level. Exponents are no plain decimals: ward '1E1' is not ward '10'.
+    """
+    text = normalise_name(token)
+    if text.lower() == "nan":
+        return "nan"
+    if not _DECIMAL.fullmatch(text):
         return text
-    # Python takes '_' for a separator of digits, and beyond 2^53 floats merge neighbours
-    if "_" in text or abs(number) >= 2**53:
+    number = float(text)
+    # Beyond 2^53 floats merge neighbours
+    if abs(number) >= 2**53:
         return text
     return str(int(number)) if number.is_integer() else repr(number)
 
@@ -74,7 +90,7 @@ def read_rows(
         DataError: the file is missing or no CSV, or a column is missing, unknown or named twice.
     """
     lines = csv_lines(read_text(path), str(path), delimiter)
-    header = [name.strip() for name in lines[0][1]] if lines else []
+    header = [normalise_name(name) for name in lines[0][1]] if lines else []
     missing = [name for name in needed if name not in header]
     # Surplus names are only counted: without a header they would be a patient's values
     surplus = 0 if optional is None else len(set(header) - {*needed, *optional})

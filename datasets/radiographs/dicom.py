@@ -126,6 +126,9 @@ def _header(path: Path, pixels: bool = True) -> FileDataset:
     except FileNotFoundError:
         raise BrokenImageError("is missing") from None
     except OSError as error:
+        # The system's errors have a number; pydicom's own, of a damaged file, have none
+        if error.errno is None:
+            raise BrokenImageError("is truncated or damaged") from None
         raise BrokenImageError(f"cannot be read: {error.strerror}") from None
     except Exception:  # damaged files raise nearly anything
         raise BrokenImageError("is truncated or damaged") from None
@@ -182,7 +185,13 @@ def _pixels(dataset: FileDataset) -> npt.NDArray[Any]:
 
 
 def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
-    """Refuse pixel data that are not as many as the header says, before any is decoded."""
+    """Check that there is as much pixel data as the header says, before any is decoded.
+
+    Padding after the pixels is cut off.
+
+    Raises:
+        BrokenImageError: there is less, or more than padding.
+    """
     from pydicom.encaps import generate_frames
     from pydicom.uid import RLELossless
 
@@ -191,8 +200,13 @@ def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
         expected = math.prod(shape) * dataset.BitsAllocated // 8
         if len(content) < expected:
             raise BrokenImageError(_DAMAGED)
-        if len(content) > expected + expected % 2:  # an element has an even length
-            raise BrokenImageError(_OTHER_SIZE)
+        surplus = content[expected:]
+        if len(surplus) > expected % 2:  # an element has an even length
+            # Older scanners pad the pixels, which readers should accept (DICOM PS3.5, 8.1.1).
+            # Anything but a few equal bytes means that the header's size is wrong
+            if len(surplus) >= expected or len(set(surplus)) > 1:
+                raise BrokenImageError(_OTHER_SIZE)
+            dataset.PixelData = content[: expected + expected % 2]
     elif syntax != RLELossless:  # which does not say its size: see where it is decoded
         frame = next(generate_frames(content, number_of_frames=1))
         if declared_shape(frame) != shape:

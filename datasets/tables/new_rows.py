@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.text_files import csv_lines, file_fault, read_text
+from fedsilo.datasets.io.text_files import csv_lines, file_fault, normalise_name, read_text
 from fedsilo.datasets.tables.parsing import RowReader, as_matrix, quoted
 from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.models.contract.errors import DataError, SettingError, missing_extra
@@ -80,7 +80,7 @@ def _read_frame(path: Path, kind: str) -> DataFrame:
         raise DataError(f"{path} is an Excel file from before 2007: save it as .xlsx or CSV")
     try:
         if kind in _PARQUET:
-            return pd.read_parquet(path)
+            return _with_index_columns(pd.read_parquet(path))
         # By default pandas takes words such as None and NA for empty cells
         return pd.read_excel(
             path, header=None, dtype=object, engine="openpyxl", keep_default_na=False
@@ -89,6 +89,12 @@ def _read_frame(path: Path, kind: str) -> DataFrame:
         raise SettingError(missing_extra(str(path), "tables", "save it as CSV")) from None
     except Exception as error:  # openpyxl and pyarrow raise nearly anything at a damaged file
         raise DataError(f"{path} is damaged or no {kind} file ({type(error).__name__})") from None
+
+
+def _with_index_columns(frame: DataFrame) -> DataFrame:
+    """Return the frame with a named index as columns, because pandas stored it as such."""
+    names = [name for name in frame.index.names if name is not None]
+    return frame.reset_index(names) if names else frame
 
 
 def _cell(value: Any) -> str:
@@ -141,7 +147,7 @@ def _columns(
 ) -> tuple[list[str], Lines]:
     """Return the names of the columns, as the schema writes them, and the lines of rows."""
     declared, label = [column.name for column in schema.columns], schema.label.column
-    first = [cell.strip() for cell in lines[0][1]] if lines else []
+    first = [normalise_name(cell) for cell in lines[0][1]] if lines else []
     exact = {*declared, label, id_column}
     folded = {name.casefold(): name for name in (*declared, label)}
     named = [cell if cell in exact else folded.get(cell.casefold(), cell) for cell in first]

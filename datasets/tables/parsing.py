@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.text_files import csv_lines, same_text
+from fedsilo.datasets.io.text_files import csv_lines, normalise_name, same_text
 from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.contract.errors import DataError
@@ -42,7 +42,7 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
     lines = csv_lines(text, where, schema.delimiter)
     names = [*(column.name for column in schema.columns), schema.label.column]
     if schema.header:
-        first = [name.strip() for name in lines[0][1]] if lines else []
+        first = [normalise_name(name) for name in lines[0][1]] if lines else []
         _check_header(first, names, where)
         names, lines = first, lines[1:]
     reader = RowReader(schema, names, where)

@@ -25,6 +25,14 @@ def shortened(text: object, longest: int = LONGEST, end: int = 100) -> str:
     return f"{words[: longest - end - 3]} … {words[-end:]}"
 
 
+def site_reason(text: object) -> str:
+    """Return a site's reason on one line of at most 600 characters, its last 300 always kept.
+
+    Paths of hospital shares are long, and what to do stands at the end.
+    """
+    return shortened(text, 2 * LONGEST, LONGEST)
+
+
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return of pairs (who, reason) each reason's who, with commas between."""
     who: dict[str, list[str]] = {}

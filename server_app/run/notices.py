@@ -16,9 +16,21 @@ _NEARLY_ALL = 0.9  # of all training samples
 def notices(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield all that a run says of its sites before it begins."""
     yield from who_is_missing(participants, common)
+    if participants.simulated() and data_set(common.dataset).origin == "own":
+        yield from describe_sites(participants)
     for reason in participants.refused:
         yield f"continuing without a SuperNode that cannot take part: {reason}"
     yield from what_is_odd(participants)
+
+
+def describe_sites(participants: Participants) -> Iterator[str]:
+    """Yield one line per site with its classes and samples, as its files were understood."""
+    for site, facts in participants.facts.items():
+        if facts.label_counts:
+            sizes = facts.sizes()
+            samples = ", ".join(f"{sizes.get(split, 0)} {split}" for split in SPLITS)
+            classes = listed(facts.class_names or range(facts.classes))
+            yield f"site {site}: classes {classes}; samples: {samples}"
 
 
 def who_is_missing(participants: Participants, common: CommonSettings) -> Iterator[str]:

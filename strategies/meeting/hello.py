@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import CONFIG
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import one_line, site_reason
 from fedsilo.models.contract.site_facts import SPLITS, SiteFacts, Sums
 from fedsilo.models.contract.versions import own_versions
 from fedsilo.strategies.wire.messaging import arriving
@@ -55,7 +55,7 @@ def read_hello(content: RecordDict, counted: bool = True) -> SiteFacts:
         if counted and not facts.label_counts:
             raise ValueError("it has no 'label-counts'")
     if fault := next(_faults(facts), ""):
-        raise SiteError(one_line(fault))
+        raise SiteError(site_reason(fault))
     return facts
 
 
@@ -90,7 +90,7 @@ def ask_nodes(
         if reply is None:
             refused.append(f"node {node}: no answer")
         elif reply.has_error():
-            refused.append(one_line(reply.error.reason or "an error"))
+            refused.append(site_reason(reply.error.reason or "an error"))
         else:
             try:
                 said = read(reply.content)

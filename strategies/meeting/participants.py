@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import HELLO
-from fedsilo.models.contract.one_line import by_reason, one_line
+from fedsilo.models.contract.one_line import by_reason, site_reason
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.site_facts import FeatureStatistics, SiteFacts
 from fedsilo.models.maths.standardisation import pooled_statistics
@@ -181,7 +181,7 @@ def hear_sites(
 def _admitted(heard: list[Heard], refused: list[str], terms: Terms, simulated: bool) -> list[Heard]:
     """Return who fulfils the terms of operator and method; the others go to ``refused``."""
     faults = {node: terms.fault(node, facts, simulated) for node, facts, _ in heard}
-    refused += [one_line(fault) for fault in faults.values() if fault]
+    refused += [site_reason(fault) for fault in faults.values() if fault]
     return [one for one in heard if not faults[one[0]]]
 
 
@@ -220,7 +220,7 @@ def _unlike_left_out(
     pooled = settings.standardise == "pooled"
     for left_out in (shared_data, other_tasks, lambda facts: odd_sums(facts, pooled)):
         reasons: Refused = left_out({facts.site: facts for _, facts, _ in heard})
-        refused += dict.fromkeys(map(one_line, reasons.values()))  # that of a pair is told once
+        refused += dict.fromkeys(map(site_reason, reasons.values()))  # that of a pair is told once
         heard = [one for one in heard if one[1].site not in reasons]
     return heard
 

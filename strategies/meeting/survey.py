@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import SURVEY, SURVEYED
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import site_reason
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.survey import Survey
 from fedsilo.strategies.meeting.admission import Registry
@@ -58,7 +58,7 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
             raise ValueError(f"it has other records than '{SURVEYED}'")
         answer = Survey.from_config(content.config_records[SURVEYED])
     if fault := site_name_fault(answer.about.site):
-        raise SiteError(one_line(fault))
+        raise SiteError(site_reason(fault))
     if answer.about.dataset != dataset:
         raise SiteError(f"its answer is of data set '{answer.about.dataset}', not '{dataset}'")
     return answer
@@ -74,7 +74,7 @@ def _known(
     for node, answer in sorted(heard, key=lambda one: one[1].about.site):
         site = answer.about.site
         if registry and not simulated and (fault := registry.fault(node, site)):
-            refused.append(one_line(fault))
+            refused.append(site_reason(fault))
         elif names.count(site) > 1:
             refused.append(f"node {node} says that it is site '{site}', and so does another")
         else:

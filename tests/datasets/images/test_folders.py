@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fedsilo.datasets.images.folders import read_folder, write_folder_manifests
+from fedsilo.datasets.images.folders import FOLDER, read_folder, write_folder_manifests
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import SPLITS, Silo
@@ -177,10 +177,10 @@ def gone(data: Path) -> None:
     [
         (
             empty_class,
-            r"north/a holds no image \(.jpg, .*, and a folder next to it does: add some, remove",
+            r"north/a holds no image \(.jpg, .*, but a folder next to it does: add some, remove",
         ),
         (one_class, "has one class, 'b': a classifier needs two"),
-        (other_classes, "only one of 'north' and 'south' has 'A'; name the folders alike, or run"),
+        (other_classes, "only one of the sites 'north' and 'south' has the class 'A': give all"),
         (no_classes, "west holds no folder of a class: sort the images into SITE/CLASS"),
         (nothing, "holds no folders: sort the images into SITE/CLASS"),
         (strange_site, "site 'north east' is not a plain name .*: rename the folder"),
@@ -223,3 +223,84 @@ def test_the_same_file_in_two_parts_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "data" / "test" / "dog", 4)
     with pytest.raises(DataError, match=r"'test/dog' \(test\) and image 2 of 'train/dog'"):
         load_silo("folder", settings(tmp_path / "data"), Places(tmp_path / "data", tmp_path / "c"))
+
+
+def names_of_parts(data: Path) -> None:
+    (data / "north").rename(data / "Training")
+    (data / "south").rename(data / "Testing")
+
+
+def a_copy_next_to_the_parts(data: Path) -> None:
+    for part in SPLITS:
+        shutil.copytree(data / "north", data / part)
+    shutil.rmtree(data / "north")
+
+
+def validation_called_valid(data: Path) -> None:
+    for site in ("north", "south"):
+        own = data / site
+        (own / "train").mkdir()
+        (own / "a").rename(own / "train" / "a")
+        (own / "b").rename(own / "train" / "b")
+        shutil.copytree(own / "train", own / "valid")
+
+
+def years_below_classes(data: Path) -> None:
+    for site in ("north", "south"):
+        (data / site / "a").rename(data / site / "2019")
+        (data / site / "b").rename(data / site / "2020")
+
+
+def masks_next_to_images(data: Path) -> None:
+    for site in ("north", "south"):
+        (data / site / "a").rename(data / site / "images")
+        (data / site / "b").rename(data / site / "masks")
+
+
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        names_of_parts,
+        a_copy_next_to_the_parts,
+        validation_called_valid,
+        years_below_classes,
+        masks_next_to_images,
+    ],
+)
+def test_a_layout_that_would_only_be_guessed_is_refused(
+    arrange: Callable[[Path], None], tmp_path: Path
+) -> None:
+    data = write_sorted(tmp_path / "data")
+    arrange(data)
+    with pytest.raises(DataError) as refused:
+        silo_names(settings(data))
+    assert refused.value.code == "file-names"
+
+
+def test_valid_and_invalid_are_classes(tmp_path: Path) -> None:
+    data = write_sorted(tmp_path / "data")
+    for site in ("north", "south"):
+        (data / site / "a").rename(data / site / "valid")
+        (data / site / "b").rename(data / site / "invalid")
+    assert load_silo("north", settings(data)).class_names() == ("invalid", "valid")
+
+
+def test_files_that_are_not_read_are_counted_by_reason(tmp_path: Path) -> None:
+    data = write_sorted(tmp_path / "data")
+    save(data / "north" / "a" / "second series", 1, 2, 3)
+    (data / "south" / "b" / "notes.txt").write_text("")
+    assert FOLDER.notices(settings(data)) == [
+        "folder 'north/a': 3 files in subfolder 'second series' not read",
+        "folder 'south/b': 1 file without an image's ending not read",
+    ]
+
+
+def test_copies_of_a_file_are_in_one_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = write_sorted(tmp_path / "data")
+    for image in list((data / "north").rglob("*.png")):
+        shutil.copy(image, image.with_name(f"{image.stem} (1).png"))
+    silo = load_silo("north", settings(data))
+    train, test = ({image.numpy().tobytes() for image in s.inputs} for s in (silo.train, silo.test))
+    assert test
+    assert not train & test
+    assert "16 of 32 images are copies of another image" in caplog.text

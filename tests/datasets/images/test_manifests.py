@@ -3,6 +3,7 @@ import io
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,7 @@ def test_a_wrong_declaration_is_told_with_its_file(places: Places, text: str, sa
         ),
         ("b.png,,P1", "line 3, column 'label': this label is not one of"),
         ("../../b.png,nevus,P1", "line 3, column 'path': the file is outside the data directory"),
-        ("/etc/b.png,nevus,P1", "line 3, column 'path': the file is outside"),
+        ("/etc/b.png,nevus,P1", "line 3, column 'path': the path is absolute, and not below"),
         (",nevus,P1", "line 3, column 'path': this is not a file name"),
         ("x/../a.png,nevus,P1", "line 3, column 'path': the same file is in line 2"),
         ("b.png,nevus", "line 3: 2 values, and line 1 names 3 columns"),
@@ -376,3 +377,36 @@ def test_the_documentation_names_each_key_of_the_declaration_and_column() -> Non
     text, _ = text.split("## Dermoscopic images of six centres")
     rows = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
     assert rows == {*keys, "path", "label", "patient", "split"}
+
+
+def test_an_absolute_path_below_the_data_directory_is_read(places: Places) -> None:
+    assert places.data is not None
+    before = load(places).fingerprints
+    photos = places.data / "north" / "photos"
+    rewrite(places, "north/list.csv", lambda text: text.replace("photos/", f"{photos}/"))
+    assert load(places).fingerprints == before
+
+
+@pytest.mark.parametrize("mark", ["nan", "NA", "None", " unknown ", "?", "<NA>"])
+def test_a_word_for_an_unknown_patient_is_no_patient(places: Places, mark: str) -> None:
+    rewrite(places, "north/list.csv", lambda text: re.sub(r",P\d", f",{mark}", text))
+    groups = IMAGES.index("north", OWN, places).groups
+    assert len(set(groups)) == 16
+
+
+def test_a_patient_with_most_images_is_mentioned(
+    places: Places, caplog: pytest.LogCaptureFixture
+) -> None:
+    rewrite(places, "north/list.csv", lambda text: re.sub(r",P[0-5]\b", ",P0", text))
+    load(places)
+    assert "one patient has 12 of 16 images" in caplog.text
+    assert "P0" not in caplog.text
+
+
+def test_a_file_name_in_another_unicode_form_is_found(places: Places) -> None:
+    assert places.data is not None
+    photos = places.data / "north" / "photos"
+    decomposed = unicodedata.normalize("NFD", "größe.png")
+    (photos / "3.png").rename(photos / decomposed)
+    rewrite(places, "north/list.csv", lambda text: text.replace("photos/3.png", "photos/größe.png"))
+    assert f"north/photos/{decomposed}" in IMAGES.index("north", OWN, places).names

@@ -30,6 +30,11 @@ def test_a_file_that_is_missing_or_no_text_is_refused_by_its_path(tmp_path: Path
         ("inf", "inf"),
         (" 1_0 ", "1_0"),
         ("1_0.0", "1_0.0"),
+        ("1E1", "1E1"),  # a ward, and not ward 10
+        ("2E10", "2E10"),
+        (".5", "0.5"),
+        ("NaN", "nan"),
+        ("gro\u0308\u00dfe", "gr\u00f6\u00dfe"),  # as a Mac writes it
     ],
 )
 def test_a_number_is_the_same_level_however_it_is_written(token: str, same: str) -> None:
@@ -61,3 +66,9 @@ def test_a_listing_that_cannot_be_is_told_by_its_line(tmp_path: Path, text: str,
         read_rows(path, ["a"], ["c"])
     assert "Smith" not in str(caught.value)
     assert str(caught.value).startswith(f"{path}, line ")
+
+
+def test_names_of_columns_are_compared_in_one_unicode_form(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("gro\u0308\u00dfe\n170\n")
+    assert read_rows(path, ["gr\u00f6\u00dfe"]) == [(2, {"gr\u00f6\u00dfe": "170"})]

@@ -246,11 +246,21 @@ def test_pixels_are_held_against_the_header(
     held += held % 2  # as every element's length is even
     sizes = {"Rows": shape[0], "Columns": shape[1], "PixelData": bytes(held)}
     path = write(**sizes, **depth)
-    if held == declared + declared % 2:
+    if held == declared + declared % 2 or declared <= held < 2 * declared:  # with padding
         assert read_dicom(path, 8 * itemsize).shape == shape
     else:
         damaged = "has pixel data that are truncated or damaged"
         assert reason(path, 8 * itemsize) == (damaged if held < declared else OTHER_SIZE)
+
+
+def test_padding_after_the_pixels_is_cut_off(write: Callable[..., Path]) -> None:
+    plain = read_dicom(write(), 16)
+    padded = read_dicom(write(PixelData=LEVELS.tobytes() + bytes(2)), 16)
+    np.testing.assert_array_equal(padded, plain)
+
+
+def test_more_than_padding_after_the_pixels_is_refused(write: Callable[..., Path]) -> None:
+    assert reason(write(PixelData=LEVELS.tobytes() + b"\1\2")) == OTHER_SIZE
 
 
 @pytest.mark.parametrize("frames", [2, 3, 10])

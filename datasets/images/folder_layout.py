@@ -1,0 +1,134 @@
+"""Checks that folders of images mean what they are taken for: sites, parts of a split, classes.
+
+A layout that is only guessed turns a test set into a hospital, or years into classes, without an
+error. So names that look like another level than the one where they stand are refused.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsilo.datasets.silo.silos import SPLITS
+from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.one_line import one_line
+
+LAYOUTS = "SITE/CLASS/*, SITE/{train,val,test}/CLASS/* or CLASS/*"
+ENDINGS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
+
+# How public data sets call the parts of their split, in lower case
+_TRAINING = {"train", "training"}
+_VALIDATION = {"val", "valid", "validation"}
+_TEST = {"test", "testing"}
+_PICTURES = {"image", "images", "img", "imgs"}
+_MASKS = {"mask", "masks", "segmentation", "segmentations", "annotation", "annotations"}
+_YEAR = re.compile(r"(19|20)\d\d")
+_MOST_NAMES = 5  # names that an error quotes
+
+
+def entries(folder: Path) -> list[Path]:
+    """Return the entries of a folder, sorted by name, without hidden ones.
+
+    Raises:
+        DataError: the folder cannot be read.
+    """
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror}") from None
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, sorted by name, without hidden ones."""
+    return [path for path in entries(folder) if path.is_dir()]
+
+
+def pictures(folder: Path) -> list[Path]:
+    """Return the image files directly in a folder, sorted by name."""
+    return [path for path in entries(folder) if _is_picture(path)]
+
+
+def are_parts(folders: Sequence[Path]) -> bool:
+    """Tell whether folders are parts of a split: each is named train, val or test.
+
+    Raises:
+        DataError: only some of the names are, or names only look like parts, such as 'Training'.
+    """
+    names = [folder.name for folder in folders]
+    if names and set(names) <= set(SPLITS):
+        return True
+    like_parts = [name for name in names if _looks_like_part(name, names)]
+    if not like_parts:
+        return False
+    others = [name for name in names if name not in like_parts]
+    place = folders[0].parent
+    if others:
+        raise DataError(
+            f"{place}: {quote_names(like_parts)} look like parts of a split, but "
+            f"{quote_names(others)} does not: move {quote_names(others)} away, or, if all are "
+            "sites or classes, rename those that look like parts"
+        )
+    raise DataError(
+        f"{place}: {quote_names(like_parts)} look like the parts of a split, not like sites or "
+        "classes: name the parts train, val and test"
+    )
+
+
+def _looks_like_part(name: str, names: Sequence[str]) -> bool:
+    """Tell whether a folder's name says 'part of a split', given all names next to it."""
+    lowered = name.lower()
+    if lowered in _TRAINING | _TEST:
+        return True
+    # 'valid' next to 'invalid' is a class
+    next_to_parts = any(other.lower() in _TRAINING | _TEST for other in names)
+    return lowered in _VALIDATION and (next_to_parts or len(names) == 1)
+
+
+def check_class_names(place: Path, names: Sequence[str]) -> None:
+    """Check that the names of class folders are not those of another level.
+
+    Raises:
+        DataError: they are years, or pictures next to their masks.
+    """
+    lowered = {name.lower() for name in names}
+    if lowered & _PICTURES and lowered & _MASKS:
+        raise DataError(
+            f"{place}: {quote_names(names)} look like images and their segmentation masks, but "
+            "data set 'folder' takes each folder for a class: keep only images, sorted by class "
+            f"into {LAYOUTS}"
+        )
+    if all(_YEAR.fullmatch(name) for name in names):
+        raise DataError(
+            f"{place}: the folders that would be classes are years ({quote_names(names)}): put the "
+            f"images directly into the folder of their class ({LAYOUTS})"
+        )
+
+
+def count_unread(class_folder: Path) -> dict[str, int]:
+    """Count the files below a class folder that are not read, by reason.
+
+    Returns:
+        Reason -> number of files: for each subfolder those in it, and files directly in the class
+        folder whose ending is not that of an image.
+    """
+    reasons: dict[str, int] = {}
+    for path in entries(class_folder):
+        if path.is_dir():
+            files = [file for file in path.rglob("*") if file.is_file()]
+            if files:
+                reasons[f"in subfolder '{one_line(path.name, 60)}'"] = len(files)
+        elif not _is_picture(path):
+            reason = "without an image's ending"
+            reasons[reason] = reasons.get(reason, 0) + 1
+    return reasons
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in ENDINGS and not path.is_dir()
+
+
+def quote_names(names: Sequence[str]) -> str:
+    """Return names in quotes for an error; after five only how many more there are."""
+    quoted = [f"'{one_line(name, 60)}'" for name in names[:_MOST_NAMES]]
+    if len(names) > _MOST_NAMES:
+        quoted.append(f"{len(names) - _MOST_NAMES} more")
+    return " and ".join([", ".join(quoted[:-1]), quoted[-1]]) if len(quoted) > 1 else quoted[0]
