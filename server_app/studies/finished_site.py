@@ -34,15 +34,23 @@ from fedsilo.strategies.wire.records import NDArray, to_record
 
 
 def finished_site(
-    run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None, best: bool = False
+    run_dir: Path,
+    site: str,
+    data_dir: Path | None,
+    state_dir: Path | None,
+    best: bool = False,
+    split: str = "",
 ) -> Lab:
     """Return what a site's method can use after a finished run, ready to open its network.
 
     The site's data must be here: in ``data_dir``, or where the run had them; its private state in
     ``state_dir`` or the run directory. ``best`` is the best round, where its model was kept.
+    ``split`` names the split whose samples will be shown; it must be as it was in the run. Without
+    it no samples of the site are shown.
 
     Raises:
-        FedsiloError: the run has not ended, or nothing of its model is here.
+        FedsiloError: the run has not ended, nothing of its model is here, or the samples of the
+            split are not those of the run.
     """
     run, settings = FinishedRun(run_dir), finished_settings(run_dir, data_dir)
     common = settings.common
@@ -52,6 +60,8 @@ def finished_site(
         refuse_other_backbone(run.path, common, {digest}, "bring those back")
     silo = load_silo(site, common)
     _refuse_other_schema(run, silo)
+    if split:
+        check_same_samples(run, silo, split)
     content, instruction = _last_message(run, settings, folder, silo, best)
     session = finished_session(common, settings.own, silo)
     return Lab(session, content, instruction, SiteState(folder, session.digest))
@@ -81,6 +91,22 @@ def refuse_other_backbone(
         raise SettingError(
             f"the weights that 'backbone-weights' names ('{common.backbone_weights}') are not "
             f"those of the run in {run_dir}: {fix}"
+        )
+
+
+def check_same_samples(run: FinishedRun, silo: Silo, split: str) -> None:
+    """Check that a split has the same samples, in the same order, as in the run.
+
+    A site that did not send fingerprints is not checked, because the run has none of it.
+
+    Raises:
+        DataError: a sample was changed, moved, added or left out since the run.
+    """
+    then = run.silos.get(silo.name, {}).get("fingerprints", {})
+    if split in then and silo.fingerprints[split] != then[split]:
+        raise DataError(
+            f"the {split} rows of site {silo.name} are not those of the run in {run.path}: "
+            "restore its data, or name them by --data-dir"
         )
 
 
@@ -177,10 +203,10 @@ def chosen_of(sites: list[str], wanted: Sequence[str], where: str) -> list[str]:
 
 
 def opened(
-    run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None
+    run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None, split: str = ""
 ) -> tuple[Lab, SiteNetwork]:
     """Return what ``finished_site`` does of the last round, and the site's network."""
-    lab = finished_site(run_dir, site, data_dir, state_dir)
+    lab = finished_site(run_dir, site, data_dir, state_dir, split=split)
     return lab, lab.open()
 
 

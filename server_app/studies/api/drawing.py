@@ -62,7 +62,7 @@ def explain(
 
         explanation = explain_new(run, site, path_of(table), row, path_of(image), *folders)
     else:
-        explanation = explain_sample(finished_site(run, site, *folders), split, row)
+        explanation = explain_sample(finished_site(run, site, *folders, split=split), split, row)
     if json_file:
         write_atomically(Path(json_file), json.dumps(explanation.document(), indent=2) + "\n")
     if picture:

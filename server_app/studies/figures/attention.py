@@ -41,7 +41,7 @@ def attention(
         FedsiloError: the run has not ended, or its network is no ViT.
     """
     for name in sites or sites_of(run_dir):
-        lab = finished_site(run_dir, name, data_dir, state_dir)
+        lab = finished_site(run_dir, name, data_dir, state_dir, split=split)
         if lab.common.network != "vit":
             raise SettingError(
                 f"{run_dir} is a run of network '{lab.common.network}', which has no "

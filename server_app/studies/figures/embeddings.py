@@ -113,7 +113,9 @@ def embeddings(
         with naming(run_dir):
             sites = sites_of(run_dir, selection.sites)
             refuse_shared_state(state_dir, run_dirs, len(sites))
-            opened_sites = (opened(run_dir, site, data_dir, state_dir) for site in sites)
+            opened_sites = (
+                opened(run_dir, site, data_dir, state_dir, selection.split) for site in sites
+            )
             cloud = gather(opened_sites, selection, tell)
             points = on_plane(cloud.values, selection.seed)
         panels.append(Panel(title, cloud, points, separability(cloud, selection.seed)))

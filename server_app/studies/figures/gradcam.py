@@ -108,7 +108,7 @@ def gradcam(
     runs: list[tuple[Lab, SiteNetwork]] = []
     for run_dir in run_dirs:
         with naming(run_dir):
-            method, network = opened(run_dir, site, data_dir, state_dir)
+            method, network = opened(run_dir, site, data_dir, state_dir, split)
             runs.append((method, network))
             _refuse_other_images(runs[0][0].silo, method.silo, split)
             last_maps(network)

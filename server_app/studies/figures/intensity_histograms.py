@@ -25,7 +25,8 @@ from fedsilo.models.figures.panels import line_legend
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.panels import new_figure
-from fedsilo.server_app.studies.finished_site import finished_settings, sites_of
+from fedsilo.server_app.studies.finished_run import FinishedRun
+from fedsilo.server_app.studies.finished_site import check_same_samples, finished_settings, sites_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,6 +75,7 @@ def histograms(
     common, held = finished_settings(run_dir, data_dir).common, dict[str, Silo]()
     for site in sites_of(run_dir, sites):
         silo = load_silo(site, common)
+        check_same_samples(FinishedRun(run_dir), silo, split)
         if silo.features:
             raise SettingError(
                 f"data set '{common.dataset}' of {run_dir} is a table, which has no pixels "

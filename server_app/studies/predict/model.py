@@ -25,7 +25,11 @@ from fedsilo.models.networks.probability_model import PixelStatistics, Probabili
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.server_app.records.run_directory import MODEL
 from fedsilo.server_app.studies.finished_run import FinishedRun, finished_run
-from fedsilo.server_app.studies.finished_site import finished_site, sites_of
+from fedsilo.server_app.studies.finished_site import (
+    check_same_samples,
+    finished_site,
+    sites_of,
+)
 
 
 @dataclass(frozen=True)
@@ -178,12 +182,7 @@ def refuse_other_rows(model: SiteModel, split: str) -> None:
         DataError: a sample was changed, added or left out since.
     """
     model.samples(split)
-    now, then = model.silo.fingerprints, model.run.silos[model.site]["fingerprints"]
-    if split in then and now[split] != then[split]:  # a site that trusts less tells none
-        raise DataError(
-            f"the {split} rows of site {model.site} are not those of the run in {model.run.path}: "
-            "restore its data, or name them by --data-dir"
-        )
+    check_same_samples(model.run, model.silo, split)
 
 
 def refuse_table_or_images(model: SiteModel, table: bool) -> None:

@@ -15,8 +15,10 @@ from fedsilo.client_app.training.evaluation import figures_of
 from fedsilo.datasets.registry import image_reader
 from fedsilo.models.contract.errors import DataError, RunDirectoryError, SettingError
 from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.api import explain
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.studies.figures.embeddings import Selection, embeddings
 from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest
@@ -308,6 +310,21 @@ def test_a_file_that_is_there_is_left_alone(
         assert f"{name} exists already" in capsys.readouterr().err
         assert (tmp_path / name).read_text() == "mine"
         (tmp_path / name).unlink()
+
+
+def test_no_command_shows_another_patient_under_a_row_of_the_run(tmp_path: Path) -> None:
+    data = write_tables(tmp_path / "data")
+    directory = run_of("table", tmp_path, str(data))
+    south = data / "south.csv"
+    header, *rows = south.read_text().splitlines()
+    south.write_text("\n".join([header, *reversed(rows)]) + "\n")
+    with pytest.raises(DataError) as explained:
+        explain(directory.path, site="south")
+    assert explained.value.code == "data"
+    with pytest.raises(DataError) as drawn:
+        list(embeddings([directory.path], Selection(sites=("south",))))
+    assert drawn.value.code == "data"
+    assert explain(directory.path, site="north").document()
 
 
 def test_data_that_were_altered_since_are_refused(tmp_path: Path) -> None:
