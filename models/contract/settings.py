@@ -221,16 +221,9 @@ class CommonSettings(TrainingSettings):
         maximum=10_000,
     )
     wire_precision: str = choice(
-        *("fp32", "bf16", "int8"),
-        help="numbers of a site's update as it travels to the server, for methods that average: "
-        "bf16, or int8 with a scale per array and rounding by chance",
+        *("fp32", "bf16"),
+        help="numbers of a site's update as it travels to the server, for methods that average",
         roles="wire",
-    )
-    wire_top_k: float = _share(
-        1.0, "share of each array's update that travels, the largest", roles="wire"
-    )
-    wire_feedback: bool = setting(
-        True, "add what an update left out, by the two above, to the site's next one", roles="wire"
     )
     wire_down: str = choice(
         "fp32", "bf16", help="numbers of the weights that sites are sent to train", roles="wire"
@@ -295,7 +288,7 @@ class CommonSettings(TrainingSettings):
 
     def compresses(self) -> bool:
         """Tell whether what sites train travels as updates, in fewer bytes."""
-        return (self.wire_precision, self.wire_top_k, self.wire_down) != ("fp32", 1.0, "fp32")
+        return (self.wire_precision, self.wire_down) != ("fp32", "fp32")
 
     def measures_in(self, round_: int) -> bool:
         """Tell whether ``round_`` measures the model that it begins with."""

@@ -43,24 +43,6 @@ class TrainingSettings:
         0, "sites that must answer each round (0: all that joined)", roles="circumstance"
     )
     sites_per_round: int = _count(0, "sites sampled for each round (0: all)", roles="course")
-    round_quorum: float = _combining(
-        1.0,
-        "share of the sites that end a round by answering; the others answer late (1: all)",
-        above=0.0,
-        maximum=1.0,
-    )
-    late_replies: str = choice(
-        *("drop", "discounted"),
-        help="with round-quorum: what becomes of a reply that comes s rounds late: nothing, or its "
-        "update counts (1+s)^-0.5 times",
-        roles="combining",
-    )
-    speeds: str = setting(
-        "",
-        "simulation: each site's optimiser steps a second on a virtual clock: "
-        "lognormal:SIGMA, a mapping or list, or a YAML or JSON file of one (empty: 1 each)",
-        roles=("combining", "structured"),
-    )
     aggregation: str = choice(
         *("auto", "mean", "norm-clip", "median", "trimmed", "multikrum"),
         help="how the sites' weights are combined: auto, norm-clip of real sites where the method "

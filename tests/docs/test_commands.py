@@ -37,7 +37,6 @@ STORIES: Mapping[tuple[str, ...], Callable[[Path], object]] = {
     ("docs/tables.md",): lambda folder: write_tables(folder / "FOLDER"),
     ("docs/unseen.md", "docs/many-sites.md", "docs/secure-aggregation.md"): lambda _: None,
     ("docs/report.md",): lambda _: None,
-    ("docs/speeds.md",): lambda _: None,
     ("server_app/api/project/README.md",): lambda folder: shutil.copytree(
         PROJECT, folder, dirs_exist_ok=True
     ),

@@ -110,7 +110,7 @@ VARIANTS: dict[str, dict[str, Value]] = {
         "picsr.train-experts": True,
         "picsr.router-average": "equal",
     },
-    "fedavg-int8": {"method": "fedavg", "wire-precision": "int8", "wire-top-k": 0.2},
+    "fedavg-bf16": {"method": "fedavg", "wire-precision": "bf16"},
     "scaffold-bf16": {"method": "scaffold", "wire-precision": "bf16", "wire-down": "bf16"},
 }
 # What FedEvPrompt's paper trains, by the names of ``CommonSettings``: its tables stand beside this

@@ -1,0 +1,90 @@
+"""What earlier versions of fedsilo had and this one does not, with what to use instead.
+
+A config.toml of an earlier version names every setting, also those that its run never changed. So
+a removed setting at its former default is dropped, because the run does not depend on it. Any other
+value is refused with one line.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import shown
+from fedsilo.models.contract.settings_schema import Value
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A setting that no longer exists.
+
+    Attributes:
+        default: the value that it had unless a run changed it.
+        instead: what to do without the setting, as an imperative.
+        decides_state: whether it decided what a site's private state means. Its default still
+            counts in the digest of ``private_state``, so that earlier states open.
+    """
+
+    default: Value
+    instead: str
+    decides_state: bool = False
+
+
+_NO_QUORUM = "use 'min-sites' and 'reply-timeout', which let a round go on without slow sites"
+_BF16 = "use 'wire-precision' bf16, which halves the bytes of an update"
+
+SETTINGS: Mapping[str, Removed] = {
+    "round-quorum": Removed(1.0, _NO_QUORUM),
+    "late-replies": Removed("drop", _NO_QUORUM),
+    "speeds": Removed("", _NO_QUORUM),
+    "wire-top-k": Removed(1.0, _BF16),
+    "wire-feedback": Removed(True, _BF16),
+}
+
+# By key and value: choices that no longer exist of settings that do
+CHOICES: Mapping[tuple[str, Value], str] = {
+    ("wire-precision", "int8"): _BF16,
+}
+
+
+def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the removed settings that decided what a site's private state means, with defaults.
+
+    Args:
+        settings: today's settings by key; of a method's group that is not among them, none counts.
+    """
+    groups = {key.partition(".")[0] for key in settings if "." in key}
+    former: dict[str, Value] = {}
+    for key, removed in SETTINGS.items():
+        group, dot, _ = key.partition(".")
+        if removed.decides_state and (not dot or group in groups):
+            former[key] = removed.default
+    return former
+
+
+def without_removed(values: Mapping[str, Value], where: str = "") -> dict[str, Value]:
+    """Return the settings without the removed ones, which all have their former defaults.
+
+    Args:
+        values: settings by key.
+        where: the file that they come from, for the error; empty where the user typed them.
+
+    Raises:
+        SettingError: a removed setting has another value, or a setting a removed choice.
+    """
+    place = f"{where}: " if where else ""
+    remaining = {}
+    for key, value in values.items():
+        removed = SETTINGS.get(key) or SETTINGS.get(key.partition(".")[0])  # {va: 0.1}
+        if removed is None:
+            instead = CHOICES.get((key, value))
+            if instead:
+                raise SettingError(
+                    f"{place}setting '{key}' no longer takes {shown(value)}: {instead}"
+                )
+            remaining[key] = value
+        elif value != removed.default:
+            raise SettingError(
+                f"{place}setting '{key}' is {shown(value)}, but this version of fedsilo has no "
+                f"such setting: {removed.instead}"
+            )
+    return remaining
