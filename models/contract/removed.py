@@ -45,6 +45,18 @@ CHOICES: Mapping[tuple[str, Value], str] = {
     ("wire-precision", "int8"): _BF16,
 }
 
+_PICTURE = "use 'fedsilo compare EXPERIMENT ... --picture FILE.png'"
+
+# By name, for the command line and the functions of the API
+COMMANDS: Mapping[str, str] = {
+    "sweep": "use docs/examples/over_a_setting.py, ten lines of pandas",
+    "against": "use docs/examples/over_a_setting.py, ten lines of pandas",
+    "bars": _PICTURE,
+}
+
+# By command and option
+OPTIONS: Mapping[tuple[str, str], str] = {}
+
 
 def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
     """Return the removed settings that decided what a site's private state means, with defaults.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from fedsilo.server_app.studies.benchmark.page import Benchmarked
     from fedsilo.server_app.studies.compare.crossvalidate import CrossValidation
     from fedsilo.server_app.studies.compare.over_seeds import Comparison
-    from fedsilo.server_app.studies.compare.over_setting import Sweep
-    from fedsilo.server_app.studies.compare.per_site import SiteBars
     from fedsilo.server_app.studies.finetune.results import FinetuneResult
     from fedsilo.server_app.studies.monitor.monitor import Monitored
     from fedsilo.server_app.studies.predict.answers import Predictions
@@ -103,10 +101,14 @@ def compare(
     median: bool = False,
     csv: AnyPath | None = None,
     markdown: AnyPath | None = None,
+    picture: AnyPath | None = None,
 ) -> None:
-    """Print the table and the tests of a comparison."""
+    """Print the table and the tests of a comparison; write and draw them if asked."""
     shown(found.lines(median))
     found.write(path_of(csv), path_of(markdown), median)
+    if picture is not None:
+        found.draw(Path(picture))
+        line(f"picture: {picture}")
 
 
 def crossvalidate(
@@ -117,25 +119,12 @@ def crossvalidate(
     found.write(path_of(csv), path_of(markdown))
 
 
-def sweep(swept: Sweep, *, picture: AnyPath = "sweep.png") -> None:
-    """Print the points of each experiment and draw them."""
-    shown(swept)
-    swept.draw(Path(picture))
-    line(f"picture: {picture}")
-
-
 def benchmark(
     found: Benchmarked, *, page: AnyPath | None = None, readme: AnyPath | None = None
 ) -> None:
     """Write the page, and print ranks and what is missing."""
     found.write(path_of(page), path_of(readme))
     shown(found)
-
-
-def bars(found: SiteBars, *, csv: AnyPath | None = None, picture: AnyPath = "bars.png") -> None:
-    """Draw the bars."""
-    found.write(path_of(csv), Path(picture))
-    line(picture)
 
 
 def finetune(found: FinetuneResult, *, out: AnyPath) -> None:

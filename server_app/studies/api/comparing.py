@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Unpack
 
 from fedsilo.server_app.run.arguments import (
     AnyPath,
-    AnyRun,
     Changes,
     Engine,
     MeasuredSplit,
@@ -16,7 +15,6 @@ from fedsilo.server_app.run.arguments import (
     Sources,
     Tell,
     TunedMetric,
-    folders_of,
     refuse_below,
     run_sources,
     several,
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from fedsilo.server_app.studies.benchmark.page import Benchmarked
     from fedsilo.server_app.studies.compare.crossvalidate import CrossValidation
     from fedsilo.server_app.studies.compare.over_seeds import Comparison
-    from fedsilo.server_app.studies.compare.over_setting import Sweep
-    from fedsilo.server_app.studies.compare.per_site import SiteBars
     from fedsilo.server_app.studies.compare.tune import Tuned
 
 
@@ -133,35 +129,6 @@ def crossvalidate(
         jobs=read_jobs(str(jobs), several(slurm)),
         tell=tell,
     )
-
-
-def sweep(
-    setting: str,
-    folders: Sequence[AnyPath],
-    *,
-    metric: str = "accuracy",
-    split: MeasuredSplit = "test",
-) -> Sweep:
-    """Plot a metric of finished runs over a setting."""
-    from fedsilo.server_app.studies.compare.over_setting import sweep
-
-    return sweep(setting, [Path(folder) for folder in several(folders)], metric=metric, split=split)
-
-
-def bars(
-    run_dirs: Sequence[AnyRun],
-    *,
-    metrics: Sequence[str] = (),
-    round_: int | None = None,
-    split: MeasuredSplit = "test",
-    own: bool = False,
-) -> SiteBars:
-    """Plot metrics of finished runs site by site."""
-    from fedsilo.server_app.studies.compare.per_site import site_bars
-
-    refuse_below(0, "round", round_)
-    wanted = ",".join(several(metrics)) or None
-    return site_bars(folders_of(run_dirs), metrics=wanted, split=split, round_=round_, own=own)
 
 
 def benchmark(

@@ -18,7 +18,6 @@ from fedsilo.models.networks import kinds
 from fedsilo.server_app.config import settings as config
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run import planning
-from fedsilo.server_app.studies.compare import over_setting
 from fedsilo.server_app.studies.finetune import pretrain
 from fedsilo.server_app.studies.finetune import settings as finetune
 
@@ -135,10 +134,6 @@ def test_settings_of_a_vit_are_those_that_are_named_so() -> None:
     prefixes = ("backbone", "train-backbone", "prompt-", "basic-")
     named = {key for key in defaults(CommonSettings) if key.startswith(prefixes)}
     assert named == {key for key, kind in kinds._APPLIES_TO.items() if kind == "vit"}
-
-
-def test_runs_of_a_point_may_differ_in_their_seeds() -> None:
-    assert over_setting._SEEDS == ("seed", "fold-seed")
 
 
 def test_paths_are_made_absolute() -> None:
