@@ -46,6 +46,7 @@ CHOICES: Mapping[tuple[str, Value], str] = {
 }
 
 _PICTURE = "use 'fedsilo compare EXPERIMENT ... --picture FILE.png'"
+_PRINT = "open the page in a browser and print it to a PDF"
 
 # By name, for the command line and the functions of the API
 COMMANDS: Mapping[str, str] = {
@@ -55,7 +56,11 @@ COMMANDS: Mapping[str, str] = {
 }
 
 # By command and option
-OPTIONS: Mapping[tuple[str, str], str] = {}
+OPTIONS: Mapping[tuple[str, str], str] = {
+    ("report", "--pdf"): _PRINT,
+    ("predict", "--pdf"): _PRINT,
+    ("monitor", "--pdf"): _PRINT,
+}
 
 
 def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:

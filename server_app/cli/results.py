@@ -157,16 +157,14 @@ def calibrate(
     shown([*found.lines(coverage), out or calibration_path(Path(run_dir), found.site)])
 
 
-def monitor(
-    found: Monitored, *, out: AnyPath | None = None, pdf: bool = False, overwrite: bool = False
-) -> None:
+def monitor(found: Monitored, *, out: AnyPath | None = None, overwrite: bool = False) -> None:
     """Print the checks, write a page of them, and exit by 3 if one is an alarm."""
     from fedsilo.server_app.studies.monitor.monitor import ALARM
-    from fedsilo.server_app.studies.report.pdf import write_page
+    from fedsilo.server_app.studies.report.written import write_page
 
     shown(found)
     if out is not None:
-        shown(write_page(Path(out), found.page, overwrite=overwrite, pdf=pdf))
+        shown(write_page(Path(out), found.page, overwrite=overwrite))
     if found.alarms:
         raise typer.Exit(ALARM)
 

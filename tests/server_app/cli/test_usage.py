@@ -176,14 +176,14 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("settings", "pyproject"),
         ("experiments", "file"),
         ("methods", "plugin"),
-        ("report", "for out audit-log site-file overwrite pdf by decisions data-dir"),
+        ("report", "for out audit-log site-file overwrite by decisions data-dir"),
         (
             "predict",
             "out best site images manifest table id split coverage calibration answer-all html "
-            "pdf data-dir state-dir",
+            "data-dir state-dir",
         ),
         ("calibrate", "site coverage out data-dir state-dir"),
-        ("monitor", "data site coverage calibration data-dir out pdf overwrite"),
+        ("monitor", "data site coverage calibration data-dir out overwrite"),
         ("export", "format site out data-dir state-dir"),
         ("card", "site out"),
     ],
