@@ -55,11 +55,12 @@ COMMANDS: Mapping[str, str] = {
     "bars": _PICTURE,
 }
 
-# By command and option
+# By command and option, some with a value
 OPTIONS: Mapping[tuple[str, str], str] = {
     ("report", "--pdf"): _PRINT,
     ("predict", "--pdf"): _PRINT,
     ("monitor", "--pdf"): _PRINT,
+    ("export", "--format monai"): "use '--format pt2' or '--format onnx'",
 }
 
 

@@ -59,13 +59,10 @@ def _refuse_removed(words: Sequence[str]) -> None:
     command = words[0] if words else ""
     if command in COMMANDS:
         raise SettingError(f"this version has no command '{command}': {COMMANDS[command]}")
-    for word in words[1:]:
-        option = word.partition("=")[0]
-        if (command, option) in OPTIONS:
-            raise SettingError(
-                f"'fedsilo {command}' has no option '{option}' in this version: "
-                f"{OPTIONS[command, option]}"
-            )
+    options = f" {' '.join(words[1:])} ".replace("=", " ")
+    for (of_command, option), instead in OPTIONS.items():
+        if of_command == command and f" {option} " in options:
+            raise SettingError(f"'fedsilo {command}' has no '{option}' in this version: {instead}")
 
 
 def _invoke(words: list[str]) -> int:

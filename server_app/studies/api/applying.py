@@ -164,7 +164,7 @@ def monitor(
 
 def export(
     run_dir: AnyRun,
-    form: Literal["pt2", "onnx", "monai"] = "pt2",
+    form: Literal["pt2", "onnx"] = "pt2",
     *,
     site: str | None = None,
     out: AnyPath | None = None,

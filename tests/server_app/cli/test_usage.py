@@ -273,8 +273,8 @@ def test_a_removed_command_names_what_to_use(
 def test_a_removed_option_names_what_to_use(
     command: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for form in (option, f"{option}=x"):
-        assert main([command, "runs/x", form]) == 1
+    for words in (option.split(), [option.replace(" ", "=")]):
+        assert main([command, "runs/x", *words]) == 1
         said = capsys.readouterr().err
         assert removed.OPTIONS[command, option] in said
         assert said.count("\n") == 1
