@@ -299,7 +299,7 @@ def test_resuming_with_another_config_or_other_data_is_refused(
         inline_run(_values(tiny, "fedavg", resume=True), nodes=2)
 
 
-@pytest.mark.parametrize("variant", ["local", "uefl-personal", "fedavg-ft", "fedproto", "ring"])
+@pytest.mark.parametrize("variant", ["local", "fedper", "fedavg-ft", "fedproto", "ring"])
 def test_private_state_that_is_gone_stops_a_resumed_run(
     variant: str, tiny: Tiny, inline_run: InlineRun
 ) -> None:

@@ -31,6 +31,7 @@ class Removed:
 
 _NO_QUORUM = "use 'min-sites' and 'reply-timeout', which let a round go on without slow sites"
 _BF16 = "use 'wire-precision' bf16, which halves the bytes of an update"
+_UEFL = "leave it out, which is the paper's way; docs/results/uefl.md has what was found"
 
 SETTINGS: Mapping[str, Removed] = {
     "round-quorum": Removed(1.0, _NO_QUORUM),
@@ -38,6 +39,14 @@ SETTINGS: Mapping[str, Removed] = {
     "speeds": Removed("", _NO_QUORUM),
     "wire-top-k": Removed(1.0, _BF16),
     "wire-feedback": Removed(True, _BF16),
+    "uefl.codebook-weight": Removed(1.0, _UEFL, decides_state=True),
+    "uefl.commitment-weight": Removed(0.25, _UEFL, decides_state=True),
+    "uefl.commitment-rounds": Removed(0, _UEFL, decides_state=True),
+    "uefl.codebooks": Removed("shared", _UEFL, decides_state=True),
+    "uefl.codeword-update": Removed("gradient", _UEFL, decides_state=True),
+    "uefl.codeword-decay": Removed(0.99, _UEFL, decides_state=True),
+    "uefl.dead-codes": Removed("keep", _UEFL, decides_state=True),
+    "uefl.books-used": Removed("all", _UEFL, decides_state=True),
 }
 
 # By key and value: choices that no longer exist of settings that do
@@ -46,6 +55,7 @@ CHOICES: Mapping[tuple[str, Value], str] = {
 }
 
 _PICTURE = "use 'fedsilo compare EXPERIMENT ... --picture FILE.png'"
+_MANIFESTS = "use docs/examples/manifests.py"
 _PRINT = "open the page in a browser and print it to a PDF"
 
 # By name, for the command line and the functions of the API
@@ -53,13 +63,17 @@ COMMANDS: Mapping[str, str] = {
     "sweep": "use docs/examples/over_a_setting.py, ten lines of pandas",
     "against": "use docs/examples/over_a_setting.py, ten lines of pandas",
     "bars": _PICTURE,
+    "benchmark": "use 'python -m benchmarks.ranking' in a checkout",
 }
 
-# By command and option, some with a value
+# By command and option or argument, some with a value
 OPTIONS: Mapping[tuple[str, str], str] = {
     ("report", "--pdf"): _PRINT,
     ("predict", "--pdf"): _PRINT,
     ("monitor", "--pdf"): _PRINT,
+    ("manifest", "inbreast"): _MANIFESTS,
+    ("manifest", "cbis-ddsm"): _MANIFESTS,
+    ("manifest", "ranzcr"): _MANIFESTS,
     ("export", "--format monai"): "use '--format pt2' or '--format onnx'",
 }
 

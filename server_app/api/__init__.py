@@ -31,7 +31,6 @@ from fedsilo.server_app.studies.api.applying import (
     predict,
 )
 from fedsilo.server_app.studies.api.comparing import (
-    benchmark,
     compare,
     crossvalidate,
     tune,

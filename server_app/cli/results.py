@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fedsilo.server_app.deploy.joining import MadeKit
     from fedsilo.server_app.doctor.findings import Finding
     from fedsilo.server_app.studies.api.run import Run
-    from fedsilo.server_app.studies.benchmark.page import Benchmarked
     from fedsilo.server_app.studies.compare.crossvalidate import CrossValidation
     from fedsilo.server_app.studies.compare.over_seeds import Comparison
     from fedsilo.server_app.studies.finetune.results import FinetuneResult
@@ -117,14 +116,6 @@ def crossvalidate(
     """Print a table per metric."""
     shown(found)
     found.write(path_of(csv), path_of(markdown))
-
-
-def benchmark(
-    found: Benchmarked, *, page: AnyPath | None = None, readme: AnyPath | None = None
-) -> None:
-    """Write the page, and print ranks and what is missing."""
-    found.write(path_of(page), path_of(readme))
-    shown(found)
 
 
 def finetune(found: FinetuneResult, *, out: AnyPath) -> None:

@@ -339,7 +339,7 @@ def test_a_run_goes_on_after_a_hospitals_network_was_cut(federation: Federation)
 def test_a_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     federation: Federation,
 ) -> None:
-    private = 'uefl.codebooks="personal"'  # so that there is something to keep, each round
+    private = 'optimiser-state="run"'  # so that there is something to keep, each round
     run = federation.submit("full", private, rounds=6)  # not over before the disk is full
     checkpoint = "ls /state/server/runs/full/checkpoints/*.safetensors"
     while federation.inside("server", "sh", "-c", checkpoint).returncode:

@@ -103,7 +103,6 @@ VARIANTS: dict[str, dict[str, Value]] = {
     "mix-half-epochs": {"method": "mix"} | HALF_EPOCHS,
     "fedproto-nearest": {"method": "fedproto", "fedproto.inference": "prototype"},
     "fedproto-vit": {"method": "fedproto"} | VIT,
-    "uefl-personal": {"method": "uefl", "uefl.codebooks": "personal"},
     "uefl-segments": {"method": "uefl", "uefl.segments": 2},
     "picsr-all-trained": {
         "method": "picsr",

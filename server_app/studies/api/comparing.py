@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from fedsilo.server_app.run.arguments import (
-    AnyPath,
-    Changes,
     Engine,
     MeasuredSplit,
     Sampler,
@@ -22,7 +19,6 @@ from fedsilo.server_app.run.arguments import (
 )
 
 if TYPE_CHECKING:
-    from fedsilo.server_app.studies.benchmark.page import Benchmarked
     from fedsilo.server_app.studies.compare.crossvalidate import CrossValidation
     from fedsilo.server_app.studies.compare.over_seeds import Comparison
     from fedsilo.server_app.studies.compare.tune import Tuned
@@ -127,33 +123,5 @@ def crossvalidate(
         repeats=repeats,
         unequal=unequal,
         jobs=read_jobs(str(jobs), several(slurm)),
-        tell=tell,
-    )
-
-
-def benchmark(
-    experiments: Sequence[str] = (),
-    *,
-    section: str = "benchmark",
-    methods: Sequence[str] = (),
-    csv: AnyPath = "benchmark.csv",
-    show_only: bool = False,
-    tell: Tell = silent,
-    **sources: Unpack[Changes],
-) -> Benchmarked:
-    """Run every method on several settings, with equal tuning, and rank them.
-
-    What ``csv`` has is not run again. ``section`` of the simulation file says what is run;
-    ``experiments`` and ``methods`` are some of that.
-    """
-    from fedsilo.server_app.studies.benchmark.runs import benchmark
-
-    return benchmark(
-        section,
-        run_sources(sources),
-        Path(csv),
-        experiments=several(experiments),
-        methods=[name for names in several(methods) for name in names.split(",")],
-        only_show=show_only,
         tell=tell,
     )

@@ -18,7 +18,7 @@ from fedsilo.server_app.cli.main import main, make_app
 
 PANELS = {
     "Run": "new simulate resume watch pretrain",
-    "Compare": "compare tune crossvalidate benchmark",
+    "Compare": "compare tune crossvalidate",
     "Look at finished runs": "plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate monitor export card",
     "Deploy": "deploy hospital doctor",

@@ -1,6 +1,8 @@
 """Manifests of public data sets, made of folders that are laid out as their sources say."""
 
 import csv
+import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsilo.datasets.images.manifests import Declaration
-from fedsilo.datasets.images.recipes import RECIPES, write_manifest
 from fedsilo.datasets.silo.declared_silos import read_declared
 from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.server_app.cli.main import main
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "manifests.py"
+_SPEC = importlib.util.spec_from_file_location("manifests", EXAMPLE)
+assert _SPEC is not None
+assert _SPEC.loader is not None
+_module = importlib.util.module_from_spec(_SPEC)
+sys.modules["manifests"] = _module  # its dataclass looks for it there
+_SPEC.loader.exec_module(_module)
+RECIPES, write_manifest, main = _module.RECIPES, _module.write_manifest, _module.main
 
 INBREAST = """Patient ID;Laterality;View;File Name;ACR;Bi-Rads;Mass ;Findings
 removed;R;CC;20586908;3;4a;X;mass
@@ -99,7 +108,7 @@ def test_a_folder_becomes_a_manifest_and_a_declaration_that_is_read(
     folder = tmp_path / "source"
     folder.mkdir()
     make(folder)
-    assert main(["manifest", name, str(folder)]) == 0
+    assert main(name, folder) == 0
     assert (folder / "manifest.csv").read_text() == manifest
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"{folder / 'manifest.csv'}: {manifest.count(chr(10)) - 1} images"
@@ -110,7 +119,7 @@ def test_a_folder_becomes_a_manifest_and_a_declaration_that_is_read(
     assert declaration.sites == {name: "source/manifest.csv"}
     labels = {line.split(",")[1] for line in manifest.splitlines()[1:]}
     assert labels <= {label for known in declaration.classes.values() for label in known}
-    assert main(["manifest", name, str(folder)]) == 1
+    assert main(name, folder) == 1
     assert "already exists: remove it" in capsys.readouterr().err
 
 
@@ -134,7 +143,7 @@ def test_what_is_missing_is_one_line_and_nothing_is_written(
 ) -> None:
     MADE[name][0](tmp_path)
     (tmp_path / missing).unlink()
-    assert main(["manifest", name, str(tmp_path)]) == 1
+    assert main(name, tmp_path) == 1
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ranking.rows import Row, Rows
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.studies.benchmark.rows import Row, Rows
 
 RAN = Row(
     *("heart", "fedprox", 0, 0.003, "fedprox.proximal-mu=0.1", "accuracy"),
@@ -57,7 +57,7 @@ def test_a_damaged_line_is_named(before: str, after: str, tmp_path: Path) -> Non
 def test_another_table_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(text)
     with pytest.raises(
-        SettingError, match="not a table of 'fedsilo benchmark': name another --csv"
+        SettingError, match=r"not a table of 'benchmarks\.ranking': name another --csv"
     ):
         Rows.read(tmp_path / "rows.csv")
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from benchmarks.ranking.ranks import Ranking
 from fedsilo.models.contract.methods import title_of
-from fedsilo.server_app.studies.benchmark.ranks import Ranking
 from fedsilo.server_app.studies.figures.panels import panel_grid
 
 if TYPE_CHECKING:

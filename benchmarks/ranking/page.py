@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.registry import data_set
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.methods import METHODS, title_of
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.benchmarks import Benchmark
-from fedsilo.server_app.studies.benchmark.ranks import (
+from benchmarks.ranking.config import Benchmark
+from benchmarks.ranking.ranks import (
     Ranking,
     equals,
     ranking,
     relative_costs,
     results_table,
 )
-from fedsilo.server_app.studies.benchmark.rows import Rows
+from benchmarks.ranking.rows import Rows
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.registry import data_set
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.methods import METHODS, title_of
+from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.studies.compare.tables import csv_text, markdown_table
-from fedsilo.server_app.studies.report.page import environment
 
 _CELLS = 3  # of docs/methods/README.md's table, after a row's methods
 _METHOD = re.compile(r"`([\w-]+)`")
@@ -97,7 +97,7 @@ class Benchmarked:
         Raises:
             SettingError: no method is complete.
         """
-        from fedsilo.server_app.studies.benchmark.pictures import draw_costs, draw_ranks
+        from benchmarks.ranking.pictures import draw_costs, draw_ranks
         from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
         if (page or readme) and self.results.empty:
@@ -134,7 +134,12 @@ def ranks_table(found: Benchmarked) -> pd.DataFrame:
 
 def page_text(found: Benchmarked, page: Path) -> str:
     """Return the page as Markdown."""
-    templates = environment("benchmark", html=False)
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
     templates.filters["title_of"] = title_of
     half = 50 * (found.results["high"] - found.results["low"])  # of intervals, in points
     medians = half.groupby(found.results["experiment"]).median()

@@ -74,7 +74,7 @@ class Rows:
         complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
         first, *lines = csv.reader(io.StringIO(complete)) if complete else [[]]
         if first != _COLUMNS:
-            raise SettingError(f"{path} is not a table of 'fedsilo benchmark': name another --csv")
+            raise SettingError(f"{path} is not a table of 'benchmarks.ranking': name another --csv")
         rows = cls(path)
         for number, cells in enumerate(lines, 2):
             try:

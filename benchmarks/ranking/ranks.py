@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.ranking.rows import Row
 from fedsilo.models.measures.intervals import of_mean
-from fedsilo.server_app.studies.benchmark.rows import Row
 from fedsilo.server_app.studies.compare.tables import mean
 
 RESULTS = (

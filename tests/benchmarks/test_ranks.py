@@ -4,14 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedsilo.server_app.studies.benchmark.ranks import (
+from benchmarks.ranking.ranks import (
     chosen_runs,
     equals,
     ranking,
     relative_costs,
     results_table,
 )
-from fedsilo.server_app.studies.benchmark.rows import Row
+from benchmarks.ranking.rows import Row
 
 
 def row(method: str, seed: int, rate: float, validation: float, test: float, **more: object) -> Row:

@@ -1,4 +1,4 @@
-"""Manifests of public image data sets, made of the tables that their own folders hold.
+"""Manifests of public image data sets: python manifests.py inbreast|cbis-ddsm|ranzcr FOLDER.
 
 A recipe reads a folder as its source gives it out and says for every image its file, its label in
 the source's own words, its patient and, where the source has one, its part. Which labels are a
@@ -6,14 +6,16 @@ class is the declaration's word, and nothing is copied or converted. Layouts are
 sources describe; no recipe has been tried on the real data.
 """
 
+import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsilo.datasets.images.folders import FOLDER, MANIFEST, Image, refuse_existing, write_images
+from fedsilo.datasets.images.folders import MANIFEST, Image, refuse_existing, write_images
 from fedsilo.datasets.io.text_files import read_rows
-from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.errors import DataError, FedsiloError, error_line
 from fedsilo.models.contract.settings_schema import unknown_name
 
 _CBIS = "{}_case_description_{}_set.csv"
@@ -51,7 +53,7 @@ def write_manifest(name: str, folder: Path) -> Counter[str]:
             is a manifest already. Nothing is written then.
     """
     if name not in RECIPES:
-        raise unknown_name("recipe", name, [FOLDER.name, *RECIPES])
+        raise unknown_name("recipe", name, RECIPES)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: name that into which '{name}' was unpacked")
     refuse_existing(folder / MANIFEST)
@@ -166,3 +168,26 @@ RECIPES: Mapping[str, Recipe] = {
         {},
     ),
 }
+
+
+def main(name: str, folder: Path) -> int:
+    """Write a manifest, and print its labels and the lines of a declaration."""
+    try:
+        labels = write_manifest(name, folder)
+    except FedsiloError as error:
+        print(error_line(error), file=sys.stderr)
+        return 1
+    made = RECIPES[name]
+    print(f"{folder / MANIFEST}: {labels.total()} images")
+    for label, count in sorted(labels.items()):
+        print(f"  {label}: {count}")
+    print(f"licence: {made.licence} ({made.source})")
+    classes = made.classes or {label: [label] for label in sorted(labels)}
+    print(f"for {made.dataset}.yaml, in the data directory:")
+    print(f"sites: {{{name}: {folder.name}/{MANIFEST}}}")
+    print(f"classes: {json.dumps(classes)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

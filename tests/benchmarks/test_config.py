@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ranking.config import read_benchmark
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import METHODS
-from fedsilo.server_app.config.benchmarks import read_benchmark
 from fedsilo.server_app.config.experiments import simulation_file
 
 TEXT = """

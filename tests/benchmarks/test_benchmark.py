@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.server_app.cli.main import main
+from benchmarks.ranking import runs
+from benchmarks.ranking.__main__ import main
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.studies.benchmark import runs
 from fedsilo.server_app.studies.finished_run import FinishedRun
 
 SIMULATION = """
@@ -39,7 +39,7 @@ README = """
 
 def _command(folder: Path, *more: str) -> int:
     files = ["--file", str(folder / "simulation.yaml"), "--csv", str(folder / "rows.csv")]
-    return main(["benchmark", "--methods", "fedavg,fedprox,mix,distrans,star", *files, *more])
+    return main(["--methods", "fedavg,fedprox,mix,distrans,star", *files, *more])
 
 
 def _rows(folder: Path) -> list[dict[str, str]]:
@@ -169,5 +169,5 @@ def test_an_unknown_name_is_one_line(
     more: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "simulation.yaml").write_text(SIMULATION)
-    assert main(["benchmark", *more, "--file", str(tmp_path / "simulation.yaml")]) == 1
+    assert main([*more, "--file", str(tmp_path / "simulation.yaml")]) == 1
     assert told in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What ``fedsilo benchmark`` runs: the section ``benchmark`` of simulation.yaml, or one like it."""
+"""What ``benchmarks.ranking`` runs: a section of simulation.yaml, by default ``benchmark``."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``fedsilo benchmark``: run what is missing of a benchmark, and report the results.
+"""Run what is missing of a benchmark, and report the results.
 
 For each experiment and method there are trials, then the seeds of the best one. All runs are in
 this process. Trials are runs of seed 0; what is chosen depends on validation figures alone, and the
@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ranking.config import Benchmark, read_benchmark
+from benchmarks.ranking.page import Benchmarked
+from benchmarks.ranking.rows import Row, Rows
 from fedsilo.datasets.registry import data_fingerprint
 from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.settings_schema import Value, unknown_name
-from fedsilo.server_app.config.benchmarks import Benchmark, read_benchmark
 from fedsilo.server_app.config.experiments import simulation_file
 from fedsilo.server_app.config.settings import RunSettings, known_defaults, resolve
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import planned, planned_settings
-from fedsilo.server_app.studies.benchmark.page import Benchmarked
-from fedsilo.server_app.studies.benchmark.rows import Row, Rows
 from fedsilo.server_app.studies.compare.trials import run_and_forget
 
 Tell = Callable[[str], None]
