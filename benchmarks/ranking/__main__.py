@@ -35,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedsiloError as error:
         print(error_line(error), file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on", file=sys.stderr)
+        return 130
     shown(found)
     return 0
 

@@ -32,6 +32,7 @@ class Removed:
 _NO_QUORUM = "use 'min-sites' and 'reply-timeout', which let a round go on without slow sites"
 _BF16 = "use 'wire-precision' bf16, which halves the bytes of an update"
 _UEFL = "leave it out, which is the paper's way; docs/results/uefl.md has what was found"
+_PAPER = "leave it out: this version has the paper's way only"
 
 SETTINGS: Mapping[str, Removed] = {
     "round-quorum": Removed(1.0, _NO_QUORUM),
@@ -39,6 +40,10 @@ SETTINGS: Mapping[str, Removed] = {
     "speeds": Removed("", _NO_QUORUM),
     "wire-top-k": Removed(1.0, _BF16),
     "wire-feedback": Removed(True, _BF16),
+    "join-timeout": Removed(60.0, "leave it out: the server waits a minute for 'min-sites'"),
+    "minimum-delta": Removed(0.0, "use 'patience'"),
+    "track-detail": Removed("means", "read the sites' rows in metrics.csv and traffic.csv"),
+    "aggregation-faulty": Removed(1, "use 'aggregation' median, which bears almost half of them"),
     "uefl.codebook-weight": Removed(1.0, _UEFL, decides_state=True),
     "uefl.commitment-weight": Removed(0.25, _UEFL, decides_state=True),
     "uefl.commitment-rounds": Removed(0, _UEFL, decides_state=True),
@@ -47,6 +52,23 @@ SETTINGS: Mapping[str, Removed] = {
     "uefl.codeword-decay": Removed(0.99, _UEFL, decides_state=True),
     "uefl.dead-codes": Removed("keep", _UEFL, decides_state=True),
     "uefl.books-used": Removed("all", _UEFL, decides_state=True),
+    "distrans.offset-alpha": Removed(0.2, _PAPER, decides_state=True),
+    "distrans.embedding-learning-rate": Removed(0.01, _PAPER, decides_state=True),
+    "moon.projection-size": Removed(256, _PAPER, decides_state=True),
+    "fedadam.beta1": Removed(0.9, _PAPER, decides_state=True),
+    "fedadagrad.beta1": Removed(0.0, _PAPER, decides_state=True),
+    "picsr.router-weight-decay": Removed(0.0, _PAPER, decides_state=True),
+    "picsr.embedding": Removed("linear", _PAPER, decides_state=True),
+    "picsr.train-experts": Removed(False, _PAPER, decides_state=True),
+    "picsr.prototype-noise": Removed(0.0, _PAPER, decides_state=True),
+    "fedaligncl.curriculum-sampling": Removed("permutation", _PAPER, decides_state=True),
+    "fedaligncl.count-forgotten": Removed(False, _PAPER, decides_state=True),
+    "fedaligncl.discriminator-learning-rate": Removed(0.0, _PAPER, decides_state=True),
+    "fedaligncl.weighting": Removed("equal", _PAPER, decides_state=True),
+    "fedefm.distillation-direction": Removed("forward", _PAPER, decides_state=True),
+    "fedefm.student": Removed("own", _PAPER, decides_state=True),
+    "fedefm.visitors": Removed("fresh", _PAPER, decides_state=True),
+    "fedefm.teacher-weight": Removed("sum", _PAPER, decides_state=True),
 }
 
 # By key and value: choices that no longer exist of settings that do

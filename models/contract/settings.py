@@ -243,9 +243,6 @@ class CommonSettings(TrainingSettings):
     patience: int = _positive(
         10, "early stopping: measured rounds without a better value", roles="course"
     )
-    minimum_delta: float = _count(
-        0.0, "early stopping: by how much a value must be better", roles="course"
-    )
     data_dir: str = setting(
         "", "folder of the data files, or empty for $FEDSILO_DATA", roles=_FOLDERS
     )
@@ -267,7 +264,6 @@ class CommonSettings(TrainingSettings):
     away_timeout: float = _count(
         300.0, "seconds that a site may be disconnected before it is given up", roles="circumstance"
     )
-    join_timeout: float = _circumstance(60.0, "seconds to wait for sites to connect", minimum=0.0)
     site_weights: str = _circumstance(
         "",
         "file at the server: training samples agreed for each site, the weights in averages, "
@@ -277,9 +273,6 @@ class CommonSettings(TrainingSettings):
         *("none", "tensorboard", "mlflow", "wandb"),
         help="where metrics also go after each round (extra 'tracking')",
         roles="circumstance",
-    )
-    track_detail: str = choice(
-        "means", "sites", help="track: about twenty means, or all rows", roles="circumstance"
     )
 
     def is_private(self) -> bool:

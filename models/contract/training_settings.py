@@ -48,15 +48,9 @@ class TrainingSettings:
         help="how the sites' weights are combined: auto, norm-clip of real sites where the method "
         "averages and nothing is summed in secret, else mean; mean, weighted by samples; "
         "norm-clip, the same with updates clipped to the median norm; or, with equal weights for "
-        "all sites, median, trimmed (mean of each number) and multikrum (the sites nearest to one "
-        "another)",
+        "all sites, median, trimmed (mean of each number but the least and the largest) and "
+        "multikrum (all but the site farthest from the others)",
         roles="combining",
-    )
-    aggregation_faulty: int = _combining(
-        1,
-        "sites f that may be faulty: trimmed drops f at each end and needs 2f + 1 sites, multikrum "
-        "leaves out f and needs 2f + 3; of 0 both would be the mean",
-        minimum=1,
     )
     max_update_norm: float = _combining(
         100.0,

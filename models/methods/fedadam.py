@@ -21,7 +21,7 @@ from fedsilo.models.contract.settings_schema import setting
 class AdaptiveSettings(OwnSettings):
     """What the three have in common, with the paper's values but for the learning rate."""
 
-    beta1: float = setting(0.9, "decay of the mean of the deltas", minimum=0.0, below=1.0)
+    BETA1: ClassVar[float] = 0.9  # decay of the mean of the deltas
     tau: float = setting(1e-3, "adaptivity: the smaller, the more", above=0.0)
     server_learning_rate: float = setting(0.01, "eta of the server's step", above=0.0)
 
@@ -33,7 +33,7 @@ class AdaptiveSettings(OwnSettings):
         """Return the step for ``delta``, mean minus model, and the moments m and v, stacked."""
         # No bias correction, unlike Adam: the paper starts v at tau^2, so early steps stay bounded
         m, v = (0.0, self.tau**2) if moments is None else moments
-        m = self.beta1 * m + (1 - self.beta1) * delta
+        m = self.BETA1 * m + (1 - self.BETA1) * delta
         v = self.second_moment(v, delta**2)
         step = self.server_learning_rate * m / (np.sqrt(v) + self.tau)
         return step, np.stack([m, v])
@@ -67,7 +67,7 @@ class FedAdagradSettings(AdaptiveSettings):
     """
 
     group: ClassVar[str] = "fedadagrad"
-    beta1: float = setting(0.0, "decay of the mean of the deltas", minimum=0.0, below=1.0)
+    BETA1: ClassVar[float] = 0.0
 
     def second_moment(self, v: Any, squared: Any) -> Any:
         """Return the sum of squares."""

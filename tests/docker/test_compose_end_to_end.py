@@ -365,6 +365,6 @@ def test_a_revoked_hospital_is_shut_out(federation: Federation) -> None:
         assert time.monotonic() < end, "a revoked hospital is still let in"
         time.sleep(3)
     assert "s3b" not in federation.deploy("status").stdout
-    status, details = federation.wait_for(federation.submit("without", "join-timeout=5.0"))
+    status, details = federation.wait_for(federation.submit("without"))
     assert status == "finished:failed"
     assert "5 SuperNodes are connected" in details

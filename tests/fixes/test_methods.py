@@ -55,12 +55,9 @@ PLANNED = [
         {"choose another": {"network": "conv"}},
     ),
     Case(
-        ": lower 'aggregation-faulty', or choose 'median'",
-        tiny("fedavg", aggregation="trimmed", aggregation_faulty=2),
-        {
-            "lower 'aggregation-faulty'": {"aggregation-faulty": 1},
-            "or choose 'median'": {"aggregation": "median"},
-        },
+        "but there are 3: choose 'median'",
+        tiny("fedavg", aggregation="multikrum"),
+        {"choose 'median'": {"aggregation": "median"}},
     ),
     Case(
         "is evidential; leave it at",

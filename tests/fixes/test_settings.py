@@ -181,11 +181,6 @@ CASES = [
         },
     ),
     Case(
-        "noise on the prototype hides nothing",
-        HEART | {"method": "picsr", "picsr.prototype-noise": 0.1},
-        {"set 'standardise' to 'declared'": {"standardise": "declared"}},
-    ),
-    Case(
         "a site that is too small for a prototype would send its sums",
         HEART | {"method": "picsr", "picsr.prototype-min-count": 20},
         {"raise 'sums-min-count'": {"sums-min-count": 20}},

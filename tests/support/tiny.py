@@ -104,11 +104,7 @@ VARIANTS: dict[str, dict[str, Value]] = {
     "fedproto-nearest": {"method": "fedproto", "fedproto.inference": "prototype"},
     "fedproto-vit": {"method": "fedproto"} | VIT,
     "uefl-segments": {"method": "uefl", "uefl.segments": 2},
-    "picsr-all-trained": {
-        "method": "picsr",
-        "picsr.train-experts": True,
-        "picsr.router-average": "equal",
-    },
+    "picsr-equal": {"method": "picsr", "picsr.router-average": "equal"},
     "fedavg-bf16": {"method": "fedavg", "wire-precision": "bf16"},
     "scaffold-bf16": {"method": "scaffold", "wire-precision": "bf16", "wire-down": "bf16"},
 }

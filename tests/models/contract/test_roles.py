@@ -44,22 +44,22 @@ _ROLES = (
 def test_a_resumed_run_may_differ_in_the_circumstances_only() -> None:
     assert {
         *("data-dir", "cache-dir", "out", "run-name", "resume"),
-        *("min-sites", "reply-timeout", "away-timeout", "join-timeout", "site-weights", "track"),
-        *("track-detail", "purpose", "plugin", "plugin-settings"),
+        *("min-sites", "reply-timeout", "away-timeout", "site-weights", "track"),
+        *("purpose", "plugin", "plugin-settings"),
     } == config._CIRCUMSTANCES
 
 
 def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
     assert {
         *("data-dir", "cache-dir", "out", "run-name", "resume", "backbone-weights"),
-        *("min-sites", "sums-min-count", "reply-timeout", "away-timeout", "join-timeout"),
+        *("min-sites", "sums-min-count", "reply-timeout", "away-timeout"),
         *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
-        *("early-stopping-metric", "patience", "minimum-delta"),
+        *("early-stopping-metric", "patience"),
         *("deterministic", "fused-optimiser", "vectorised", "memory-format"),
-        *("track", "track-detail", "purpose"),
+        *("track", "purpose"),
         *("wire-precision", "wire-down"),
         *("plugin", "plugin-settings"),
-        *("sites-per-round", "aggregation", "aggregation-faulty", "max-update-norm"),
+        *("sites-per-round", "aggregation", "max-update-norm"),
         *("secure-aggregation", "secure-threshold", "secure-bits", "secure-samples", "clip-norm"),
     } == private_state._FREE
 

@@ -25,7 +25,7 @@ from fedsilo.strategies.meeting.participants import (
 )
 from fedsilo.strategies.wire.records import record_bytes
 
-COMMON = CommonSettings(silos=3, join_timeout=0.0)
+COMMON = CommonSettings(silos=3)
 ONE = dataclasses.replace(COMMON, min_sites=1)
 hello_app = ClientApp()
 
@@ -169,7 +169,7 @@ def test_a_node_that_connects_late_is_waited_for() -> None:
             return [1003, 1001, 1002][: self.asked]
 
     grid = Growing(hello_app, {}, [])
-    late = dataclasses.replace(COMMON, min_sites=3, join_timeout=30.0)
+    late = dataclasses.replace(COMMON, min_sites=3)
     assert wait_for_nodes(grid, late) == [1001, 1002, 1003]
     assert grid.asked == 3
 
