@@ -56,7 +56,6 @@ SETTINGS: Mapping[str, Removed] = {
     "distrans.embedding-learning-rate": Removed(0.01, _PAPER, decides_state=True),
     "moon.projection-size": Removed(256, _PAPER, decides_state=True),
     "fedadam.beta1": Removed(0.9, _PAPER, decides_state=True),
-    "fedadagrad.beta1": Removed(0.0, _PAPER, decides_state=True),
     "picsr.router-weight-decay": Removed(0.0, _PAPER, decides_state=True),
     "picsr.embedding": Removed("linear", _PAPER, decides_state=True),
     "picsr.train-experts": Removed(False, _PAPER, decides_state=True),

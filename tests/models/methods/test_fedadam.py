@@ -9,7 +9,10 @@ from fedsilo.models.methods.fedadam import FedAdamSettings
 class Halves(FedAdamSettings):
     """FedAdam whose first moment is easily followed by hand."""
 
-    BETA1 = 0.5
+    @property
+    def mean_decay(self) -> float:
+        """Half."""
+        return 0.5
 
 
 HALVES = Halves(beta2=0.5, tau=1.0, server_learning_rate=2.0)
@@ -47,7 +50,7 @@ def test_the_moments_have_the_shape_of_the_array_behind_two() -> None:
 
 def test_the_defaults_are_the_papers_where_it_has_one() -> None:
     settings = FedAdamSettings()
-    assert (settings.BETA1, settings.beta2, settings.tau) == (0.9, 0.99, 1e-3)
+    assert (settings.mean_decay, settings.beta2, settings.tau) == (0.9, 0.99, 1e-3)
 
 
 @pytest.mark.parametrize(
