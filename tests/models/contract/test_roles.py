@@ -156,8 +156,8 @@ def test_a_misspelt_role_is_told() -> None:
 @pytest.mark.parametrize(
     ("method", "decisive"),
     [
-        ("uefl", "14f7d93587ac41631f0d980e2e2b4433a54d13b65875202e11b0769c774f3904"),
-        ("fedavg", "9a12dad66dfda0636d76657e2bd36789130073a52aa39faf7553d60acc0aca08"),
+        ("uefl", "926bdb1b16741ac882d316c70a97bcae6ce8c109ecf53a8ecf72a18737bd1a46"),
+        ("fedavg", "8bad6a0d5552a3425914274a4e9c9c57d7b563fcdf41e7efc3ca4a526057920f"),
     ],
 )
 def test_decisive_settings_are_those_of_before(method: str, decisive: str) -> None:

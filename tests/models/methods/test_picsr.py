@@ -109,11 +109,10 @@ def test_the_experts_weights_sum_to_one(
 
 
 @pytest.mark.parametrize("inversion", ["negative", "reciprocal"])
-@pytest.mark.parametrize("embedding", ["linear", "mlp"])
 def test_a_new_router_gives_a_sample_at_a_prototype_most_to_that_sites_expert(
-    inversion: str, embedding: str
+    inversion: str,
 ) -> None:
-    settings = PICSRSettings(inversion=inversion, embedding=embedding)
+    settings = PICSRSettings(inversion=inversion)
     router = build_router(settings, (2,), 3, seed=5)
     weights = router.log_weights(CORNERS, CORNERS).exp()
     assert weights.argmax(dim=1).tolist() == [0, 1, 2]

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import tomli_w
 
+from fedsilo.client_app.site.private_state import settings_digest_of
 from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError, SettingError
+from fedsilo.models.contract.methods import settings_class
 from fedsilo.models.contract.removed import CHOICES, SETTINGS
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import (
     flat_values,
@@ -109,3 +112,17 @@ def as_before(directory: RunDirectory, old: dict[str, Any]) -> None:
         arrays, facts = load_state(path)
         facts["settings"] |= old
         save_state(path, arrays, facts)
+
+
+@pytest.mark.parametrize(
+    ("method", "digest"),
+    [
+        ("uefl", "388b615fc827ada39451a2492b151e12653d4e4bb6ab044d550af3eded85cdb8"),
+        ("picsr", "6ac0611b62e9fbde5c7b8ac3ff394e209cce70c85efb35a7cb658ed25e574098"),
+        ("fedaligncl", "4788a05f8134ba15112767ee896a932ebd2fc980152d6aa7b039e2b754444386"),
+        ("fedefm", "4b6ff3fa7559d2ef59dbac23f58c6ca06e7f0e7879cdf173421a00cc20e7b4ed"),
+    ],
+)
+def test_a_sites_private_state_of_the_version_before_opens(method: str, digest: str) -> None:
+    own = settings_class(method)()
+    assert settings_digest_of(CommonSettings(method=method), own) == digest

@@ -123,7 +123,7 @@ def test_too_few_sites_are_told_in_a_line_before_and_during_a_run(
 
 def test_a_draw_of_too_few_is_refused_too() -> None:
     common = CommonSettings(aggregation="multikrum", sites_per_round=4)
-    with pytest.raises(SettingError, match="needs at least 5 sites, and there are 4"):
+    with pytest.raises(SettingError, match="needs at least 5 sites, but there are 4"):
         refuse_site_count(common, 100)
 
 
