@@ -45,15 +45,6 @@ WAYS: dict[str, Row] = {
     "fp32": {},
     "bf16": {"wire-precision": "bf16"},
     "bf16 both ways": {"wire-precision": "bf16", "wire-down": "bf16"},
-    "int8": {"wire-precision": "int8"},
-    "fp32, top 10 %": {"wire-top-k": 0.1},
-    "int8, top 10 %": {"wire-precision": "int8", "wire-top-k": 0.1},
-    "int8, top 10 %, no memory": {
-        "wire-precision": "int8",
-        "wire-top-k": 0.1,
-        "wire-feedback": False,
-    },
-    "int8, top 1 %": {"wire-precision": "int8", "wire-top-k": 0.01},
 }
 
 

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedsilo.client_app.outbound import MEMORY, Arrays, Outbound
+from fedsilo.client_app.outbound import Arrays, Outbound
 from fedsilo.client_app.patients import PatientPrivacy
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
@@ -114,12 +114,12 @@ class Lab:
     def state(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the arrays that this site kept in an earlier phase, as ``arrays`` does.
 
-        What training continues from by itself, and what updates left out, is not among them.
+        What training continues from by itself is not among them.
         """
         return {
             name.removeprefix(prefix): array
             for name, array in self.stored.items()
-            if name.startswith(prefix) and not name.startswith((PREFIX, MEMORY))
+            if name.startswith(prefix) and not name.startswith(PREFIX)
         }
 
     def counted_state(self) -> dict[str, Tensor]:
@@ -262,8 +262,7 @@ class Lab:
         send = (send or {}) if self.instruction.returns else {}
         updates = None  # in fewer bytes than 'send'
         if self.session.compression and send:
-            updates, left = self.outbound.compressed(send, self.arrays(), self.stored)
-            keep = {**(keep or {}), **left}
+            updates = self.outbound.compressed(send, self.arrays())
         kept = bool(keep or self._continued) and self._keep(keep or {})
         metrics = dict(self.outbound.metrics(self.metrics))  # under a cap they cost epsilon
         if self.common.trust == SERVER:  # what an answer takes depends on the data

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
@@ -15,10 +14,8 @@ from fedsilo.client_app.privacy.secure_aggregation import SecureSite
 from fedsilo.client_app.privacy.signing import signer_of
 from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.client_app.session import SiteSession
-from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.errors import FedsiloError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
-from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SERVER, SUMS
 from fedsilo.models.privacy.gaussian_mechanism import clipped_to
 from fedsilo.models.privacy.noisy_metrics import noisy_metrics
@@ -29,7 +26,6 @@ from fedsilo.strategies.wire.secure_keys import SECURE, texts
 from fedsilo.strategies.wire.signatures import digest
 
 Arrays = Mapping[str, Tensor]
-MEMORY = "wire/"  # in the state, before settings and name: what updates of an array left out
 
 
 @dataclass(frozen=True)
@@ -78,37 +74,27 @@ class Outbound:
                 sent = secure.masked(clipped, everything, portions)
         return to_record(sent)
 
-    def compressed(
-        self, leaving: Arrays, received: Arrays, stored: Arrays
-    ) -> tuple[ArrayRecord, dict[str, Tensor]]:
-        """Return arrays as they travel in fewer bytes, and what of them the site must remember.
+    def compressed(self, leaving: Arrays, received: Arrays) -> ArrayRecord:
+        """Pack arrays as they travel in fewer bytes.
 
         Args:
             leaving: what leaves, by name.
             received: what the site was sent, of which updates are sent.
-            stored: the site's state before, with what it remembers; a memory of another precision
-                or share is not added, and forgotten.
 
         Raises:
             SiteError: an update is not finite; it names site, round and array.
         """
-        instruction, site = self.instruction, self.session.silo.name
-        seed, key = self.session.sampling.seed, ("wire", instruction.round, instruction.step, site)
-        source, compression = generator(seed, *key), self.session.compression
+        compression = self.session.compression
         assert compression is not None
-        memory = f"{MEMORY}{compression.kind}/"
-        before = arrays_below(memory, stored) if compression.feedback else {}
         try:
-            sent, left = compression.packed(
+            sent = compression.packed(
                 {n: a.detach().float().cpu().contiguous().numpy() for n, a in leaving.items()},
                 {name: array.numpy() for name, array in received.items()},
-                {name: array.numpy() for name, array in before.items()},
-                lambda count: torch.rand(count, generator=source).numpy(),
             )
         except ArrayError as error:
-            raise SiteError(f"site {site}, round {instruction.round}: {error}") from None
-        kept = {name: torch.from_numpy(array) for name, array in left.items()}
-        return to_record(sent), with_prefix(memory, kept)
+            place = f"site {self.session.silo.name}, round {self.instruction.round}"
+            raise SiteError(f"{place}: {error}") from None
+        return to_record(sent)
 
     def _portions(self, names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the measurements that the server asks to sum, each from 0 to 1."""

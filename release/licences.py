@@ -31,8 +31,7 @@ with all extras; a test compares it with `pyproject.toml` and the images' lock f
 
 NVIDIA's packages (`nvidia-*`, `cuda-toolkit`) come with PyTorch's CUDA build alone: an
 [installation for CPUs](install.md) has none of them. certifi, pathspec and tqdm have the Mozilla
-Public License 2.0, and pyphen, which the extra `pdf` brings, offers GPL, LGPL or
-Mozilla. All others are permissive.
+Public License 2.0. All others are permissive.
 
 """
 

@@ -39,7 +39,7 @@ TWICE = ("uefl", "fedaligncl", "fedefm-ring-vit", "cross")
 # Who keeps what others do not, at the server or at its sites; the others die in `make test-soak`
 DIE = {
     *("fedavg", "fedavg-secure", "fedavg-optimiser-state", "fedavg-scheduled", "fedadam", "moon"),
-    *("fedavg-int8", "scaffold-bf16"),
+    *("fedavg-bf16", "scaffold-bf16"),
     "uefl",
     *("fedevprompt", "fedefm", "matcha", "cdl", "picsr", "fedproto", "distrans", "ensemble"),
 }
@@ -144,7 +144,7 @@ def test_predictions_of_the_test_rows_have_the_figures_of_metrics_csv(
 
 
 @pytest.mark.parametrize(
-    "variant", in_soak(VARIANTS, but=("fedavg", "fedaligncl", "fedavg-secure", "fedavg-int8"))
+    "variant", in_soak(VARIANTS, but=("fedavg", "fedaligncl", "fedavg-secure", "fedavg-bf16"))
 )
 def test_processes_give_the_same_bytes(
     variant: str, tiny: Tiny, finished: Callable[[str], RunDirectory], tmp_path: Path
@@ -299,7 +299,7 @@ def test_resuming_with_another_config_or_other_data_is_refused(
         inline_run(_values(tiny, "fedavg", resume=True), nodes=2)
 
 
-@pytest.mark.parametrize("variant", ["local", "uefl-personal", "fedavg-ft", "fedproto", "ring"])
+@pytest.mark.parametrize("variant", ["local", "fedper", "fedavg-ft", "fedproto", "ring"])
 def test_private_state_that_is_gone_stops_a_resumed_run(
     variant: str, tiny: Tiny, inline_run: InlineRun
 ) -> None:

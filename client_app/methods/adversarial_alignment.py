@@ -132,8 +132,8 @@ def open_aligner(
     if not others:
         return None
     discriminator = open_discriminator(lab, width)
-    rate = settings.discriminator_learning_rate or lab.common.learning_rate
-    optimiser = eager(torch.optim.Adam)(discriminator.parameters(), lr=rate)
+    parameters, rate = discriminator.parameters(), lab.common.learning_rate
+    optimiser = eager(torch.optim.Adam)(parameters, lr=rate)
     restore_moments(optimiser, discriminator, lab.state(_MOMENTS))
     rng = generator(lab.sampling.seed, "alignment-noise", round_, lab.site)
     return Aligner(

@@ -97,7 +97,7 @@ class FedAlignCLSite(SiteMethod):
             return None
         scores = curriculum_scores(local_right, global_right, self.settings.forgotten_weight)
         rng = generator(lab.sampling.seed, "curriculum", epoch, lab.site)
-        return curriculum_order(scores, rng, self.settings.curriculum_sampling == "replacement")
+        return curriculum_order(scores, rng)
 
     def _outgoing(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
@@ -124,8 +124,7 @@ class FedAlignCLSite(SiteMethod):
         kept = kept_discriminator(lab) if aligner is None else aligner.kept()
         round_ = lab.instruction.round
         epoch = epoch_of(round_, lab.common)
-        judged = self.settings.orders(epoch + 1) or self.settings.count_forgotten
-        if ends_epoch(round_, lab.common) and judged:
+        if ends_epoch(round_, lab.common) and self.settings.orders(epoch + 1):
             kept[_RIGHT] = _right(lab, network).to(torch.uint8)
             kept[_RIGHT_EPOCH] = torch.tensor(epoch)
         return kept

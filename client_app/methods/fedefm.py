@@ -58,16 +58,13 @@ class FedEFMSite(DecentralisedSite):
     train = distil  # in round 1 no model has been overseas
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the student: the silo's own model, or the mean of what was returned.
+        """Return the student: the silo's own model.
 
         By 'fedefm.visit' average it is half the own model, half the mean of the visitors.
         """
         if visitors := self._trained(lab, NEIGHBOUR):
             shares = dict.fromkeys(visitors, 0.5 / len(visitors))
             return mixed({**visitors, lab.site: self._home_model(lab)}, {**shares, lab.site: 0.5})
-        returned = by_site(lab.arrays(EXPERT))
-        if returned and self.settings.student == "experts":
-            return mixed(returned, dict.fromkeys(returned, 1.0))
         return self._home_model(lab)
 
     def _home_model(self, lab: Lab) -> dict[str, Tensor]:
@@ -86,8 +83,6 @@ class FedEFMSite(DecentralisedSite):
         returned = by_site(lab.arrays(EXPERT))
         if not returned:
             return None
-        if self.settings.student == "experts":
-            returned = {lab.site: self._home_model(lab)}
         experts = {
             host: lab.classifier(arrays).eval().requires_grad_(False)
             for host, arrays in returned.items()

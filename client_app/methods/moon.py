@@ -31,7 +31,7 @@ class MoonSite(SiteMethod):
         """Build the network with the global weights, the head a part of it except to evaluate."""
         network = initial_classifier(lab.common, lab.silo)
         if lab.instruction.phase != EVALUATE:
-            head = build_projection(lab.common.seed, network.channels, self.settings)
+            head = build_projection(lab.common.seed, network.channels)
             network.add_module("projection", head)
         load_exchanged(network, _renamed(lab.arrays(), PROJECTION, _HEAD))
         return lab.compute.place(network)

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteMethod, SiteNetwork
@@ -33,7 +32,6 @@ from fedsilo.models.methods.picsr import (
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.mixture import open_experts
-from fedsilo.models.privacy.gaussian_mechanism import normals
 
 
 class PICSRSite(SiteMethod):
@@ -61,8 +59,7 @@ class PICSRSite(SiteMethod):
             experts = open_experts(lab.common, lab.silo.task, arrays)
             prototypes = arrays_below(PROTOTYPE, arrays)
             router = opened_router(self.settings, prototypes, arrays)
-            trains = self.settings.train_experts
-            return lab.compute.place(PICSRNetwork(experts, prototypes, router, trains))
+            return lab.compute.place(PICSRNetwork(experts, prototypes, router))
         return lab.classifier(lab.arrays(START) or lab.arrays() or lab.state() or None)
 
     def train(self, lab: Lab) -> Answer:
@@ -70,8 +67,8 @@ class PICSRSite(SiteMethod):
         network, stage = lab.open(), _stage(lab)
         lab.measure(network)
         if stage == ROUTING_STAGE:
-            rate, decay = self.settings.router_learning_rate, self.settings.router_weight_decay
-            own = replace(lab.sampling, learning_rate=rate, weight_decay=decay)
+            rate = self.settings.router_learning_rate
+            own = replace(lab.sampling, learning_rate=rate, weight_decay=0.0)
             lab.fit(network, settings=own)
             return lab.reply(network, send=cast(PICSRNetwork, network).trained_arrays())
         lab.fit(network)
@@ -100,11 +97,7 @@ class PICSRSite(SiteMethod):
         inputs = float_inputs(lab.silo.train.inputs)
         if private := lab.privacy.means():
             return private.mean(inputs.flatten(1)).reshape(inputs.shape[1:])
-        mean = prototype(inputs)
-        if not self.settings.prototype_noise:
-            return mean
-        rng = lab.session.noise("prototype-noise", lab.site)
-        return mean + self.settings.prototype_noise * normals(mean.shape, rng, torch.float32)
+        return prototype(inputs)
 
 
 def _stage(lab: Lab) -> str:

@@ -18,6 +18,7 @@ from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.messages import ROUND_KEYS, Instruction, state_key
 from fedsilo.models.contract.plugs import PINS
+from fedsilo.models.contract.removed import former_defaults
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 
@@ -132,6 +133,7 @@ _FREE = frozenset(
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return a digest of all settings that decide what a state means and what of it is shared."""
     values = as_mapping(common) | as_mapping(own)
+    values |= former_defaults(values)
     # Empty pins are left out: states of before plugs have the same digest
     chosen = {k: v for k, v in values.items() if k not in _FREE and (v or k != PINS)}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()

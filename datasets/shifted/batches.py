@@ -1,20 +1,18 @@
-"""CIFAR-10 and CIFAR-100 (cs.toronto.edu/~kriz/cifar.html): binary batches, or python's pickles.
+"""CIFAR-10 and CIFAR-100 (cs.toronto.edu/~kriz/cifar.html): binary batches, or Python's pickles.
 
 An image is 32x32 pixels, its red plane first, then green and blue. A record of the binary form is
-the label's byte, with CIFAR-100 the coarse one's before it, and the pixels. torchvision would load
-the pickles without a restriction, and only the complete set.
+the label's byte, with CIFAR-100 the coarse one's before it, and the pixels. torchvision reads only
+the complete set; a part of one is enough here.
 """
 
-import io
+import hashlib
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.shifted.idx import refuse_out_of_range
 from fedsilo.datasets.shifted.pools import Facts, Pool, facts_of
 from fedsilo.models.contract.errors import DataError
@@ -42,14 +40,14 @@ class Layout:
     train: tuple[str, ...]
     test: str
     label_bytes: int
-    label_key: bytes
+    label_key: str
     classes: int
 
 
 CIFAR10 = Layout(
-    "cifar10", tuple(f"data_batch_{n}" for n in range(1, 6)), "test_batch", 1, b"labels", 10
+    "cifar10", tuple(f"data_batch_{n}" for n in range(1, 6)), "test_batch", 1, "labels", 10
 )
-CIFAR100 = Layout("cifar100", ("train",), "test", 2, b"fine_labels", 100)
+CIFAR100 = Layout("cifar100", ("train",), "test", 2, "fine_labels", 100)
 
 
 def list_batches(layout: Layout, folder: Path) -> Facts:
@@ -106,106 +104,29 @@ def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
 
 
 def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
-    """Return the same of a python batch."""
-    batch, key = read_batch(path), layout.label_key
-    if key not in batch or b"data" not in batch:
-        raise DataError(
-            f"{path} has no '{key.decode()}' or no 'data': it is not a Python batch of "
-            f"'{layout.name}'; download it again"
-        )
-    pixels, labels = batch[b"data"], batch[key]
-    if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
-        raise DataError(
-            f"{path}: its images are not rows of {_PIXELS} bytes, 32x32 pixels in colour (grey "
-            "ones have 1024): download it again"
-        )
-    numbers = isinstance(labels, list) and all(type(n) is int and abs(n) < 2**31 for n in labels)
-    if len(pixels) == 0 or not numbers or len(labels) != len(pixels):
-        raise DataError(f"{path} has no label for each of {len(pixels)} images: download it again")
-    return pixels, np.array(labels, np.int64)
-
-
-class _Type:
-    """The type of an array of bytes; a batch holds no other."""
-
-    def __init__(self, code: Any, *more: Any) -> None:
-        if code not in ("u1", b"u1", "|u1", b"|u1"):
-            raise TypeError("an array of other than bytes")
-
-    def __setstate__(self, state: Any) -> None:
-        """Take no notice: of bytes there is nothing more to say."""
-
-
-class _Array:
-    """An array, once its state came: version, shape, type, whether columns come first, bytes."""
-
-    array: Images | None = None
-
-    def __init__(self, *arguments: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, dtype, by_column, pixels = state
-        if not isinstance(dtype, _Type) or by_column or not isinstance(pixels, bytes):
-            raise TypeError("an array whose columns come first, or without bytes")
-        self.array = np.frombuffer(pixels, np.uint8).reshape(shape)
-
-
-def _encoded(text: str, encoding: Any) -> bytes:
-    """Return bytes, which Python 3 writes as a text by protocol 2."""
-    if not isinstance(text, str):
-        raise TypeError("an encoding of something other than text")
-    return text.encode("latin-1")
-
-
-_KNOWN = {
-    "numpy.core.multiarray._reconstruct": _Array,
-    "numpy._core.multiarray._reconstruct": _Array,
-    "numpy.ndarray": None,  # only named, as an argument
-    "numpy.dtype": _Type,
-    "_codecs.encode": _encoded,
-}
-
-
-# Python's own class, since a few altered bytes make the C one take gigabytes for its memo
-class _BatchUnpickler(pickle._Unpickler):
-    """Imports nothing and calls nothing that a file names."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        named = f"{module}.{name}"
-        if named not in _KNOWN:
-            raise PermissionError(f"wants to run {named[:80]!r}")
-        return _KNOWN[named]
-
-
-def read_batch(path: Path) -> dict[bytes, Any]:
-    """Return a python batch: its lists of labels and names, and its images as uint8 array.
-
-    Keys and texts are bytes, as Python 2 wrote them. No code in the file is run.
+    """Return the same of a Python batch, which must be the published file.
 
     Raises:
-        DataError: the file cannot be read, is cut short, no such pickle, or wants to run code.
+        DataError: the file cannot be read, or its MD5 is not the published one.
     """
-    if fault := file_fault(path):
-        raise DataError(f"{path} {fault}: download it again")
     try:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    try:
-        batch = _BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
-        if not isinstance(batch, dict):
-            raise TypeError("no dictionary")
-        keys = [key if isinstance(key, bytes) else str(key).encode() for key in batch]
-        built = (one.array if isinstance(one, _Array) else one for one in batch.values())
-        return dict(zip(keys, built, strict=True))
-    except PermissionError as error:
+    # These bytes are checked and then opened: a pickle of other bytes could run any code
+    if hashlib.md5(content, usedforsecurity=False).hexdigest() != _published(layout)[path.name]:
         raise DataError(
-            f"{path} {error}, which no batch of CIFAR does; nothing of it was run: download it "
-            "again from its public source"
-        ) from None
-    except Exception as error:  # a damaged pickle fails in any way
-        raise DataError(
-            f"{path} is truncated or not a Python batch of CIFAR ({type(error).__name__}): "
-            "download it again"
-        ) from None
+            f"{path} is not the file that {layout.name}'s authors published (its MD5 differs), and "
+            "no other is opened, because a Python batch can run code: download it again, or take "
+            "the binary form"
+        )
+    batch = pickle.loads(content, encoding="latin1")
+    return batch["data"], np.array(batch[layout.label_key], np.int64)
+
+
+def _published(layout: Layout) -> dict[str, str]:
+    """Return the MD5 of each published Python batch, by name, as torchvision has them."""
+    from torchvision import datasets
+
+    published = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[layout.name]
+    return dict([*published.train_list, *published.test_list])

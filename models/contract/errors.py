@@ -145,7 +145,7 @@ def without_prefix(line: str) -> str:
 def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
     """Return the sentence that says which extra ``what`` needs, and the command that installs it.
 
-    ``otherwise`` is what else the user can do, such as "leave out --pdf".
+    ``otherwise`` is what else the user can do, such as "leave it out".
     """
     command = f"{what} needs the extra '{extra}': pip install 'fedsilo[{extra}]'"
     return f"{command}, or {otherwise}" if otherwise else command

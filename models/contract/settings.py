@@ -221,16 +221,9 @@ class CommonSettings(TrainingSettings):
         maximum=10_000,
     )
     wire_precision: str = choice(
-        *("fp32", "bf16", "int8"),
-        help="numbers of a site's update as it travels to the server, for methods that average: "
-        "bf16, or int8 with a scale per array and rounding by chance",
+        *("fp32", "bf16"),
+        help="numbers of a site's update as it travels to the server, for methods that average",
         roles="wire",
-    )
-    wire_top_k: float = _share(
-        1.0, "share of each array's update that travels, the largest", roles="wire"
-    )
-    wire_feedback: bool = setting(
-        True, "add what an update left out, by the two above, to the site's next one", roles="wire"
     )
     wire_down: str = choice(
         "fp32", "bf16", help="numbers of the weights that sites are sent to train", roles="wire"
@@ -249,9 +242,6 @@ class CommonSettings(TrainingSettings):
     )
     patience: int = _positive(
         10, "early stopping: measured rounds without a better value", roles="course"
-    )
-    minimum_delta: float = _count(
-        0.0, "early stopping: by how much a value must be better", roles="course"
     )
     data_dir: str = setting(
         "", "folder of the data files, or empty for $FEDSILO_DATA", roles=_FOLDERS
@@ -274,7 +264,6 @@ class CommonSettings(TrainingSettings):
     away_timeout: float = _count(
         300.0, "seconds that a site may be disconnected before it is given up", roles="circumstance"
     )
-    join_timeout: float = _circumstance(60.0, "seconds to wait for sites to connect", minimum=0.0)
     site_weights: str = _circumstance(
         "",
         "file at the server: training samples agreed for each site, the weights in averages, "
@@ -285,9 +274,6 @@ class CommonSettings(TrainingSettings):
         help="where metrics also go after each round (extra 'tracking')",
         roles="circumstance",
     )
-    track_detail: str = choice(
-        "means", "sites", help="track: about twenty means, or all rows", roles="circumstance"
-    )
 
     def is_private(self) -> bool:
         """Tell whether training is differentially private per patient."""
@@ -295,7 +281,7 @@ class CommonSettings(TrainingSettings):
 
     def compresses(self) -> bool:
         """Tell whether what sites train travels as updates, in fewer bytes."""
-        return (self.wire_precision, self.wire_top_k, self.wire_down) != ("fp32", 1.0, "fp32")
+        return (self.wire_precision, self.wire_down) != ("fp32", "fp32")
 
     def measures_in(self, round_: int) -> bool:
         """Tell whether ``round_`` measures the model that it begins with."""

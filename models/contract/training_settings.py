@@ -43,38 +43,14 @@ class TrainingSettings:
         0, "sites that must answer each round (0: all that joined)", roles="circumstance"
     )
     sites_per_round: int = _count(0, "sites sampled for each round (0: all)", roles="course")
-    round_quorum: float = _combining(
-        1.0,
-        "share of the sites that end a round by answering; the others answer late (1: all)",
-        above=0.0,
-        maximum=1.0,
-    )
-    late_replies: str = choice(
-        *("drop", "discounted"),
-        help="with round-quorum: what becomes of a reply that comes s rounds late: nothing, or its "
-        "update counts (1+s)^-0.5 times",
-        roles="combining",
-    )
-    speeds: str = setting(
-        "",
-        "simulation: each site's optimiser steps a second on a virtual clock: "
-        "lognormal:SIGMA, a mapping or list, or a YAML or JSON file of one (empty: 1 each)",
-        roles=("combining", "structured"),
-    )
     aggregation: str = choice(
         *("auto", "mean", "norm-clip", "median", "trimmed", "multikrum"),
         help="how the sites' weights are combined: auto, norm-clip of real sites where the method "
         "averages and nothing is summed in secret, else mean; mean, weighted by samples; "
         "norm-clip, the same with updates clipped to the median norm; or, with equal weights for "
-        "all sites, median, trimmed (mean of each number) and multikrum (the sites nearest to one "
-        "another)",
+        "all sites, median, trimmed (mean of each number but the least and the largest) and "
+        "multikrum (all but the site farthest from the others)",
         roles="combining",
-    )
-    aggregation_faulty: int = _combining(
-        1,
-        "sites f that may be faulty: trimmed drops f at each end and needs 2f + 1 sites, multikrum "
-        "leaves out f and needs 2f + 3; of 0 both would be the mean",
-        minimum=1,
     )
     max_update_norm: float = _combining(
         100.0,

@@ -64,8 +64,3 @@ def steps_of_round(settings: CommonSettings, samples: int) -> int:
     if settings.epoch_steps:
         return settings.pace
     return settings.local_steps or settings.local_epochs * math.ceil(samples / settings.batch_size)
-
-
-def has_quorum(settings: CommonSettings) -> bool:
-    """Tell whether rounds may end without all sites, or have a virtual clock."""
-    return settings.round_quorum < 1 or bool(settings.speeds)

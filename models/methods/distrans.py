@@ -31,15 +31,14 @@ from fedsilo.models.networks.site_network import TokenClassifier
 OFFSET = "offset.weight"  # on the wire and in the network, (pixels, 1)
 OFFSETS = "offset/"  # offset/<site>, in a model with one for each site
 _HIDDEN = 100  # of the embedding, as in the authors' code
+OFFSET_ALPHA = 0.2  # alpha: how far the channels are moved to the offset and from it
+EMBEDDING_LEARNING_RATE = 0.01  # step size of the embedding's SGD at the server
 
 
 @dataclass(frozen=True)
 class DisTransSettings(OwnSettings):
     """Settings of DisTrans; defaults are those of the authors' code, whose network takes SGD."""
 
-    offset_alpha: float = setting(
-        0.2, "alpha: how far the channels are moved to the offset and from it", above=0.0
-    )
     offset_learning_rate: float = setting(
         0.001, "step size of the offset's SGD; 0 leaves it as it started", minimum=0.0
     )
@@ -47,9 +46,6 @@ class DisTransSettings(OwnSettings):
         *("mean", "embedding", "none"),
         help="mean: all sites continue from the mean offset; embedding: from what a network at the "
         "server makes of their class shares (none: an offset never leaves its site)",
-    )
-    embedding_learning_rate: float = setting(
-        0.01, "step size of the embedding's SGD at the server", above=0.0
     )
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
@@ -185,7 +181,7 @@ def double_channels(
     offset = first_offset(settings, shape, *key)
     # New layers use the generator although their weights are overwritten: it must not move others'
     with seeded(settings.seed, "double-channels"):
-        return DoubleChannelClassifier(single, offset, shape, own.offset_alpha)
+        return DoubleChannelClassifier(single, offset, shape, OFFSET_ALPHA)
 
 
 class OffsetEmbedding(nn.Module):

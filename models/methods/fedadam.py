@@ -16,14 +16,20 @@ import numpy as np
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
+_BETA1 = 0.9  # of FedAdam and FedYogi
+
 
 @dataclass(frozen=True)
 class AdaptiveSettings(OwnSettings):
     """What the three have in common, with the paper's values but for the learning rate."""
 
-    beta1: float = setting(0.9, "decay of the mean of the deltas", minimum=0.0, below=1.0)
     tau: float = setting(1e-3, "adaptivity: the smaller, the more", above=0.0)
     server_learning_rate: float = setting(0.01, "eta of the server's step", above=0.0)
+
+    @property
+    def mean_decay(self) -> float:
+        """beta_1 of the mean of the deltas."""
+        return _BETA1
 
     @abstractmethod
     def second_moment(self, v: Any, squared: Any) -> Any:
@@ -33,7 +39,7 @@ class AdaptiveSettings(OwnSettings):
         """Return the step for ``delta``, mean minus model, and the moments m and v, stacked."""
         # No bias correction, unlike Adam: the paper starts v at tau^2, so early steps stay bounded
         m, v = (0.0, self.tau**2) if moments is None else moments
-        m = self.beta1 * m + (1 - self.beta1) * delta
+        m = self.mean_decay * m + (1 - self.mean_decay) * delta
         v = self.second_moment(v, delta**2)
         step = self.server_learning_rate * m / (np.sqrt(v) + self.tau)
         return step, np.stack([m, v])
@@ -68,6 +74,11 @@ class FedAdagradSettings(AdaptiveSettings):
 
     group: ClassVar[str] = "fedadagrad"
     beta1: float = setting(0.0, "decay of the mean of the deltas", minimum=0.0, below=1.0)
+
+    @property
+    def mean_decay(self) -> float:
+        """beta_1 of the mean of the deltas."""
+        return self.beta1
 
     def second_moment(self, v: Any, squared: Any) -> Any:
         """Return the sum of squares."""

@@ -54,21 +54,11 @@ class FedAlignCLSettings(OwnSettings):
     forgotten_weight: float = setting(
         2.0, "how much likelier a forgotten sample is sampled, eq. 4", minimum=1.0
     )
-    curriculum_sampling: str = choice(
-        *("permutation", "replacement"),
-        help="each sample once, or with replacement as in the authors' code",
-    )
-    count_forgotten: bool = setting(
-        False, "count forgotten samples without curriculum too, for comparison"
-    )
     alignment_weight: float = setting(1.0, "factor of the alignment loss", above=0.0)
     align_target: str = choice(
         *("complement", "others"),
         help="whose discriminators an embedding is a target of, eq. 3: the other sites', which "
         "they then send, or the complement of the site's own",
-    )
-    discriminator_learning_rate: float = setting(
-        0.0, "step size of the discriminator, or 0 for learning-rate", minimum=0.0
     )
     shared_embeddings: int = setting(
         64, "noisy embeddings of training images that a site sends each round", minimum=2
@@ -85,7 +75,6 @@ class FedAlignCLSettings(OwnSettings):
         *("absolute", "relative"),
         help="the variance as given, or as a factor of each array's own standard deviation",
     )
-    weighting: str = choice("equal", "samples", help="sites have equal weights, or by samples")
 
     def aligns(self, epoch: int) -> bool:
         """Tell whether ``epoch``, from 0, has alignment."""
@@ -132,13 +121,11 @@ def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) 
     return torch.where(forgotten, weight, 1.0).double()
 
 
-def curriculum_order(scores: Tensor, rng: torch.Generator, replacement: bool = False) -> Tensor:
+def curriculum_order(scores: Tensor, rng: torch.Generator) -> Tensor:
     """Return the order pi (n,) of samples, picked with probability proportional to ``scores`` (n,).
 
-    Without replacement each sample occurs once; with it a sample may occur often or never.
+    They are picked without replacement: each sample occurs once.
     """
-    if replacement:
-        return torch.multinomial(scores, len(scores), replacement=True, generator=rng)
     # Sorting by exponential keys of rate ``scores`` equals picking one by one from those left
     # (Efraimidis and Spirakis 2006); torch.multinomial takes at most 2^24
     uniform = torch.rand(len(scores), generator=rng, dtype=torch.float64)

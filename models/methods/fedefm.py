@@ -40,10 +40,6 @@ class FedEFMSettings(TopologySettings):
         0.5, "beta: weight of distillation, 1 - beta of the labels", above=0.0, maximum=1.0
     )
     temperature: float = setting(3.0, "T that softens teachers and student", above=0.0)
-    distillation_direction: str = choice(
-        *("forward", "reverse"),
-        help="forward: KL from teacher to student, as the paper's cross-entropy; or reverse",
-    )
     overseas_steps: int = setting(
         0, "optimiser steps of a model at each neighbour, or 0 for as many as at home", minimum=0
     )
@@ -55,19 +51,9 @@ class FedEFMSettings(TopologySettings):
     emd_grid: int = setting(
         7, "side that feature maps are pooled to, or 0 to keep them as they are", minimum=0
     )
-    student: str = choice(
-        *("own", "experts"),
-        help="what is distilled at home: own, the silo's model, as in the paper; or experts, the "
-        "mean of the experts",
-    )
     continue_from: str = choice(
         *("own", "mean"),
         help="what a silo continues from: own, as in the paper, or the mean of all silos",
-    )
-    visitors: str = choice(
-        *("fresh", "persistent"),
-        help="what trains at a neighbour: fresh, the silo's model of this round, or persistent, "
-        "the model that stayed there (eq. 1 to the letter)",
     )
     visit: str = choice(
         *("train", "average"),
@@ -75,24 +61,14 @@ class FedEFMSettings(TopologySettings):
         "host's start is half its own model, half the mean of the visitors (the authors' public "
         "code)",
     )
-    teacher_weight: str = choice(
-        *("sum", "mean"),
-        help="teachers' terms in the loss: their sum (eq. 11), or their mean over the neighbours",
-    )
 
 
-def distillation(
-    student: Tensor, teacher: Tensor, temperature: float, direction: str = "forward"
-) -> Tensor:
-    """Return the batch mean of T^2 KL(q_teacher || q_student) of logits (batch, classes) (eq. 11).
-
-    ``reverse`` swaps both.
-    """
+def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Return the batch mean of T^2 KL(q_teacher || q_student) of logits (batch, n) (eq. 11)."""
     # The paper's cross-entropy of softened outputs has the same gradient; the divergence is 0 where
     # student and teacher agree. T^2 makes up for the gradients' 1 / T^2 (Hinton et al. 2015)
     own, other = (functional.log_softmax(x / temperature, dim=1) for x in (student, teacher))
-    target, guess = (other, own) if direction == "forward" else (own, other)
-    divergence = functional.kl_div(guess, target, reduction="batchmean", log_target=True)
+    divergence = functional.kl_div(own, other, reduction="batchmean", log_target=True)
     return temperature**2 * divergence
 
 
@@ -129,15 +105,13 @@ def multishot_loss(
     """Return a batch's loss (eq. 2 with 11) and each expert's closeness.
 
     It is sum_j EMD_ij beta T^2 KL(expert j || network) + (1 - beta) times the network's criterion
-    of the labels (n,); by 'fedefm.teacher-weight' the sum is a mean over the experts. Experts are
-    in eval mode and get no gradient.
+    of the labels (n,); Experts are in eval mode and get no gradient.
     """
     # Both maps are of eval mode: with a batch's own statistics in one of them, a model's closeness
     # to itself would be 0.72 and not 1. And of before this batch moves the running statistics
     own_map = eval_mode_map(network, inputs)
     logits = network.classify(network.features(network.encode(inputs)))
     beta = settings.distillation_beta
-    share = beta / len(experts) if settings.teacher_weight == "mean" else beta
     loss = (1 - beta) * network.criterion(logits, labels)
     weights: dict[str, float] = {}
     for host, expert in experts.items():
@@ -145,8 +119,7 @@ def multishot_loss(
             expert_tokens, expert_map = expert.encode_with_map(inputs)
             taught = expert.classify(expert.features(expert_tokens))
         weight = batch_closeness(own_map, expert_map, settings)
-        direction = settings.distillation_direction
-        term = distillation(logits, taught, settings.temperature, direction)
-        loss = loss + weight.to(loss.dtype) * share * term
+        term = distillation(logits, taught, settings.temperature)
+        loss = loss + weight.to(loss.dtype) * beta * term
         weights[host] = float(weight)
     return loss, weights

@@ -20,6 +20,7 @@ from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings_schema import setting
 
 PROJECTION = "projection/"
+PROJECTION_SIZE = 256  # length of a representation, as in the paper
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,6 @@ class MoonSettings(OwnSettings):
     contrast_temperature: float = setting(
         0.5, "temperature tau that the cosine similarities are divided by", above=0.0
     )
-    projection_size: int = setting(256, "length of a representation", minimum=2)
 
 
 class Projection(nn.Module):
@@ -48,10 +48,10 @@ class Projection(nn.Module):
         return projected
 
 
-def build_projection(seed: int, channels: int, settings: MoonSettings) -> Projection:
+def build_projection(seed: int, channels: int) -> Projection:
     """Return the projection head with initial weights keyed on the seed."""
     with seeded(seed, "projection"):
-        return Projection(channels=channels, size=settings.projection_size)
+        return Projection(channels=channels, size=PROJECTION_SIZE)
 
 
 def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:

@@ -31,7 +31,7 @@ from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import choice, setting
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.mixture import Mixture, expert_array
+from fedsilo.models.networks.mixture import Mixture
 from fedsilo.models.networks.site_network import TokenClassifier
 
 PROTOTYPE = "prototype/"
@@ -54,17 +54,11 @@ class PICSRSettings(OwnSettings):
     )
     expert_rounds: int = setting(10, "rounds in which each site trains its expert", minimum=1)
     router_learning_rate: float = setting(1e-2, "step size of the router's training", above=0.0)
-    router_weight_decay: float = setting(0.0, "L2 penalty of the router's training", minimum=0.0)
-    embedding: str = choice("linear", "mlp", help="the router's f")
     router_width: int = setting(16, "length of an embedding", minimum=1)
     inversion: str = choice("negative", "reciprocal", help="distance to similarity: -d or 1/(1+d)")
     router_average: str = choice("samples", "equal", help="a silo's weight in the router's average")
-    train_experts: bool = setting(False, "whether experts are trained with the router too")
     prototype_min_count: int = setting(
         10, "a prototype over fewer training samples does not leave its site", minimum=1
-    )
-    prototype_noise: float = setting(
-        0.0, "standard deviation of Gaussian noise on each prototype feature", minimum=0.0
     )
 
     @property
@@ -83,7 +77,7 @@ class PICSRSettings(OwnSettings):
         return EXPERTS if finished < self.warmup + self.expert_rounds else ROUTING_STAGE
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Refuse a blind router, a run without router rounds, and noise that hides nothing."""
+        """Refuse a blind router, and a run without router rounds."""
         if common.standardise == "site":
             raise SettingError(
                 "setting 'standardise' is 'site': by its own figures every site's mean sample is "
@@ -91,13 +85,6 @@ class PICSRSettings(OwnSettings):
                 "'declared'"
             )
         sums_leave = common.standardise == "pooled" and is_table
-        if self.prototype_noise and sums_leave:
-            raise SettingError(
-                f"setting 'picsr.prototype-noise' is {self.prototype_noise:g} and "
-                "'standardise' is 'pooled': the sums that a site sends to be pooled give its exact "
-                "mean away, so noise on the prototype hides nothing; set 'standardise' to "
-                "'declared'"
-            )
         if sums_leave and self.prototype_min_count > common.sums_min_count:
             raise SettingError(
                 f"setting 'picsr.prototype-min-count' is {self.prototype_min_count} and "
@@ -130,10 +117,7 @@ class Router(nn.Module):
     def __init__(self, *, features: int, experts: int, settings: PICSRSettings) -> None:
         super().__init__()
         width = settings.router_width
-        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(features, width)]
-        if settings.embedding == "mlp":
-            layers += [nn.GELU(), nn.Linear(width, width)]
-        self.embedding = nn.Sequential(*layers)
+        self.embedding = nn.Sequential(nn.Flatten(), nn.Linear(features, width))
         self.inversion = settings.inversion
         self.importance = nn.Linear(experts, experts)
         # As the identity: before training an expert's weight follows from the distance to its own
@@ -191,29 +175,24 @@ def opened_router(
 
 
 class PICSRNetwork(Mixture):
-    """Eq. 1: the experts, mixed by the router's weights.
-
-    Unless ``train_experts`` is set, the experts are frozen and stay in eval mode.
-    """
+    """Eq. 1: the experts, mixed by the router's weights; frozen, and always in eval mode."""
 
     def __init__(
         self,
         experts: Mapping[str, TokenClassifier],
         prototypes: Mapping[str, Tensor],
         router: Router,
-        train_experts: bool,
     ) -> None:
         super().__init__(experts)
         self.router = router
-        self.train_experts = train_experts
         self.register_buffer("prototypes", torch.stack([prototypes[site] for site in self.sites]))
         self.prototypes: Tensor
-        self.experts.requires_grad_(train_experts)
+        self.experts.requires_grad_(False)
 
     def train(self, mode: bool = True) -> PICSRNetwork:
-        """Set the mode of the router and, unless they are frozen, of the experts."""
+        """Set the mode of the router; the experts stay in eval mode."""
         super().train(mode)
-        self.experts.train(mode and self.train_experts)
+        self.experts.eval()
         return self
 
     def log_weights(self, inputs: Tensor) -> Tensor:
@@ -221,12 +200,8 @@ class PICSRNetwork(Mixture):
         return self.router.log_weights(inputs, self.prototypes)
 
     def trained_arrays(self) -> dict[str, Tensor]:
-        """Return the router's arrays by wire name and, if they are trained, the experts'."""
-        arrays = with_prefix(ROUTER, exchanged_arrays(self.router))
-        if self.train_experts:
-            for site, expert in zip(self.sites, self.experts, strict=True):
-                arrays |= with_prefix(expert_array(site, ""), exchanged_arrays(expert))
-        return arrays
+        """Return the router's arrays by wire name."""
+        return with_prefix(ROUTER, exchanged_arrays(self.router))
 
 
 def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> dict[str, float]:

@@ -27,14 +27,15 @@ from dataclasses import dataclass
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import INCOMING, Notes, measurement
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings import SERVER, CommonSettings
+from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import choice, setting
 from fedsilo.models.contract.site_facts import SiteFacts
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
-USE = "use."  # how many of a site's samples use each codeword of book b: use.<b> (n,)
 NEW_CODEWORDS = "new-codewords"  # how many codewords a site started, in a centroids reply
 ENTROPY = measurement(INCOMING, "val", "entropy")  # in an uncertainty reply
+CODEBOOK_WEIGHT = 1.0  # of |c - sg(z)|^2 in eq. 6, which pulls codewords to tokens
+COMMITMENT_WEIGHT = 0.25  # of |z - sg(c)|^2 in eq. 6: beta, as the authors' code has it
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,10 @@ class UEFLSettings(OwnSettings):
     )
     codes: int = setting(32, "codewords of the first book and of each extension", minimum=1)
     segments: int = setting(1, "parts that a token is split into", minimum=1)
-    codebook_weight: float = setting(1.0, "weight of |c - sg(z)|^2", minimum=0.0)
-    commitment_weight: float = setting(0.25, "weight of |z - sg(c)|^2", minimum=0.0)
     iteration_rounds: int = setting(20, "rounds of the first iteration", minimum=1)
     extension_rounds: int = setting(5, "rounds of each later iteration", minimum=1)
     max_iterations: int = setting(3, "iterations at most; 1 is DisFL, never extended", minimum=1)
     stop_when_certain: bool = setting(True, "end the run once no silo is uncertain")
-    codebooks: str = choice(
-        "shared", "personal", help="shared, or personal: never averaged nor sent"
-    )
     codeword_start: str = choice("kmeans", "gaussian", help="start of new codewords")
     refresh: str = choice(
         *("kmeans", "none"),
@@ -69,34 +65,10 @@ class UEFLSettings(OwnSettings):
     token_norm: str = choice(
         "none", "layer", help="layer: tokens are normalised over channels before the codes"
     )
-    codeword_update: str = choice(
-        *("gradient", "average"),
-        help="what moves codewords: gradient of eq. 6, or average: moving averages of their tokens",
-    )
-    codeword_decay: float = setting(0.99, "decay of the moving averages", minimum=0.0, below=1.0)
-    dead_codes: str = choice(
-        *("keep", "split"),
-        help="codewords that no silo uses after a round: keep, or split: moved next to the most "
-        "used",
-    )
-    commitment_rounds: int = setting(
-        0,
-        "rounds over which commitment-weight rises from 0, or 0 for the same weight always",
-        minimum=0,
-    )
-    books_used: str = choice(
-        *("all", "newest"),
-        help="books a silo reads: all that it was given, or the first and the newest",
-    )
     threshold: str = choice(
         *("least", "mean"),
         help="entropy that gamma compares with: the least of all silos, or their mean",
     )
-
-    @property
-    def personal(self) -> bool:
-        """Whether each site has books of its own, which it never sends."""
-        return self.codebooks == "personal"
 
     def refuse_exact_centroids(self, common: CommonSettings) -> None:
         """Refuse what has no noise where training is private, by a ``SettingError``."""
@@ -110,17 +82,6 @@ class UEFLSettings(OwnSettings):
                 "setting 'sample-clip-norm' is set, and the centroids of a first book have no "
                 "noise: set 'uefl.first-book' to 'gaussian'"
             )
-        if common.is_private() and self.codeword_update == "average":
-            raise SettingError(
-                "setting 'sample-clip-norm' is set, and moving averages of tokens have no noise: "
-                "set 'uefl.codeword-update' to 'gradient'"
-            )
-        if self.dead_codes == "split" and (common.trust != SERVER or common.is_private()):
-            raise SettingError(
-                "'uefl.dead-codes' is 'split', for which each site says how many of its samples "
-                "use a codeword, and 'trust' is not 'server' or training is private: set "
-                "'uefl.dead-codes' to 'keep'"
-            )
 
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
         """Tell whether uncertain or else certain sites send codewords, found by K-means.
@@ -128,24 +89,19 @@ class UEFLSettings(OwnSettings):
         With ``first`` it is before round 1, where all sites are certain.
         """
         found = self.codeword_start if uncertain else self.first_book if first else self.refresh
-        return not self.personal and found == "kmeans"
+        return found == "kmeans"
 
     def disclosed(self) -> list[str]:
         """Return a sentence for each thing that leaves a site."""
-        sentences = ["all weights and batch-norm statistics of the network, each round"]
-        if self.personal:
-            return sentences
-        sentences.append("the codebooks that the site may use, trained, each round")
+        sentences = [
+            "all weights and batch-norm statistics of the network, each round",
+            "the codebooks that the site may use, trained, each round",
+        ]
         when = {(True, False): "when uncertain", (False, True): "when certain"}
         if any(sends := (self.sends_centroids(True), self.sends_centroids(False))):
             sentences.append(f"{when.get(sends, 'after each iteration')}: {self._centroids()}")
         if self.sends_centroids(False, first=True):
             sentences.append(f"before the first round: {self._centroids()}")
-        if self.dead_codes == "split":
-            sentences.append(
-                "how many training samples use each codeword, each round; fewer than "
-                f"{self.centroid_min_count} count as none"
-            )
         return sentences
 
     def _centroids(self) -> str:
@@ -161,10 +117,6 @@ class UEFLSettings(OwnSettings):
             f"after round {round_} no silo's entropy is above {1 + self.gamma:g} times {level}: "
             "the run ends ('uefl.stop-when-certain')"
         )
-
-    def commitment_at(self, round_: int) -> float:
-        """Return the weight of |z - sg(c)|^2 in ``round_``, from 1."""
-        return self.commitment_weight * min(1.0, round_ / max(1, self.commitment_rounds))
 
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
         """Tell whether ``round_`` is the last of an iteration, from 1, and another may follow."""
@@ -213,11 +165,6 @@ class UEFLSettings(OwnSettings):
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse a run without dropout, or one that ends before a codebook could be extended."""
         self.refuse_exact_centroids(common)
-        if self.personal and self.dead_codes == "split":
-            raise SettingError(
-                "'uefl.dead-codes' is 'split', which the server does, and 'uefl.codebooks' is "
-                "'personal', which it never gets: set one of them back"
-            )
         if common.dropout == 0 or common.mc_passes == 0:
             raise SettingError(
                 f"settings 'dropout' ({common.dropout:g}) and 'mc-passes' ({common.mc_passes}) "

@@ -7,13 +7,17 @@ from torch import Tensor, nn
 
 from fedsilo.models.maths.codebook import (
     Discretised,
-    MovingAverages,
     codebook_loss,
     nearest_codewords,
     perplexity,
     straight_through,
 )
-from fedsilo.models.methods.uefl import CODEBOOK, USE, UEFLSettings
+from fedsilo.models.methods.uefl import (
+    CODEBOOK,
+    CODEBOOK_WEIGHT,
+    COMMITMENT_WEIGHT,
+    UEFLSettings,
+)
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 
@@ -29,12 +33,6 @@ class UEFLNetwork(SiteNetwork):
             {name: nn.Parameter(books[name].clone()) for name in sorted(books, key=int)}
         )
         self.settings = settings
-        self.averages: MovingAverages | None = None
-
-    def moves_by_average(self) -> None:
-        """Have moving averages move the codewords in training, in place of gradients."""
-        books = [self.codebooks[name].requires_grad_(False) for name in self._names()]
-        self.averages = MovingAverages(books, self.settings.codeword_decay)
 
     def _names(self) -> list[str]:
         return sorted(self.codebooks, key=int)
@@ -69,14 +67,11 @@ class UEFLNetwork(SiteNetwork):
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return eq. 7, the criterion and the codebook loss of a batch."""
-        tokens, settings = self.encode(inputs), self.settings
-        nearest = self.nearest(tokens)
-        codewords = nearest.codewords
+        tokens = self.encode(inputs)
+        codewords = self.nearest(tokens).codewords
         logits = self.classify(straight_through(tokens, codewords))
-        if self.averages:
-            self.averages.update(tokens.detach().float(), nearest.codes)
         return self.classifier.criterion(logits, labels) + codebook_loss(
-            tokens.float(), codewords, settings.codebook_weight, settings.commitment_weight
+            tokens.float(), codewords, CODEBOOK_WEIGHT, COMMITMENT_WEIGHT
         )
 
 
@@ -99,23 +94,9 @@ class CodeUse:
 
     def values(self) -> dict[str, float]:
         """Return ``perplexity``, ``codebook-loss`` and, without its weights, the distance."""
-        settings, distance = self.network.settings, self.squared / self.elements
+        distance = self.squared / self.elements
         return {
             "perplexity": perplexity(self.counts),
             "codeword-distance": distance,
-            "codebook-loss": (settings.codebook_weight + settings.commitment_weight) * distance,
+            "codebook-loss": (CODEBOOK_WEIGHT + COMMITMENT_WEIGHT) * distance,
         }
-
-
-def code_use(network: UEFLNetwork, tokens: Tensor, floor: int) -> dict[str, Tensor]:
-    """Return how many samples of ``tokens`` (n, l, c) use each codeword, by book, as USE names.
-
-    A codeword of fewer samples than ``floor`` counts as used by none.
-    """
-    codes = network.nearest(tokens).codes.flatten(1).cpu()
-    used = torch.zeros(len(codes), len(network.codebook()))
-    counts = used.scatter_(1, codes, 1.0).sum(dim=0)
-    counts[counts < floor] = 0.0
-    books = network.books()
-    parts = torch.split(counts, [len(book) for book in books.values()])
-    return {n.replace(CODEBOOK, USE): part for n, part in zip(books, parts, strict=True)}

@@ -49,8 +49,7 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
     if common.compresses():
         raise SettingError(
             f"setting 'sample-clip-norm' is {clip:g}, and updates travel in fewer bytes, which "
-            "nobody has measured of noisy ones: set 'wire-precision' and 'wire-down' to 'fp32' and "
-            "'wire-top-k' to 1"
+            "nobody has measured of noisy ones: set 'wire-precision' and 'wire-down' to 'fp32'"
         )
     if common.precision == "fp16":
         raise SettingError(
@@ -119,8 +118,7 @@ def _check_secure_settings(common: CommonSettings) -> None:
     if common.compresses():
         raise SettingError(
             "setting 'secure-aggregation' is 'secagg', and updates travel in fewer bytes: masks "
-            "cancel in whole sums alone; set 'wire-precision' and 'wire-down' to 'fp32' and "
-            "'wire-top-k' to 1"
+            "cancel in whole sums alone; set 'wire-precision' and 'wire-down' to 'fp32'"
         )
     if common.site_weights:
         raise SettingError(

@@ -31,11 +31,8 @@ from fedsilo.server_app.studies.api.applying import (
     predict,
 )
 from fedsilo.server_app.studies.api.comparing import (
-    bars,
-    benchmark,
     compare,
     crossvalidate,
-    sweep,
     tune,
 )
 from fedsilo.server_app.studies.api.drawing import (
@@ -48,3 +45,11 @@ from fedsilo.server_app.studies.api.drawing import (
     report,
 )
 from fedsilo.server_app.studies.api.run import Run, load_run
+
+
+def __getattr__(name: str) -> object:
+    """Say what to use in place of a function that earlier versions had."""
+    from fedsilo.models.contract.removed import COMMANDS
+
+    instead = f": {COMMANDS[name]}" if name in COMMANDS else ""
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'{instead}")

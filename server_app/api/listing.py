@@ -1,6 +1,5 @@
 """Data sets, settings and experiments: what there is, and what data the sites have."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.one_line import counted, one_line
+from fedsilo.models.contract.settings_schema import unknown_name
 from fedsilo.server_app.run.arguments import (
     AnyPath,
     Sources,
@@ -64,24 +64,15 @@ def datasets(*, data_dir: AnyPath | None = None) -> list[dict[str, str]]:
 
 
 def manifest(recipe: str, folder: AnyPath) -> Iterator[str]:
-    """Write the manifest of a public image data set, or of images sorted into folders."""
-    from fedsilo.datasets.images.folders import FOLDER, MANIFEST, write_folder_manifests
-    from fedsilo.datasets.images.recipes import RECIPES, write_manifest
+    """Write manifests of images that are sorted into folders."""
+    from fedsilo.datasets.images.folders import FOLDER, write_folder_manifests
 
+    if recipe != FOLDER.name:
+        raise unknown_name("recipe", recipe, [FOLDER.name])
     folder = Path(folder)
-    if recipe == FOLDER.name:
-        for path, labels in write_folder_manifests(folder).items():
-            yield from _counts(path, labels)
-        yield f"{folder / 'images.yaml'}: the sites and classes; --set dataset=images reads it"
-        return
-    labels = write_manifest(recipe, folder)
-    made = RECIPES[recipe]
-    yield from _counts(folder / MANIFEST, labels)
-    yield f"licence: {made.licence} ({made.source})"
-    classes = made.classes or {label: [label] for label in sorted(labels)}
-    yield f"for {made.dataset}.yaml, in the data directory:"
-    yield f"sites: {{{recipe}: {folder.name}/{MANIFEST}}}"
-    yield f"classes: {json.dumps(classes)}"
+    for path, labels in write_folder_manifests(folder).items():
+        yield from _counts(path, labels)
+    yield f"{folder / 'images.yaml'}: the sites and classes; --set dataset=images reads it"
 
 
 def _counts(path: Path, labels: Counter[str]) -> Iterator[str]:

@@ -12,8 +12,9 @@ import typer
 import typer.core
 import typer.main
 
-from fedsilo.models.contract.errors import FedsiloError, error_line
+from fedsilo.models.contract.errors import FedsiloError, SettingError, error_line
 from fedsilo.models.contract.one_line import as_word, one_line
+from fedsilo.models.contract.removed import COMMANDS, OPTIONS
 from fedsilo.models.contract.versions import FEDSILO
 from fedsilo.server_app.cli.commands import add_commands, panels
 from fedsilo.server_app.run.processes import VERBOSE, end_if_bound
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     end_if_bound()
     try:
+        _refuse_removed(words)
         return _invoke(list(words))
     except FedsiloError as error:
         print(error_line(error), file=sys.stderr)
@@ -46,6 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"; to continue: fedsilo resume {as_word(Path(error.args[0]))}" if error.args else ""
         print(f"fedsilo: interrupted{hint}", file=sys.stderr)
         return 130
+
+
+def _refuse_removed(words: Sequence[str]) -> None:
+    """Say what to use in place of a command or an option that earlier versions had.
+
+    Raises:
+        SettingError: the first word is such a command, or such an option follows its command.
+    """
+    command = words[0] if words else ""
+    if command in COMMANDS:
+        raise SettingError(f"this version has no command '{command}': {COMMANDS[command]}")
+    options = f" {' '.join(words[1:])} ".replace("=", " ")
+    for (of_command, option), instead in OPTIONS.items():
+        if of_command == command and f" {option} " in options:
+            raise SettingError(f"'fedsilo {command}' has no '{option}' in this version: {instead}")
 
 
 def _invoke(words: list[str]) -> int:

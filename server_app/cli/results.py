@@ -24,11 +24,8 @@ if TYPE_CHECKING:
     from fedsilo.server_app.deploy.joining import MadeKit
     from fedsilo.server_app.doctor.findings import Finding
     from fedsilo.server_app.studies.api.run import Run
-    from fedsilo.server_app.studies.benchmark.page import Benchmarked
     from fedsilo.server_app.studies.compare.crossvalidate import CrossValidation
     from fedsilo.server_app.studies.compare.over_seeds import Comparison
-    from fedsilo.server_app.studies.compare.over_setting import Sweep
-    from fedsilo.server_app.studies.compare.per_site import SiteBars
     from fedsilo.server_app.studies.finetune.results import FinetuneResult
     from fedsilo.server_app.studies.monitor.monitor import Monitored
     from fedsilo.server_app.studies.predict.answers import Predictions
@@ -103,10 +100,14 @@ def compare(
     median: bool = False,
     csv: AnyPath | None = None,
     markdown: AnyPath | None = None,
+    picture: AnyPath | None = None,
 ) -> None:
-    """Print the table and the tests of a comparison."""
+    """Print the table and the tests of a comparison; write and draw them if asked."""
     shown(found.lines(median))
     found.write(path_of(csv), path_of(markdown), median)
+    if picture is not None:
+        found.draw(Path(picture))
+        line(f"picture: {picture}")
 
 
 def crossvalidate(
@@ -115,27 +116,6 @@ def crossvalidate(
     """Print a table per metric."""
     shown(found)
     found.write(path_of(csv), path_of(markdown))
-
-
-def sweep(swept: Sweep, *, picture: AnyPath = "sweep.png") -> None:
-    """Print the points of each experiment and draw them."""
-    shown(swept)
-    swept.draw(Path(picture))
-    line(f"picture: {picture}")
-
-
-def benchmark(
-    found: Benchmarked, *, page: AnyPath | None = None, readme: AnyPath | None = None
-) -> None:
-    """Write the page, and print ranks and what is missing."""
-    found.write(path_of(page), path_of(readme))
-    shown(found)
-
-
-def bars(found: SiteBars, *, csv: AnyPath | None = None, picture: AnyPath = "bars.png") -> None:
-    """Draw the bars."""
-    found.write(path_of(csv), Path(picture))
-    line(picture)
 
 
 def finetune(found: FinetuneResult, *, out: AnyPath) -> None:
@@ -168,16 +148,14 @@ def calibrate(
     shown([*found.lines(coverage), out or calibration_path(Path(run_dir), found.site)])
 
 
-def monitor(
-    found: Monitored, *, out: AnyPath | None = None, pdf: bool = False, overwrite: bool = False
-) -> None:
+def monitor(found: Monitored, *, out: AnyPath | None = None, overwrite: bool = False) -> None:
     """Print the checks, write a page of them, and exit by 3 if one is an alarm."""
     from fedsilo.server_app.studies.monitor.monitor import ALARM
-    from fedsilo.server_app.studies.report.pdf import write_page
+    from fedsilo.server_app.studies.report.written import write_page
 
     shown(found)
     if out is not None:
-        shown(write_page(Path(out), found.page, overwrite=overwrite, pdf=pdf))
+        shown(write_page(Path(out), found.page, overwrite=overwrite))
     if found.alarms:
         raise typer.Exit(ALARM)
 

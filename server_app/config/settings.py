@@ -26,6 +26,8 @@ from fedsilo.models.contract.plugs import (
     plug_digests,
     with_plugin_settings,
 )
+from fedsilo.models.contract.removed import SETTINGS as REMOVED
+from fedsilo.models.contract.removed import without_removed
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import (
     Value,
@@ -37,7 +39,6 @@ from fedsilo.models.contract.settings_schema import (
 )
 from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
-from fedsilo.server_app.config.speeds import declared_speeds
 from fedsilo.server_app.config.training import check_training
 
 PROJECT_FILE = Path(__file__).resolve().parents[2] / "pyproject.toml"
@@ -46,7 +47,7 @@ RUN_FORMAT = 2  # of a run directory, as its config.toml says; another one is re
 _NO_SETTINGS = ("format", "launch", "environment")  # what else config.toml has
 
 # Texts of YAML, which a file may have as mappings or lists
-_STRUCTURED = frozenset(keys_with(CommonSettings, "structured"))
+_STRUCTURED = frozenset(keys_with(CommonSettings, "structured")) | REMOVED.keys()
 # They do not change the result of a run
 _CIRCUMSTANCES = frozenset(keys_with(CommonSettings, "circumstance"))
 
@@ -144,6 +145,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     from fedsilo.strategies.loop.round_loop import refuse_site_count
     from fedsilo.strategies.methods.registry import strategy_class
 
+    values = without_removed(values)
     if values.get("plugin-settings"):
         values = with_plugin_settings(values)
     known = known_defaults()
@@ -172,8 +174,6 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
                 f"setting 'min-sites' is {common.min_sites}, more than there are silos ({silos})"
             )
         refuse_site_count(common, silos)
-    if common.speeds:
-        declared_speeds(common.speeds)
     own.check(common, is_table)
     return RunSettings(common, own)
 
@@ -231,7 +231,8 @@ def read_run_config(config: Path) -> RunConfig:
             f"{config.parent} was made by another version of fedsilo: start a new run"
         )
     launch, environment = (content.pop(key, {}) for key in ("launch", "environment"))
-    return RunConfig(flat_values(content, str(config)), launch, environment)
+    settings = without_removed(flat_values(content, str(config)), str(config))
+    return RunConfig(settings, launch, environment)
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:

@@ -33,10 +33,9 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
 def _check_early_stopping(common: CommonSettings) -> None:
     metric, usual = common.early_stopping_metric, CommonSettings()
     if metric == "none":
-        if (common.patience, common.minimum_delta) != (usual.patience, usual.minimum_delta):
+        if common.patience != usual.patience:
             raise SettingError(
-                "settings 'patience' and 'minimum-delta' mean nothing without a metric: set "
-                "'early-stopping-metric'"
+                "setting 'patience' means nothing without a metric: set 'early-stopping-metric'"
             )
     elif common.trust == NOBODY or (common.trust == SUMS and metric not in MEASURED):
         raise SettingError(

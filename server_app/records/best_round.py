@@ -105,7 +105,7 @@ class BestRound(Hook):
             return True
         sign = -1 if self.common.early_stopping_metric in _SMALLER_IS_BETTER else 1
         gain = sign * (value - float(self.best["value"]))
-        return gain > self.common.minimum_delta
+        return gain > 0
 
     def _mean(self, values: Mapping[str, Mapping[str, float]]) -> float:
         """Return the metric's mean over the sites that have reported it, by their samples."""

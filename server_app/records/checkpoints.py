@@ -2,16 +2,15 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.removed import without_removed
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import differences
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.late import Late
 from fedsilo.strategies.loop.method import State
 
 KEPT = 2  # as many as a site keeps states of
@@ -42,10 +41,7 @@ class CheckpointHook(Hook):
             "settings": self.settings,
             "hooks": {name: hook.state() for name, hook in self.hooks.items()},
         }
-        arrays = state.arrays
-        if state.late:
-            arrays, facts["late"] = {**arrays, **state.late.stored()}, state.late.facts()
-        save_state(self.folder / f"round-{state.round:06d}.safetensors", arrays, facts)
+        save_state(self.folder / f"round-{state.round:06d}.safetensors", state.arrays, facts)
         for old in sorted(self.folder.glob("round-*.safetensors"))[:-KEPT]:
             old.unlink()
 
@@ -63,15 +59,21 @@ class CheckpointHook(Hook):
                 logging.getLogger("flwr").warning("%s: trying the one before it", error)
                 continue
             try:
-                if other := differences(facts["settings"], self.settings):
+                before = without_removed(facts["settings"], str(path))
+                # Its sites added what rounding left out to their next update
+                if facts["settings"].get("wire-feedback") and before["wire-precision"] == "bf16":
+                    raise CheckpointError(
+                        f"{path} is of a run with 'wire-feedback', which this version does not "
+                        "have: start a new run"
+                    )
+                if other := differences(before, self.settings):
                     raise CheckpointError(
                         f"{path} belongs to another config: {other}; resume with the same settings "
                         "or choose another 'run-name'"
                     )
                 for name, hook in self.hooks.items():
                     hook.restore(facts["hooks"][name])
-                late = Late.restored(arrays, facts["late"]) if "late" in facts else None
-                state = replace(self.state_class.restored(arrays, facts), late=late)
+                state = self.state_class.restored(arrays, facts)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise CheckpointError(
                     f"{path} is of another version of fedsilo ({type(error).__name__}: "

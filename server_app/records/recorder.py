@@ -1,4 +1,4 @@
-"""The hooks that write metrics.csv, traffic.csv and arrivals.csv.
+"""The hook that writes metrics.csv and traffic.csv.
 
 The files grow by the round, so that a late round costs no more than an early one: final lines are
 appended once, and open lines follow them, which the next writing replaces. A checkpoint holds how
@@ -9,7 +9,7 @@ import csv
 import io
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -29,7 +29,6 @@ from fedsilo.models.contract.messages import (
     UNREPEATABLE,
     measurements,
 )
-from fedsilo.models.contract.one_line import counted
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
@@ -111,7 +110,6 @@ TRAFFIC_HEADER = (
     *("round", "phase", "site", "bytes_down", "bytes_up", "seconds"),
     *("steps", "samples"),  # of local training; 0 where the site does not tell
 )
-ARRIVALS_HEADER = ("round", "site", "asked", "seconds")
 ALL = "all"  # in place of a site, which none can be called: the mean over all sites' samples
 UPDATE = "update"  # in place of a split: statistics of what a site's reply changes
 _TRAINED = "trained-"  # before a metric: of the site's own model after its training
@@ -183,12 +181,10 @@ class Recorder(Hook):
                 name.removeprefix(UNREPEATABLE) for name in metrics if name.startswith(UNREPEATABLE)
             }
             for model, split, metric, value in measurements(metrics) if measured else ():
-                if model == INCOMING and not reply.asked:  # of an older model, whose rows are final
+                if model == INCOMING:
                     self._new_metrics.append([described, site, split, metric, value])
                 elif model == TRAINED:
                     self._new_metrics.append([round_, site, split, _TRAINED + metric, value])
-            if reply.asked:
-                self._new_metrics.append([round_, site, UPDATE, "staleness", round_ - reply.asked])
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
         """Record the means over all sites of what was summed in secret, as those of site 'all'."""
@@ -273,44 +269,3 @@ class Recorder(Hook):
         self._new_traffic.append(row)
         down, up, seconds = self.sites.get(row[2], (0, 0, 0.0))
         self.sites[row[2]] = (down + row[3], up + row[4], round(seconds + row[5], 3))
-
-
-class Arrivals(Hook):
-    """Writes ``arrivals.csv``: who answered in which round of a run with a quorum, and how late.
-
-    A row for each reply, in the order of the virtual clock, then of names, is written before a
-    round combines its replies: a resumed run has the same sites count in the round that it lost.
-    """
-
-    name = "arrivals"
-
-    def __init__(self, directory: RunDirectory, say: Callable[[str], None]) -> None:
-        self.file = GrowingCsv(directory.path / "arrivals.csv", ARRIVALS_HEADER)
-        self.say = say
-
-    def sites_answered(self, round_: int, answered: Mapping[str, tuple[int, float]]) -> None:
-        """Write the rows of a round, and say who is late."""
-        order = sorted(answered.items(), key=lambda one: (one[1][1], one[0]))
-        self.file.write([(round_, site, asked, second) for site, (asked, second) in order])
-        late = {site: round_ - asked for site, (asked, _) in order if asked < round_}
-        for site, rounds in late.items():
-            ago = counted(rounds, "round")
-            self.say(f"round {round_}: site {site} answers the question of {ago} ago")
-
-    def order(self) -> dict[int, list[str]]:
-        """Return the sites of each round as the file has them; a line that is cut short is none."""
-        order: dict[int, list[str]] = {}
-        text = self.file.path.read_text(encoding="utf-8") if self.file.path.is_file() else ""
-        for line in text.splitlines(keepends=True)[1:]:
-            if line.endswith("\n"):
-                round_, site, *_ = line.split(",")
-                order.setdefault(int(round_), []).append(site)
-        return order
-
-    def state(self) -> Any:
-        """Return which bytes of the file are final."""
-        return self.file.final
-
-    def restore(self, state: Any) -> None:
-        """Continue after them."""
-        self.file.restore(state)

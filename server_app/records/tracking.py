@@ -1,10 +1,9 @@
 """Metrics where people look: TensorBoard, MLflow or Weights & Biases, after each round.
 
-By default a scalar is the mean over sites of a metric, ``<split>/<metric>``, or a round's sum over
-sites, ``traffic/<bytes_down, bytes_up, seconds, steps or samples>``: about twenty. 'track-detail'
-``sites`` makes one of each row of ``metrics.csv`` and ``traffic.csv``. The settings that decide the
-result go once. The hook stores nothing in the checkpoint, so that a run is the same with and
-without it. A failure is one line and ends no run.
+A scalar is the mean over sites of a metric, ``<split>/<metric>``, or a round's sum over sites,
+``traffic/<bytes_down, bytes_up, seconds, steps or samples>``: about twenty. The settings that
+decide the result go once. The hook stores nothing in the checkpoint, so that a run is the same
+with and without it. A failure is one line and ends no run.
 
 A tracker is a generator: it opens what it writes to, is sent lists of scalars, and ends when it is
 closed. A resumed run sends all rows of its checkpoint again: TensorBoard removes earlier ones
@@ -177,7 +176,6 @@ class TrackingHook(Hook):
     ) -> None:
         self.common, self.run_dir, self.recorder = common, run_dir, recorder
         self.decisive = decisive
-        self.scalars = means if common.track_detail == "means" else of_sites
         self.tracker: Tracker | None = None
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
@@ -187,13 +185,13 @@ class TrackingHook(Hook):
             self.tracker = open_tracker(self.run_dir, self.decisive, self.common.resume)
             next(self.tracker)
             metrics = [*self.recorder.metrics.rows(), *self.recorder.open]
-            self.tracker.send(self.scalars(metrics, self.recorder.traffic.rows()))
+            self.tracker.send(means(metrics, self.recorder.traffic.rows()))
 
     def round_ended(self, state: State) -> None:
         """Send what the round has added."""
         if self.tracker:
             with self._harmless():
-                self.tracker.send(self.scalars(*self.recorder.written))
+                self.tracker.send(means(*self.recorder.written))
 
     def run_ended(self, state: State) -> None:
         """Send what the final evaluation has added, and close the tracker."""
@@ -213,18 +211,6 @@ class TrackingHook(Hook):
                 reason = missing_extra(f"'track' {self.common.track}", "tracking")
             line = "tracking with %s ends, and the run continues: %s"
             logging.getLogger("flwr").warning(line, self.common.track, reason)
-
-
-def of_sites(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
-    """Return each row of metrics.csv and of traffic.csv as numbers with a name and a round."""
-    found = [
-        Scalar(f"{split}/{metric}/{site}", int(round_), float(value))
-        for round_, site, split, metric, value in metrics
-    ]
-    for round_, phase, site, *values in traffic:
-        for name, value in zip(TRAFFIC_HEADER[3:], values, strict=False):
-            found.append(Scalar(f"traffic/{phase}/{name}/{site}", int(round_), float(value)))
-    return found
 
 
 def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:

@@ -11,21 +11,18 @@ from fedsilo.datasets.registry import cut_of, data_set
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.methods import title_of
 from fedsilo.models.contract.settings import AUTO
-from fedsilo.models.maths.pacing import has_quorum
 from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import RunSettings, differences, read_run_config, resolve
-from fedsilo.server_app.config.speeds import seconds_of
 from fedsilo.server_app.records import run_directory
 from fedsilo.server_app.records.best_round import BestRound
 from fedsilo.server_app.records.checkpoints import CheckpointHook
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress_hook import ProgressHook
-from fedsilo.server_app.records.recorder import Arrivals, Recorder
+from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import CUT, SILOS, RunDirectory
 from fedsilo.server_app.records.tracking import TrackingHook
 from fedsilo.server_app.run.terminal import printer
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.quorum_ask import Quorum
 from fedsilo.strategies.loop.round_loop import RoundLoop, refuse_site_count
 from fedsilo.strategies.meeting.admission import Terms
 from fedsilo.strategies.meeting.participants import Participants
@@ -86,12 +83,6 @@ def assemble(
     if common.early_stopping_metric != "none":
         best = BestRound(common, directory, recorder, method)
         recording.append(best)
-    quorum = None
-    if has_quorum(common):
-        quorum = Quorum(seconds_of(common, participants))
-        recording.append(arrivals := Arrivals(directory, say))
-        if common.resume:
-            quorum.order = arrivals.order()
     checkpoint = CheckpointHook(
         directory.checkpoints, settings.decisive(), recording, cls.state_class
     )
@@ -100,7 +91,7 @@ def assemble(
     hooks = [*recording, checkpoint, progress]
     if common.track != "none":
         hooks.append(TrackingHook(common, directory.path, recorder, settings.decisive()))
-    loop = RoundLoop(method, hooks, str(directory.path), quorum)
+    loop = RoundLoop(method, hooks, str(directory.path))
     if common.resume:
         _refuse_other_data(directory, participants, cls.capabilities.late_join)
         loop.state = checkpoint.resume()

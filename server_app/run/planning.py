@@ -25,7 +25,6 @@ from fedsilo.server_app.config.settings import (
     read_toml,
     resolve,
 )
-from fedsilo.server_app.config.speeds import written_out
 from fedsilo.server_app.records.run_directory import (
     CONFIG,
     SILOS,
@@ -93,8 +92,6 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
         path = placed.get(key)
         if path and isinstance(path, str):
             placed[key] = _absolute(key, path)
-    if speeds := placed.get("speeds"):
-        placed["speeds"] = written_out(str(speeds))
     return _with_plugins(placed)
 
 

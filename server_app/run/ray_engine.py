@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import tomli_w
 from rich.console import Console
@@ -34,7 +35,7 @@ from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.progress import mark_interrupted, read_progress
 from fedsilo.server_app.records.run_directory import CONFIG, SUMMARY, RunDirectory, runs_folder
 from fedsilo.server_app.run import processes
-from fedsilo.server_app.run.ray_cluster import Cluster, fit_cluster, ray_variables, unused_cluster
+from fedsilo.server_app.run.ray_cluster import check_cluster, ray_variables, unused_cluster
 from fedsilo.server_app.run.terminal import progress_bars
 
 LAUNCH_VARIABLE = "FEDSILO_LAUNCH"  # tells the app, inside the Flower run, how it was launched
@@ -63,11 +64,14 @@ def run_with_ray(
     directory = RunDirectory(runs / settings.common.run_name)
     wanted = check_resources(resources)
     share = float(wanted["client-resources-num-gpus"])
-    cluster = fit_cluster(address, runs, wanted) if address else None
-    if line := cluster or unused_cluster():
+    place: dict[str, Any] = {"prefix": "fedsilo-flwr-"}
+    if address:
+        check_cluster(address, wanted)
+        runs.mkdir(parents=True, exist_ok=True)
+        # Flower's actors read the app in it, so all nodes must see it
+        place = {"prefix": ".fedsilo-flwr-", "dir": runs}
+    elif line := unused_cluster():
         print(f"fedsilo: {line}", file=sys.stderr)
-    # Flower's actors read the app in it: for a cluster it is where all nodes see it
-    place = {"prefix": ".fedsilo-flwr-", "dir": runs} if cluster else {"prefix": "fedsilo-flwr-"}
     with tempfile.TemporaryDirectory(**place) as home:
         config = Path(home) / "run-config.toml"
         config.write_text(tomli_w.dumps(settings.run_config()))
@@ -75,7 +79,7 @@ def run_with_ray(
         launch = json.dumps({"engine": "ray", "resources": wanted})
         variables = {LAUNCH_VARIABLE: launch, GPU_SHARE: str(wanted["client-resources-num-gpus"])}
         try:
-            with _superlink(Path(home), variables, cluster) as environment:
+            with _superlink(Path(home), variables, address) as environment:
                 error = _flwr_run(app, config, wanted, environment, directory)
         except KeyboardInterrupt:
             mark_interrupted(directory.path)
@@ -93,7 +97,7 @@ def run_with_ray(
 
 @contextmanager
 def _superlink(
-    home: Path, variables: Mapping[str, str] | None = None, cluster: Cluster | None = None
+    home: Path, variables: Mapping[str, str] | None = None, address: str = ""
 ) -> Iterator[dict[str, str]]:
     """Start a SuperLink in simulation mode; yield the environment in which flwr finds it."""
     http_port, control_port = map(str, processes.free_ports(2))
@@ -111,7 +115,7 @@ def _superlink(
         "FEDSILO_REVISION": git_revision(),  # the app runs from a bundle, not from the checkout
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
-    environment |= ray_variables(cluster, environment)
+    environment |= ray_variables(address, environment)
     superlink = [
         *(processes.tool("flower-superlink"), "--insecure", "--simulation"),
         *("--isolation", "subprocess", "--control-api-address", f"127.0.0.1:{control_port}"),

@@ -125,8 +125,6 @@ class Question:
     fault: Check | None = None
     # For secure aggregation, what is sent with the instruction, by site
     records: Mapping[str, ConfigRecord] = field(default_factory=dict)
-    # By site that is asked for an earlier round's reply, that round
-    asked: Mapping[str, int] = field(default_factory=dict)
 
 
 class Ask(ABC):

@@ -34,7 +34,6 @@ from fedsilo.models.contract.one_line import by_reason, one_line, shortened
 from fedsilo.models.contract.settings import SERVER, SUMS, CommonSettings
 from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies, TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hooks
-from fedsilo.strategies.loop.late import Late
 from fedsilo.strategies.loop.plausible import (
     array_fault,
     far_out,
@@ -44,7 +43,7 @@ from fedsilo.strategies.loop.plausible import (
 )
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.compressed import Compression
-from fedsilo.strategies.wire.messaging import Unanswered, arriving
+from fedsilo.strategies.wire.messaging import arriving
 from fedsilo.strategies.wire.records import Bundles, Packed, bundle, record_bytes, to_record
 from fedsilo.strategies.wire.reply import Reply, Spill, decode
 from fedsilo.strategies.wire.secure_keys import SECURE
@@ -81,12 +80,6 @@ class GridAsk(Ask):
         ends: whether it is the evaluation that ends a run.
     """
 
-    # Who is still at work when the round is over, where a round need not wait for all
-    late: Late | None = None
-    # The messages of the phase that need no answer in this round, if there are some
-    unanswered: Unanswered | None = None
-    answered: Sequence[str] = ()  # of the last phase the sites that answered, or were given up
-
     def __init__(
         self, session: Session, round_: int, sites: Sequence[str], spill: Spill, ends: bool = False
     ) -> None:
@@ -114,7 +107,6 @@ class GridAsk(Ask):
             return Replies({})
         exchange = _Exchange(self, question)
         usable = exchange.checked(exchange.answers())
-        self.answered = exchange.sites
         key = state_key(self.round, self._step)
         self.session.kept.update({s: key for s, r in usable.items() if r.keeps_state()})
         replies = Replies(usable, Became(question.reference))
@@ -133,14 +125,14 @@ class GridAsk(Ask):
     def message(self, site: str, question: Question) -> Message:
         """Return what a site is sent."""
         session, phase = self.session, question.phase
-        facts, asked = session.participants.facts[site], question.asked.get(site, 0)
+        facts = session.participants.facts[site]
         instruction = Instruction(
-            round=asked or self.asked_round(phase),
+            round=self.asked_round(phase),
             phase=phase,
             step=self._step,
             run_name=session.common.run_name,
             run_dir=session.run_dir if facts.simulated else "",
-            evaluate=self.evaluates(phase, asked),
+            evaluate=self.evaluates(phase),
             expects_state=session.kept.get(site, 0),
             returns=bool(question.expect.get(site)),
             notes=question.notes[site].to_values() if site in question.notes else {},
@@ -161,9 +153,9 @@ class GridAsk(Ask):
         """Return the round that a message is of: the final evaluation comes after the last one."""
         return self.round + (self.ends or phase == EVALUATE)
 
-    def evaluates(self, phase: str, asked: int = 0) -> bool:
-        """Tell whether sites measure what they are sent; ``asked``: in that round, if not 0."""
-        measured = phase in TRAINING and self.session.common.measures_in(asked or self.round)
+    def evaluates(self, phase: str) -> bool:
+        """Tell whether the sites measure the weights that they are sent."""
+        measured = phase in TRAINING and self.session.common.measures_in(self.round)
         return phase == EVALUATE or measured
 
 
@@ -196,15 +188,13 @@ class _Exchange:
 
         answers: dict[str, Reply] = {}
         waits, asked = (session.timeout, session.common.away_timeout), list(messages.values())
-        for node, message in arriving(session.grid, asked, *waits, away, ask.unanswered):
+        for node, message in arriving(session.grid, asked, *waits, away):
             if reply := self._decoded(site_of[node], message):
                 answers[reply.site] = reply
             self._call("reply_came", site_of[node])
-        silent = [s for s in self.sites if s not in answers and s not in self.failed]
-        if ask.unanswered and ask.unanswered.enough(session.participants.nodes[s] for s in silent):
-            self.sites = [site for site in self.sites if site not in silent]  # still at work
-        else:
-            self.failed |= dict.fromkeys(silent, "no answer in time")
+        for site in self.sites:
+            if site not in answers and site not in self.failed:
+                self.failed[site] = "no answer in time"
         return answers
 
     def _call(self, event: str, *args: Any) -> None:
@@ -236,7 +226,6 @@ class _Exchange:
             arrays=self.ask.spill.keep(reply.arrays),
             examples=examples,
             bytes_down=self.sent[site],
-            asked=self.question.asked.get(site, 0),
         )
 
     def checked(self, answers: Mapping[str, Reply]) -> dict[str, Reply]:
@@ -265,7 +254,7 @@ class _Exchange:
         question, session = self.question, self.ask.session
         facts, metrics = session.participants.facts[reply.site], reply.metrics
         trust = session.common.trust
-        needed = [] if trust == SUMS else [NUM_EXAMPLES, *self._needed(facts.held(), reply.asked)]
+        needed = [] if trust == SUMS else [NUM_EXAMPLES, *self._needed(facts.held())]
         if trust == SERVER:
             needed += [SECONDS, PEAK_MEMORY]
         for key in (*needed, *question.metrics):
@@ -283,12 +272,12 @@ class _Exchange:
             return shortened(fault)  # it may quote the arrays themselves
         return session.hooks.first("objection", self.ask.round, question.phase, reply)
 
-    def _needed(self, held: Collection[str], asked: int = 0) -> Iterable[str]:
+    def _needed(self, held: Collection[str]) -> Iterable[str]:
         """Return the measurements of the splits ``held`` that a reply must have."""
         phase = self.question.phase
         if phase in TRAINING and "train" in held:
             yield measurement(TRAINED, "train", "loss")
-        if self.ask.evaluates(phase, asked):
+        if self.ask.evaluates(phase):
             for split in ("val", "test"):
                 for metric in ("accuracy", "entropy", "loss") if split in held else ():
                     yield measurement(INCOMING, split, metric)

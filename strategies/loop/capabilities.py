@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import AUTO, CommonSettings
-from fedsilo.models.maths.pacing import has_quorum
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,8 @@ class Capabilities:
     # How the weights of sites may become one; "mean" alone where there is no such step, or where it
     # would guard a part of what sites send
     aggregations: tuple[str, ...] = ("mean",)
-    # What sites send is weights of which it needs the mean by samples alone, so that they can be
-    # summed in secret, or come late
+    # Sites send weights of which the method needs only the mean by samples, so that they can be
+    # summed in secret
     secure: bool = False
     # What sites send is made of the arrays of the same names that they were sent, and is averaged,
     # so that it can travel as updates, in fewer bytes
@@ -65,27 +64,12 @@ class Capabilities:
             )
 
     def _of_messages(self, common: CommonSettings) -> Iterator[str]:
-        """Say the same of what travels and of who may be late."""
-        method, secure = f"method '{common.method}'", common.secure_aggregation != "none"
-        if has_quorum(common) and not self.secure:
-            yield (
-                f"{method} does not average what all sites send: set 'round-quorum' to 1 and leave "
-                "'speeds' empty, or choose another method"
-            )
-        if has_quorum(common) and secure:
-            yield (
-                "a sum in secret needs all sites: set 'round-quorum' to 1 and leave 'speeds' "
-                "empty, or set 'secure-aggregation' to 'none'"
-            )
-        if has_quorum(common) and common.sites_per_round:
-            yield (
-                "'round-quorum' and 'speeds' ask all sites that are not at work: set "
-                "'sites-per-round' to 0"
-            )
+        """Yield why the method cannot take the wire format that the settings ask for."""
+        method = f"method '{common.method}'"
         if common.compresses() and not self.updates:
             yield (
                 f"{method} does not average updates of what sites were sent: leave "
-                "'wire-precision' and 'wire-down' at 'fp32' and 'wire-top-k' at 1"
+                "'wire-precision' and 'wire-down' at 'fp32'"
             )
 
     def _of_data(self, common: CommonSettings, is_table: bool) -> Iterator[str]:

@@ -59,12 +59,6 @@ class Hook:
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Called when the run continues without ``site`` in this phase."""
 
-    def sites_answered(self, round_: int, answered: Mapping[str, tuple[int, float]]) -> None:
-        """Called before a round with a quorum combines its replies.
-
-        ``answered`` has by site the round that asked it, and the virtual clock's seconds.
-        """
-
     def round_ended(self, state: State) -> None:
         """Called after each round."""
 

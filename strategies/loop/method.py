@@ -28,7 +28,6 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.strategies.loop.ask import Ask, Replies
 from fedsilo.strategies.loop.capabilities import Capabilities
-from fedsilo.strategies.loop.late import Late
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.compressed import compression_of
 from fedsilo.strategies.wire.records import NDArray
@@ -47,8 +46,6 @@ class State:
     # By site that keeps private state of this run, the newest that it has reported (``state_key``),
     # as the loop has seen
     kept: Mapping[str, int] = field(default_factory=dict)
-    # Who is still at work, where a round need not wait for all
-    late: Late | None = field(default=None, kw_only=True)
 
     @property
     def stateful_sites(self) -> tuple[str, ...]:
@@ -88,7 +85,7 @@ class State:
         return cls(arrays, facts["round"], {**facts["keepers"], **old}, **extras)
 
 
-_SHARED = {"arrays", "round", "kept", "late"}
+_SHARED = {"arrays", "round", "kept"}
 
 
 def _returns(value: Any) -> bool:

@@ -24,12 +24,12 @@ from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, Reply
 
 Replies = Mapping[str, Reply]
+FAULTY = 1  # f, the sites that may be faulty
 
 
 def fewest_sites(common: CommonSettings) -> int:
-    """Return how many sites 'aggregation' needs for 'aggregation-faulty' of them to be bad."""
-    faulty = common.aggregation_faulty
-    return {"trimmed": 2 * faulty + 1, "multikrum": 2 * faulty + 3}.get(common.aggregation, 1)
+    """Return how many sites 'aggregation' needs for ``FAULTY`` of them to be bad."""
+    return {"trimmed": 2 * FAULTY + 1, "multikrum": 2 * FAULTY + 3}.get(common.aggregation, 1)
 
 
 def why_too_few(common: CommonSettings, sites: int) -> str | None:
@@ -37,9 +37,8 @@ def why_too_few(common: CommonSettings, sites: int) -> str | None:
     if sites >= (needed := fewest_sites(common)):
         return None
     return (
-        f"'aggregation' '{common.aggregation}' with 'aggregation-faulty' "
-        f"{common.aggregation_faulty} needs at least {needed} sites, and there are {sites}: lower "
-        "'aggregation-faulty', or choose 'median'"
+        f"'aggregation' '{common.aggregation}' needs at least {needed} sites, but there are "
+        f"{sites}: choose 'median'"
     )
 
 
@@ -60,7 +59,7 @@ def robust_mean(
     if common.aggregation == "norm-clip":
         return norm_clipped_mean(ordered, before, equal)
     if common.aggregation == "multikrum":
-        chosen = chosen_by_krum(ordered, before, common.aggregation_faulty)
+        chosen = chosen_by_krum(ordered, before, FAULTY)
         ordered = {site: ordered[site] for site in chosen}
     return {
         name: np.asarray(_combined(common, _stacked(ordered, name)), np.float32)
@@ -78,7 +77,7 @@ def _combined(common: CommonSettings, stacked: NDArray) -> NDArray:
         combined = np.median(stacked, axis=0)
     elif common.aggregation == "trimmed":
         # trim_mean rounds down how many it drops at each end: a quarter more outweighs rounding
-        combined = trim_mean(stacked, (common.aggregation_faulty + 0.25) / len(stacked))
+        combined = trim_mean(stacked, (FAULTY + 0.25) / len(stacked))
     else:
         combined = np.mean(stacked, axis=0)
     return combined

@@ -13,12 +13,10 @@ from flwr.serverapp import Grid
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import SUMS, CommonSettings
-from fedsilo.models.maths.pacing import has_quorum
 from fedsilo.models.privacy.secure_sum import needed_sites, quantisation
 from fedsilo.strategies.loop.asking import GridAsk, Session
 from fedsilo.strategies.loop.hooks import Hook, Hooks
 from fedsilo.strategies.loop.method import Method, State
-from fedsilo.strategies.loop.quorum_ask import Quorum, QuorumAsk, quorum_of
 from fedsilo.strategies.loop.robust import why_too_few
 from fedsilo.strategies.loop.secure_ask import SecureAsk
 from fedsilo.strategies.meeting.participants import meet_latecomers
@@ -26,20 +24,11 @@ from fedsilo.strategies.wire.compressed import compression_of
 from fedsilo.strategies.wire.records import to_record
 from fedsilo.strategies.wire.reply import Spill
 
-_FEWEST = 2  # sites of a mean
-
 
 class RoundLoop:
     """Runs a method's rounds over the sites of a grid."""
 
-    def __init__(
-        self,
-        method: Method,
-        hooks: Sequence[Hook] = (),
-        run_dir: str = "",
-        quorum: Quorum | None = None,
-    ) -> None:
-        self.quorum = quorum  # of a run whose rounds need not wait for all sites
+    def __init__(self, method: Method, hooks: Sequence[Hook] = (), run_dir: str = "") -> None:
         self.method = method  # what a round does
         self.hooks = Hooks(hooks)  # what else happens in a round
         self.run_dir = run_dir
@@ -93,8 +82,6 @@ class RoundLoop:
         spill = Spill(session.run_dir)
         sites = sampled_sites(self.method.common, self.method.participants.sites(), round_)
         ask = GridAsk(session, round_, sites, spill)
-        if self.quorum:
-            ask = QuorumAsk(self.quorum, state.late, session, round_, ask.sites, spill)
         try:
             secure = method.common.secure_aggregation != "none"
             after = method.round(state, SecureAsk(ask, method.common) if secure else ask)
@@ -105,7 +92,7 @@ class RoundLoop:
         finally:
             spill.close()
         kept = dict(sorted(session.kept.items()))
-        self.state = replace(after, round=round_, kept=kept, late=ask.late)
+        self.state = replace(after, round=round_, kept=kept)
         self.hooks.call("round_ended", self.state)
         return self.state
 
@@ -154,18 +141,13 @@ def refuse_site_count(common: CommonSettings, sites: int) -> None:
     """Refuse settings that do not fit the number of sites.
 
     Raises:
-        SettingError: 'round-quorum', 'sites-per-round', 'aggregation' or 'secure-aggregation' need
-            more, or its threshold or bits do not fit.
+        SettingError: 'sites-per-round', 'aggregation' or 'secure-aggregation' need more sites, or
+            the threshold or bits of secure aggregation do not fit.
     """
     if common.sites_per_round > sites:
         raise SettingError(
             f"setting 'sites-per-round' is {common.sites_per_round}, more than there are sites "
             f"({sites}): lower it, or set it to 0 for all"
-        )
-    if has_quorum(common) and quorum_of(common, sites) < _FEWEST:
-        raise SettingError(
-            f"setting 'round-quorum' is {common.round_quorum:g}, which leaves "
-            f"{quorum_of(common, sites)} of {sites} sites: a mean needs two; raise it"
         )
     asked = common.sites_per_round or sites
     if reason := why_too_few(common, asked):

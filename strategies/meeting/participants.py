@@ -34,6 +34,8 @@ from fedsilo.strategies.meeting.hello import ask_nodes, read_hello
 
 Heard = tuple[int, SiteFacts, tuple[int, int]]  # a node, what it said, bytes down and up
 
+_JOIN_SECONDS = 60.0  # for the sites of a deployment to connect
+
 
 @dataclass(frozen=True)
 class Participants:
@@ -86,7 +88,7 @@ class Participants:
 
 
 def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
-    """Return the connected nodes, waiting up to ``join-timeout`` for ``min-sites`` of them.
+    """Return the connected nodes, waiting up to a minute for ``min-sites`` of them.
 
     ``silos`` is how many there are, None if only the sites know.
 
@@ -94,13 +96,13 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
         SiteError: fewer than ``min-sites``, or none, or more nodes than silos.
     """
     needed = max(settings.min_sites, 1)
-    limit = time.monotonic() + settings.join_timeout
+    limit = time.monotonic() + _JOIN_SECONDS
     while len(nodes := sorted(grid.get_node_ids())) < needed and time.monotonic() < limit:
         time.sleep(0.2)
     _refuse_many(len(nodes), silos)
     if len(nodes) < needed:
         raise SiteError(
-            f"{len(nodes)} SuperNodes are connected after {settings.join_timeout:g} s "
+            f"{len(nodes)} SuperNodes are connected after {_JOIN_SECONDS:g} s "
             f"and {needed} are needed ('min-sites'): start more, or lower 'min-sites'"
         )
     return nodes

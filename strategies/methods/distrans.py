@@ -15,6 +15,7 @@ from torch import Tensor
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.methods.distrans import (
+    EMBEDDING_LEARNING_RATE,
     OFFSET,
     OFFSETS,
     DisTransSettings,
@@ -97,7 +98,7 @@ class DisTrans(FedAvg):
         for site, reply in sorted(replies.items()):
             offset = torch.from_numpy(reply.arrays[OFFSET].astype(np.float64))
             wanted = from_pixels(offset, self.common)
-            embedding.fit(self._shares(site), wanted, self.settings.embedding_learning_rate)
+            embedding.fit(self._shares(site), wanted, EMBEDDING_LEARNING_RATE)
         return embedding
 
     def _embedded(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:

@@ -78,7 +78,7 @@ class FedAlignCL(FedAvg):
                 "with the embeddings: the weights of the site's discriminator, which has learnt to "
                 f"tell its images from others',{noisy}; they go to all other sites"
             )
-        if own.curriculum or own.count_forgotten:
+        if own.curriculum:
             sentences.append("each epoch: the share of training images that were forgotten")
         return Disclosures(*sentences, noise=noise)
 
@@ -99,7 +99,7 @@ class FedAlignCL(FedAvg):
             reference=dict.fromkeys(ask.sites, weights),
             notes={site: EmbeddingNotes(count) for site, count in asked.items()},
         )
-        arrays = self.average(replies, weights, equal=self.settings.weighting == "equal")
+        arrays = self.average(replies, weights, equal=True)  # algorithm 1
         for site, reply in replies.items():
             if asked[site]:
                 arrays[f"{_BUFFER}{site}"] = reply.arrays[EMBEDDINGS]

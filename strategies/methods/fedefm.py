@@ -35,7 +35,6 @@ from fedsilo.strategies.methods.decentralised import Decentralised, silo_model
 from fedsilo.strategies.wire.records import NDArray
 
 _DOCUMENT = "closeness.json"
-STAYED = "stayed/"  # stayed/<host>/<owner>/<array>: persistent visitors, in the state
 
 Edges = Mapping[str, float]  # "owner<-host" -> mean closeness
 
@@ -82,16 +81,7 @@ class FedEFM(Decentralised):
             for owner, trained in by_site(arrays_below(VISITOR, reply.arrays)).items():
                 experts[owner] |= with_prefix(f"{EXPERT}{host}/", trained)
         send = {site: theta[site] | experts[site] for site in ask.sites}
-        after = self._after(state, ask(DISTIL, send, expect=expected))
-        if self.settings.visitors == "fresh":
-            return after
-        stayed = {
-            f"{STAYED}{host}/{name}": array
-            for host, reply in visited.items()
-            for name, array in arrays_below(VISITOR, reply.arrays).items()
-        }
-        earlier = {n: array for n, array in state.arrays.items() if n.startswith(STAYED)}
-        return replace(after, arrays={**after.arrays, **earlier, **stayed})
+        return self._after(state, ask(DISTIL, send, expect=expected))
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
         """Return Theta where it is needed: in every round if silos continue from it."""
@@ -104,9 +94,7 @@ class FedEFM(Decentralised):
         models: dict[str, NDArray] = {}
         for owner in self.participants.sites():
             if host in self.topology.in_neighbours(owner, state.round + 1):
-                stayed = arrays_below(f"{STAYED}{host}/{owner}/", state.arrays)
-                visiting = stayed or silo_model(owner, state)
-                models |= with_prefix(f"{VISITOR}{owner}/", visiting)
+                models |= with_prefix(f"{VISITOR}{owner}/", silo_model(owner, state))
         return models
 
     def _after(self, state: FedEFMState, replies: Replies) -> FedEFMState:

@@ -19,7 +19,7 @@ class Moon(FedAvg):
 
     def initial_state(self) -> State:
         """Return the network's initial weights as FedAvg has them, and the head's."""
-        head = build_projection(self.common.seed, self.blueprint.channels, self.settings)
+        head = build_projection(self.common.seed, self.blueprint.channels)
         named = with_prefix(PROJECTION, initial_weights(head))
         return State(self.starting_weights() | named)
 

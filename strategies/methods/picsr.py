@@ -37,7 +37,7 @@ from fedsilo.models.methods.picsr import (
 )
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import load_exchanged
-from fedsilo.models.networks.mixture import EXPERT, expert_array
+from fedsilo.models.networks.mixture import expert_array
 from fedsilo.strategies.loop.method import (
     Arrays,
     ArraySpec,
@@ -64,21 +64,17 @@ class PICSR(Method):
 
     def disclosures(self) -> Disclosures:
         """Name expert, prototype, router and routing figures."""
-        noise = self.settings.prototype_noise
         sentences = [
             "once: all weights of the site's expert, which go to all other sites",
-            "once: the site's prototype, the mean of its standardised training samples ("
-            + (f"with Gaussian noise of sd {noise:g}" if noise else "without noise")
-            + f"; none of fewer than {self.settings.prototype_min_count} samples), which goes to "
-            "all other sites",
+            "once: the site's prototype, the mean of its standardised training samples (without "
+            f"noise; none of fewer than {self.settings.prototype_min_count} samples), which goes "
+            "to all other sites",
             "the router's weights, each round of its training",
             "mean and quantiles of the router's weights over validation and over test samples, of "
             f"no fewer than {self.settings.prototype_min_count}",
         ]
         if self.settings.experts == "finetuned":
             sentences.insert(0, "all weights of the network, each warm-up round")
-        if self.settings.train_experts:
-            sentences.append("all experts' weights, each round of the router's training")
         return Disclosures(*sentences)
 
     def initial_state(self) -> PersonalState:
@@ -167,5 +163,4 @@ class PICSR(Method):
         """Return what the sites train in the next round."""
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays
-        prefixes = (ROUTER, EXPERT) if self.settings.train_experts else (ROUTER,)
-        return {name: array for name, array in state.arrays.items() if name.startswith(prefixes)}
+        return {name: array for name, array in state.arrays.items() if name.startswith(ROUTER)}

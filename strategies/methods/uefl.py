@@ -6,7 +6,7 @@ and with 'uefl.refresh' certain sites, whose features re-initialise the first bo
 
 Messages: ``arrays`` holds the network by state-dict name and ``codebook.<b>`` (n, c/s) for each
 book b that the site may use; a ``train`` reply the same, trained; a ``centroids`` reply
-``centroids`` (k, c/s) and ``counts`` (k,), both float32. Personal codebooks never cross the wire.
+``centroids`` (k, c/s) and ``counts`` (k,), both float32.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,11 @@ from typing import Any
 import numpy as np
 
 from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.contract.seeding import derive_seed
-from fedsilo.models.maths.codebook import split_most_used
 from fedsilo.models.maths.federated_kmeans import Centroids
 from fedsilo.models.methods.uefl import (
     CODEBOOK,
     ENTROPY,
     NEW_CODEWORDS,
-    USE,
     CentroidNotes,
     UEFLSettings,
     round_marks,
@@ -77,7 +74,7 @@ class UEFL(Method):
     state_class = UEFLState
 
     def initial_state(self) -> UEFLState:
-        """Return initial weights and, if shared, the first book, Gaussian.
+        """Return initial weights and the first book, Gaussian.
 
         Raises:
             SettingError: uncertainty is to be judged, and a site has no validation samples, or
@@ -88,9 +85,8 @@ class UEFL(Method):
             self.settings.refuse_small(site, facts.sizes(), features)
         arrays = self.starting_weights()
         dimension = segment_dimension(self.blueprint.channels, self.settings.segments)
-        if not self.settings.personal:
-            first = gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)
-            arrays[f"{CODEBOOK}0"] = first.numpy()
+        first = gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)
+        arrays[f"{CODEBOOK}0"] = first.numpy()
         return UEFLState(arrays, access={"0": self.participants.sites()})
 
     def notices(self) -> list[str]:
@@ -106,8 +102,7 @@ class UEFL(Method):
             found = self._found(state, ask, ask.sites)
             state = replace(self._refreshed(state, found), refreshed=())
         send = self._books(state, ask.sites)
-        expect: dict[str, dict[str, Any]] = {s: {**a, **self._use(a)} for s, a in send.items()}
-        trained = ask(TRAIN, send, expect=expect, reference=send)  # eq. 2, 4 to 7, at the sites
+        trained = ask(TRAIN, send, expect=send, reference=send)  # eq. 2, 4 to 7, at the sites
         state = replace(state, arrays=self._averaged(state, trained), uncertain=())  # eq. 3
         own = self.settings
         if not own.ends_iteration(state.iteration, state.round + 1, self.common.rounds):
@@ -150,18 +145,7 @@ class UEFL(Method):
         for name, book in books.items():
             users = trained.of(state.access[name.removeprefix(CODEBOOK)])
             arrays |= self.average(users, {name: book})
-            if self.settings.dead_codes == "split" and users:
-                use = name.replace(CODEBOOK, USE)
-                total = np.sum([reply.arrays[use] for reply in users.values()], axis=0)
-                seed = derive_seed(self.common.seed, "split", state.round + 1, name)
-                arrays[name] = split_most_used(arrays[name], total, seed)
         return arrays
-
-    def _use(self, arrays: Arrays) -> dict[str, ArraySpec]:
-        """Return the counts that come with the books of ``arrays`` if dead codes are split."""
-        split = self.settings.dead_codes == "split"
-        books = {n: book for n, book in arrays.items() if split and n.startswith(CODEBOOK)}
-        return {n.replace(CODEBOOK, USE): ArraySpec((len(b),)) for n, b in books.items()}
 
     def _judged(self, state: UEFLState, replies: Replies) -> UEFLState:
         entropies = {site: reply.metrics[ENTROPY] for site, reply in replies.items()}
@@ -185,9 +169,6 @@ class UEFL(Method):
             return state
         arrays = {**state.arrays, **self._book(book, state, found.of(sites))}
         access = {**state.access, str(book): sites}
-        if self.settings.books_used == "newest":
-            for older in list(access)[1:-1]:
-                access[older] = [site for site in access[older] if site not in sites]
         return replace(state, arrays=arrays, access=access)
 
     def _refreshed(self, state: UEFLState, found: Replies) -> UEFLState:
@@ -199,9 +180,7 @@ class UEFL(Method):
         return replace(state, arrays=arrays, refreshed=[*state.refreshed, state.round + 1])
 
     def _book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
-        """Return a shared book: centroids merged by weighted K-means, or a Gaussian new one."""
-        if self.settings.personal:
-            return {}
+        """Return a book: centroids merged by weighted K-means, or a Gaussian new one."""
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         parts = [
             Centroids(reply.arrays["centroids"], reply.arrays["counts"].astype(np.int64))
@@ -238,5 +217,5 @@ class UEFL(Method):
         return round_marks(state.extended, state.refreshed)
 
     def disclosures(self) -> Disclosures:
-        """Name the weights and, unless they are personal, codebooks and centroids."""
+        """Name the weights, codebooks and centroids."""
         return Disclosures(*self.settings.disclosed())

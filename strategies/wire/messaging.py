@@ -2,8 +2,7 @@
 
 import importlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
@@ -20,26 +19,12 @@ _NOT_TAKEN = Error(
 )
 
 
-@dataclass
-class Unanswered:
-    """Messages of which some may stay unanswered for now."""
-
-    pushed: dict[int, str]  # by node, the id of its message that was pushed before; kept up to date
-    counted: Collection[int]  # the nodes whose answers count
-    needed: int  # how many of these must answer
-
-    def enough(self, waiting: Iterable[int]) -> bool:
-        """Tell whether enough have answered, when the nodes ``waiting`` have not."""
-        return len(set(self.counted) - set(waiting)) >= self.needed
-
-
 def arriving(
     grid: Grid,
     messages: Sequence[Message],
     timeout: float,
     away_timeout: float = 300.0,
     away: Callable[[Collection[int]], None] = lambda nodes: None,
-    unanswered: Unanswered | None = None,
 ) -> Iterator[tuple[int, Message]]:
     """Push ``messages`` and yield each node and its reply as it comes, until all have or in time.
 
@@ -49,22 +34,16 @@ def arriving(
         timeout: seconds to wait for all replies.
         away_timeout: seconds that a node may be disconnected before its reply is given up.
         away: is called with the awaited nodes that are disconnected, whenever they change.
-        unanswered: what was pushed before and is not pushed again, and how many answers are enough.
     """
     # Flower gives no id for a message that it does not take, and sends its own error replies (node
     # unavailable, message expired) from node 1: only the message's id says whose it is.
-    before = unanswered.pushed if unanswered else {}
-    messages = [m for m in messages if m.metadata.dst_node_id not in before]
     sent = list(zip(grid.push_messages(messages), messages, strict=True))
     for message in (message for key, message in sent if not key):
         yield message.metadata.dst_node_id, Message(_NOT_TAKEN, reply_to=message)
     node_of = {key: message.metadata.dst_node_id for key, message in sent if key}
-    node_of |= {key: node for node, key in before.items()}
     waiting, away_since, known_away = dict(node_of), dict[int, float](), set[int]()
     began = time.monotonic()
     while waiting and time.monotonic() < began + timeout:
-        if unanswered and unanswered.enough(waiting.values()):
-            break
         missing = _missing(grid, set(waiting.values()), away_since, away_timeout)
         if (gone := set(waiting.values()) & away_since.keys()) != known_away:
             known_away = gone
@@ -75,9 +54,6 @@ def arriving(
         if not pulled:
             waited = _LATE_BY * (time.monotonic() - began)
             time.sleep(min(max(waited, _SHORTEST_PAUSE), _LONGEST_PAUSE))
-    before.clear()
-    if unanswered and unanswered.enough(waiting.values()):
-        before |= {node: key for key, node in waiting.items()}
 
 
 def retry_soon() -> bool:

@@ -68,7 +68,6 @@ class Reply:
     bytes_up: int = 0
     # What was received for secure aggregation, as it came
     secure: Mapping[str, Any] = field(default_factory=dict)
-    asked: int = 0  # the round that asked, if that was an earlier one; else 0
 
     def keeps_state(self) -> bool:
         """Tell whether the site has stored private state for this phase."""

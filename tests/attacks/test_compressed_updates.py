@@ -1,6 +1,6 @@
-"""A hospital abuses the room that updates in fewer bytes leave: it is judged by what they open to.
+"""A hospital abuses updates in fewer bytes: each is judged by the numbers that it opens to.
 
-A scale or a single entry makes an update as long as one likes, in as many bytes as an honest one.
+A few numbers make an update as long as one likes, in as many bytes as an honest one.
 """
 
 import csv
@@ -15,8 +15,8 @@ from flwr.app import Array, RecordDict
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.maths.compression import from_bf16, to_bf16
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.studies.report.flows import sentences
 
 LIAR = "s3a"
 Alter = Callable[[RecordDict], None]
@@ -39,21 +39,22 @@ def in_updates(change: Callable[[bytes], bytes]) -> Alter:
     return alter
 
 
-def of_a_larger_scale(data: bytes, times: float = 1000) -> bytes:
-    """Return an int8 update so many times as long: its scale is the first number."""
-    return (np.frombuffer(data, "<f4", 1) * np.float32(times)).tobytes() + data[4:]
+def multiplied(data: bytes, times: float = 1000) -> bytes:
+    """Return a bf16 update so many times as long."""
+    values = from_bf16(np.frombuffer(data, "<u2")) * np.float32(times)
+    return to_bf16(values).tobytes()
 
 
 def of_one_large_entry(data: bytes) -> bytes:
-    """Return an update of which the last of the float32 that are sent is 1,000."""
-    return data[:-4] + np.float32(1000).tobytes()
+    """Return a bf16 update whose last number is 300."""
+    return data[:-2] + to_bf16(np.array([300], np.float32)).tobytes()
 
 
-WAYS: dict[str, tuple[dict[str, Value], Callable[[bytes], bytes]]] = {
-    "scale": ({"wire-precision": "int8"}, of_a_larger_scale),
-    "scale of a tenth": ({"wire-precision": "int8", "wire-top-k": 0.1}, of_a_larger_scale),
-    "one entry of a hundredth": ({"wire-top-k": 0.01}, of_one_large_entry),
+WAYS: dict[str, Callable[[bytes], bytes]] = {
+    "all numbers": multiplied,
+    "one number": of_one_large_entry,
 }
+BF16: dict[str, Value] = {"wire-precision": "bf16"}
 
 
 def weights(directory: RunDirectory) -> dict[str, Any]:
@@ -71,9 +72,8 @@ def norms(directory: RunDirectory) -> dict[str, float]:
 def test_an_update_that_opens_far_above_the_limit_is_refused_and_the_others_averaged(
     name: str, tiny: Tiny, inline_run: InlineRun, lying: Lying
 ) -> None:
-    wire, change = WAYS[name]
-    values = tiny("fedavg", rounds=1, min_sites=2) | wire
-    lying(in_updates(change))
+    values = tiny("fedavg", rounds=1, min_sites=2) | BF16
+    lying(in_updates(WAYS[name]))
     directory = inline_run(values)
     (failure,) = directory.read_json("summary.json")["failures"]
     assert (failure["round"], failure["phase"], failure["site"]) == (1, "train", LIAR)
@@ -92,10 +92,9 @@ def test_without_a_limit_the_same_update_moves_the_mean(
     name: str, tiny: Tiny, inline_run: InlineRun, lying: Lying, tmp_path: Path
 ) -> None:
     """It is a usable reply: nothing but the limit is in its way."""
-    wire, change = WAYS[name]
-    lying(in_updates(change))
-    refused = weights(inline_run(tiny("fedavg", rounds=1, min_sites=2) | wire))
-    values = tiny("fedavg", rounds=1, max_update_norm=0.0) | wire
+    lying(in_updates(WAYS[name]))
+    refused = weights(inline_run(tiny("fedavg", rounds=1, min_sites=2) | BF16))
+    values = tiny("fedavg", rounds=1, max_update_norm=0.0) | BF16
     directory = inline_run(values, out=tmp_path / "any")
     assert directory.read_json("summary.json")["failures"] == []
     found = norms(directory)
@@ -104,12 +103,12 @@ def test_without_a_limit_the_same_update_moves_the_mean(
     assert np.sqrt(sum(moved)) > 10 * found["s1a"], "a third of it is in the mean"
 
 
-def test_an_update_of_twice_the_scale_is_twice_as_long_and_allowed(
+def test_an_update_of_twice_the_length_is_allowed(
     tiny: Tiny, inline_run: InlineRun, lying: Lying, tmp_path: Path
 ) -> None:
-    values = tiny("fedavg", rounds=1) | {"wire-precision": "int8"}
+    values = tiny("fedavg", rounds=1) | BF16
     honest = norms(inline_run(values, out=tmp_path / "honest"))
-    lying(in_updates(lambda data: of_a_larger_scale(data, 2)))
+    lying(in_updates(lambda data: multiplied(data, 2)))
     found = norms(inline_run(values))
     assert found[LIAR] == pytest.approx(2 * honest[LIAR], rel=1e-5)
     assert found["s1a"] == honest["s1a"]
@@ -119,15 +118,8 @@ def test_an_update_of_twice_the_scale_is_twice_as_long_and_allowed(
     ("wire", "said"),
     [
         (
-            {"wire-precision": "int8"},
-            "of weights the updates, in fewer bytes ('wire-precision' int8, 'wire-top-k' 1), which "
-            "gives no privacy; rounding promises nothing",
-        ),
-        (
-            {"wire-top-k": 0.1},
-            "of weights the updates, in fewer bytes ('wire-precision' fp32, 'wire-top-k' 0.1), "
-            "which gives no privacy; which entries are sent reveals which the site's patients "
-            "moved most; what is left out follows later",
+            BF16,
+            "of weights the updates, rounded to bf16 ('wire-precision'), which gives no privacy",
         ),
         ({"wire-down": "bf16"}, None),
         ({}, None),
@@ -138,9 +130,6 @@ def test_privacy_json_says_that_fewer_bytes_hide_nothing(
     wire: dict[str, Value], said: str | None, tiny: Tiny, inline_run: InlineRun
 ) -> None:
     document = inline_run(tiny("scaffold", rounds=1) | wire).read_json("privacy.json")
-    told = [one for one in document["leaves each site"] if "fewer bytes" in one]
+    told = [one for one in document["leaves each site"] if "rounded" in one]
     assert told == ([said] if said else [])
     assert document["epsilon"] == "none"
-    shown = sentences("server", document["leaves each site"])["What this method sends"]
-    moved = "Which entries are sent reveals which the site's patients moved most."
-    assert (moved in shown) == ("wire-top-k" in wire)

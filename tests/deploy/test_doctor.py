@@ -93,7 +93,7 @@ def test_a_site_that_is_killed_is_named_and_the_fix_brings_it_back(
     process.send_signal(signal.SIGKILL)
     end_trees(process.children(recursive=True) if process.is_running() else [])
     process.wait(10)
-    code, found = doctor("run", min_sites=2, join_timeout=5.0)
+    code, found = doctor("run", min_sites=2)
     assert code == 1
     told = _failed(found)["members"]
     assert "s2a of" in told["said"]

@@ -339,7 +339,7 @@ def test_a_run_goes_on_after_a_hospitals_network_was_cut(federation: Federation)
 def test_a_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     federation: Federation,
 ) -> None:
-    private = 'uefl.codebooks="personal"'  # so that there is something to keep, each round
+    private = 'optimiser-state="run"'  # so that there is something to keep, each round
     run = federation.submit("full", private, rounds=6)  # not over before the disk is full
     checkpoint = "ls /state/server/runs/full/checkpoints/*.safetensors"
     while federation.inside("server", "sh", "-c", checkpoint).returncode:
@@ -365,6 +365,6 @@ def test_a_revoked_hospital_is_shut_out(federation: Federation) -> None:
         assert time.monotonic() < end, "a revoked hospital is still let in"
         time.sleep(3)
     assert "s3b" not in federation.deploy("status").stdout
-    status, details = federation.wait_for(federation.submit("without", "join-timeout=5.0"))
+    status, details = federation.wait_for(federation.submit("without"))
     assert status == "finished:failed"
     assert "5 SuperNodes are connected" in details

@@ -37,7 +37,6 @@ STORIES: Mapping[tuple[str, ...], Callable[[Path], object]] = {
     ("docs/tables.md",): lambda folder: write_tables(folder / "FOLDER"),
     ("docs/unseen.md", "docs/many-sites.md", "docs/secure-aggregation.md"): lambda _: None,
     ("docs/report.md",): lambda _: None,
-    ("docs/speeds.md",): lambda _: None,
     ("server_app/api/project/README.md",): lambda folder: shutil.copytree(
         PROJECT, folder, dirs_exist_ok=True
     ),
@@ -48,7 +47,6 @@ NOT_RUN = {
     ".": "it activates that environment",
     "pip install": "it needs a package registry",
     "fedsilo fetch hf:": "it needs Hugging Face; tests/server_app/api tries it on a stand-in",
-    "fedsilo benchmark": "it needs the 740 patients; tests/server_app/studies/benchmark runs it",
     "fedsilo watch runs/hearts --port": "it serves until it is interrupted",
     "fedsilo simulate fedavg-heart --set partition=dirichlet": "it needs the 740 patients",
     "fedsilo survey fedavg-heart --deployment": "tests/deploy/test_survey.py runs a deployment",

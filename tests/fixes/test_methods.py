@@ -41,34 +41,11 @@ PLANNED = [
         {way: {"aggregation": way} for way in ("mean", "norm-clip", "median")},
     ),
     Case(
-        "does not average what all sites send: set",
-        tiny("local", round_quorum=0.7),
-        {"set 'round-quorum' to 1 and leave 'speeds' empty": {"round-quorum": 1.0}},
-    ),
-    Case(
-        "a sum in secret needs all sites: set",
-        tiny("fedavg", round_quorum=0.7, secure_aggregation="secagg", clip_norm=1.0, trust="sums"),
-        {
-            "set 'round-quorum' to 1 and leave 'speeds' empty": {"round-quorum": 1.0},
-            "set 'secure-aggregation' to 'none'": {
-                "secure-aggregation": "none",
-                "clip-norm": 0.0,
-                "trust": "server",
-            },
-        },
-    ),
-    Case(
-        "ask all sites that are not at work: set",
-        tiny("fedavg", round_quorum=0.7, sites_per_round=2),
-        {"set 'sites-per-round' to 0": {"sites-per-round": 0}},
-    ),
-    Case(
         "does not average updates of what sites were sent: leave",
-        tiny("local", wire_precision="int8", wire_top_k=0.5),
+        tiny("local", wire_precision="bf16"),
         {
-            "leave 'wire-precision' and 'wire-down' at 'fp32' and 'wire-top-k' at 1": {
+            "leave 'wire-precision' and 'wire-down' at 'fp32'": {
                 "wire-precision": "fp32",
-                "wire-top-k": 1.0,
             }
         },
     ),
@@ -78,12 +55,9 @@ PLANNED = [
         {"choose another": {"network": "conv"}},
     ),
     Case(
-        ": lower 'aggregation-faulty', or choose 'median'",
-        tiny("fedavg", aggregation="trimmed", aggregation_faulty=2),
-        {
-            "lower 'aggregation-faulty'": {"aggregation-faulty": 1},
-            "or choose 'median'": {"aggregation": "median"},
-        },
+        "but there are 3: choose 'median'",
+        tiny("fedavg", aggregation="multikrum"),
+        {"choose 'median'": {"aggregation": "median"}},
     ),
     Case(
         "is evidential; leave it at",

@@ -50,22 +50,14 @@ CASES = [
             **tiny("fedavg"),
             "sample-clip-norm": 1.0,
             "noise-multiplier": 2.0,
-            "wire-precision": "int8",
+            "wire-precision": "bf16",
         },
-        {
-            "set 'wire-precision' and 'wire-down' to 'fp32' and 'wire-top-k' to 1": {
-                "wire-precision": "fp32"
-            }
-        },
+        {"set 'wire-precision' and 'wire-down' to 'fp32'": {"wire-precision": "fp32"}},
     ),
     Case(
         "masks cancel in whole sums alone; set",
-        {**tiny("fedavg"), **SECURE, "clip-norm": 2.0, "wire-top-k": 0.1},
-        {
-            "set 'wire-precision' and 'wire-down' to 'fp32' and 'wire-top-k' to 1": {
-                "wire-top-k": 1.0
-            }
-        },
+        {**tiny("fedavg"), **SECURE, "clip-norm": 2.0, "wire-down": "bf16"},
+        {"set 'wire-precision' and 'wire-down' to 'fp32'": {"wire-down": "fp32"}},
     ),
     Case(
         "nothing that leaves is differentially private; set 'sample-clip-norm' and",

@@ -8,6 +8,7 @@ from fedsilo.datasets.registry import silo_names
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.strategies.meeting import participants
 from tests.support.fixes import HEART, Case, Values, changed, check, refused, tiny
 from tests.support.tiny import TINY_METHOD, VIT
 
@@ -103,9 +104,15 @@ def test_refused_run_with_fix_ends(case: Case, tmp_path: Path) -> None:
     ],
 )
 def test_run_with_setting_for_its_nodes_ends(
-    nodes: int, wrong: Values, told: str, fix: Values, tmp_path: Path
+    nodes: int,
+    wrong: Values,
+    told: str,
+    fix: Values,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    values = {**tiny("fedavg", rounds=1, join_timeout=0.1), "out": str(tmp_path)}
+    monkeypatch.setattr(participants, "_JOIN_SECONDS", 0.1)
+    values = {**tiny("fedavg", rounds=1), "out": str(tmp_path)}
 
     def attempt(more: Values) -> None:
         run_inline(resolve({**values, **more}), nodes)

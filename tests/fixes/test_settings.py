@@ -92,27 +92,6 @@ CASES = [
         {"set 'uefl.first-book' to 'gaussian'": {"uefl.first-book": GONE}},
     ),
     Case(
-        "and moving averages of tokens have no noise",
-        tiny("uefl", sample_clip_norm=1.0, noise_multiplier=1.0)
-        | {
-            "uefl.codeword-start": "gaussian",
-            "uefl.refresh": "none",
-            "uefl.codeword-update": "average",
-        },
-        {"set 'uefl.codeword-update' to 'gradient'": {"uefl.codeword-update": GONE}},
-    ),
-    Case(
-        "for which each site says how many of its samples",
-        tiny("uefl", sample_clip_norm=1.0, noise_multiplier=1.0)
-        | {"uefl.codeword-start": "gaussian", "uefl.refresh": "none", "uefl.dead-codes": "split"},
-        {"set 'uefl.dead-codes' to 'keep'": {"uefl.dead-codes": GONE}},
-    ),
-    Case(
-        "which the server does, and 'uefl.codebooks' is 'personal'",
-        tiny("uefl") | {"uefl.codebooks": "personal", "uefl.dead-codes": "split"},
-        {"set one of them back": {"uefl.dead-codes": GONE}},
-    ),
-    Case(
         "has no effect with data set 'digits'",
         tiny("fedavg", image_size=32),
         {"remove it": {"image-size": GONE}},
@@ -200,11 +179,6 @@ CASES = [
             "set it to 'pooled'": {"standardise": "pooled"},
             "or 'declared'": {"standardise": "declared"},
         },
-    ),
-    Case(
-        "noise on the prototype hides nothing",
-        HEART | {"method": "picsr", "picsr.prototype-noise": 0.1},
-        {"set 'standardise' to 'declared'": {"standardise": "declared"}},
     ),
     Case(
         "a site that is too small for a prototype would send its sums",

@@ -53,7 +53,7 @@ _WEIGHTS = "north: 200\nsouth: 300\n"
 _COPIES = 20  # of a network: two sites' own and visiting ones, gradients, moments, replies
 _WORK = 64
 _LEAVE = frozenset({"out", "run-name", "resume", "purpose", "data-dir", "cache-dir"})
-_LEAVE |= {"reply-timeout", "join-timeout", "away-timeout", "rounds", "track", "device", "silos"}
+_LEAVE |= {"reply-timeout", "away-timeout", "rounds", "track", "device", "silos"}
 
 
 def kinds() -> list[Kind]:

@@ -42,8 +42,7 @@ _TABLE: dict[str, Value] = {
 # Ways to send what FedAvg trains
 _WAYS: dict[str, dict[str, Value]] = {
     "secure": {"clip-norm": 2.0, "secure-aggregation": "secagg"},
-    "int8": {"wire-precision": "int8", "wire-top-k": 0.2},
-    "bf16": {"wire-precision": "bf16", "wire-top-k": 0.02, "wire-down": "bf16"},
+    "bf16": {"wire-precision": "bf16", "wire-down": "bf16"},
 }
 _HELLOS: dict[str, dict[str, Value]] = {"digits": {}, "heart-synthetic": _TABLE}
 _ONLY_IMAGES = ("silos", "silo-train-size", "silo-test-size", "width")

@@ -158,7 +158,7 @@ def _bytes_of(rng: Random, content: Content, done: list[str]) -> None:
 
 
 def _update(rng: Random, content: Content, done: list[str]) -> None:
-    """Change the scale, the places or the values of an update in fewer bytes."""
+    """Change the values of an update in fewer bytes."""
     record = content.array_records[ARRAYS]
     name = rng.choice(sorted(n for n, array in record.items() if array.dtype == "uint8"))
     data = bytearray(record[name].numpy().tobytes())

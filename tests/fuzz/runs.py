@@ -44,8 +44,6 @@ _COMMANDS = (
     "report {run} --for clinic --out {out}/page.html",
     "report {run} --for dpo --out {out}/page.html",
     "watch {run} --once",
-    "sweep learning-rate {run} --picture {out}/sweep.png",
-    "bars {run} --metrics accuracy --picture {out}/bars.png --csv {out}/bars.csv",
     "predict {run} --site {site} --split test --out {out}/cases.csv",
     "calibrate {run} --site {site} --coverage 0.7",
     "card {run} --out {out}/card.md",

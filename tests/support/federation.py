@@ -30,7 +30,6 @@ _USUAL: Mapping[str, Value] = {
     "rounds": 1,
     "local-steps": 2,
     "device": "cpu",
-    "join-timeout": 0.1,
 }
 
 

@@ -103,14 +103,9 @@ VARIANTS: dict[str, dict[str, Value]] = {
     "mix-half-epochs": {"method": "mix"} | HALF_EPOCHS,
     "fedproto-nearest": {"method": "fedproto", "fedproto.inference": "prototype"},
     "fedproto-vit": {"method": "fedproto"} | VIT,
-    "uefl-personal": {"method": "uefl", "uefl.codebooks": "personal"},
     "uefl-segments": {"method": "uefl", "uefl.segments": 2},
-    "picsr-all-trained": {
-        "method": "picsr",
-        "picsr.train-experts": True,
-        "picsr.router-average": "equal",
-    },
-    "fedavg-int8": {"method": "fedavg", "wire-precision": "int8", "wire-top-k": 0.2},
+    "picsr-equal": {"method": "picsr", "picsr.router-average": "equal"},
+    "fedavg-bf16": {"method": "fedavg", "wire-precision": "bf16"},
     "scaffold-bf16": {"method": "scaffold", "wire-precision": "bf16", "wire-down": "bf16"},
 }
 # What FedEvPrompt's paper trains, by the names of ``CommonSettings``: its tables stand beside this

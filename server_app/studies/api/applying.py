@@ -86,7 +86,6 @@ def predict(
     calibration: AnyPath | None = None,
     answer_all: bool = False,
     html: AnyPath | None = None,
-    pdf: bool = False,
     data_dir: AnyPath | None = None,
     state_dir: AnyPath | None = None,
     best: bool = False,
@@ -114,7 +113,6 @@ def predict(
         calibration=path_of(calibration),
         answer_all=answer_all,
         html=path_of(html),
-        pdf=pdf,
         data_dir=path_of(data_dir),
         state_dir=path_of(state_dir),
         best=best,
@@ -166,7 +164,7 @@ def monitor(
 
 def export(
     run_dir: AnyRun,
-    form: Literal["pt2", "onnx", "monai"] = "pt2",
+    form: Literal["pt2", "onnx"] = "pt2",
     *,
     site: str | None = None,
     out: AnyPath | None = None,

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from fedsilo.server_app.run.arguments import (
-    AnyPath,
-    AnyRun,
-    Changes,
     Engine,
     MeasuredSplit,
     Sampler,
     Sources,
     Tell,
     TunedMetric,
-    folders_of,
     refuse_below,
     run_sources,
     several,
@@ -24,11 +19,8 @@ from fedsilo.server_app.run.arguments import (
 )
 
 if TYPE_CHECKING:
-    from fedsilo.server_app.studies.benchmark.page import Benchmarked
     from fedsilo.server_app.studies.compare.crossvalidate import CrossValidation
     from fedsilo.server_app.studies.compare.over_seeds import Comparison
-    from fedsilo.server_app.studies.compare.over_setting import Sweep
-    from fedsilo.server_app.studies.compare.per_site import SiteBars
     from fedsilo.server_app.studies.compare.tune import Tuned
 
 
@@ -131,62 +123,5 @@ def crossvalidate(
         repeats=repeats,
         unequal=unequal,
         jobs=read_jobs(str(jobs), several(slurm)),
-        tell=tell,
-    )
-
-
-def sweep(
-    setting: str,
-    folders: Sequence[AnyPath],
-    *,
-    metric: str = "accuracy",
-    split: MeasuredSplit = "test",
-) -> Sweep:
-    """Plot a metric of finished runs over a setting."""
-    from fedsilo.server_app.studies.compare.over_setting import sweep
-
-    return sweep(setting, [Path(folder) for folder in several(folders)], metric=metric, split=split)
-
-
-def bars(
-    run_dirs: Sequence[AnyRun],
-    *,
-    metrics: Sequence[str] = (),
-    round_: int | None = None,
-    split: MeasuredSplit = "test",
-    own: bool = False,
-) -> SiteBars:
-    """Plot metrics of finished runs site by site."""
-    from fedsilo.server_app.studies.compare.per_site import site_bars
-
-    refuse_below(0, "round", round_)
-    wanted = ",".join(several(metrics)) or None
-    return site_bars(folders_of(run_dirs), metrics=wanted, split=split, round_=round_, own=own)
-
-
-def benchmark(
-    experiments: Sequence[str] = (),
-    *,
-    section: str = "benchmark",
-    methods: Sequence[str] = (),
-    csv: AnyPath = "benchmark.csv",
-    show_only: bool = False,
-    tell: Tell = silent,
-    **sources: Unpack[Changes],
-) -> Benchmarked:
-    """Run every method on several settings, with equal tuning, and rank them.
-
-    What ``csv`` has is not run again. ``section`` of the simulation file says what is run;
-    ``experiments`` and ``methods`` are some of that.
-    """
-    from fedsilo.server_app.studies.benchmark.runs import benchmark
-
-    return benchmark(
-        section,
-        run_sources(sources),
-        Path(csv),
-        experiments=several(experiments),
-        methods=[name for names in several(methods) for name in names.split(",")],
-        only_show=show_only,
         tell=tell,
     )

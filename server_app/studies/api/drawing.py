@@ -191,12 +191,11 @@ def report(
     audit_log: AnyPath | None = None,
     site_file: AnyPath | None = None,
     overwrite: bool = False,
-    pdf: bool = False,
     by: Sequence[str] = (),
     decisions: bool = False,
     data_dir: AnyPath | None = None,
 ) -> list[Path]:
-    """Write a page about finished runs; return the files.
+    """Write a page about finished runs; return its file.
 
     ``by`` and ``decisions`` examine test samples again, where the data are.
     """
@@ -214,7 +213,7 @@ def report(
         examine=examined if by or decisions else None,
     )
     runs = folders_of(run_dirs)
-    return write_report(runs, Path(out), options, overwrite=overwrite, pdf=pdf)
+    return [write_report(runs, Path(out), options, overwrite=overwrite)]
 
 
 def parse_rows(text: str) -> list[int]:

@@ -92,6 +92,13 @@ class Comparison:
         yield rich_table(self.budgets.title(), self.budgets.lines())
         yield from lines_of_tests(self.tested, self.split, self.notes)
 
+    def draw(self, path: Path) -> None:
+        """Draw the mean over seeds of each metric at every site, as PNG."""
+        from fedsilo.server_app.studies.compare.picture import draw_comparison
+        from fedsilo.server_app.studies.figures.learning_curves import write_picture
+
+        write_picture(path, draw_comparison(self.results, self.split))
+
     def markdown(self, median: bool = False) -> str:
         """Return table and tests as Markdown."""
         lines = comparison_lines(self.budgets.marked(self.results), self.split, median)

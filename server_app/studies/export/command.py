@@ -21,7 +21,6 @@ from fedsilo.server_app.studies.export.formats import (
     TOLERANCE,
     Program,
     open_program,
-    write_bundle,
     write_onnx,
     write_pt2,
 )
@@ -30,12 +29,8 @@ from fedsilo.server_app.studies.predict.model import open_model
 
 CARD = "model-card.md"
 VECTORS_FILE = "test-vectors.safetensors"
-# By format: the program's place in the folder, what writes it there, and the card's place
-_WRITERS: Mapping[str, tuple[str, Callable[[Program, Path], float], str]] = {
-    "pt2": ("model.pt2", write_pt2, CARD),
-    "onnx": ("model.onnx", write_onnx, CARD),
-    "monai": (".", write_bundle, "docs/README.md"),
-}
+# By format, what writes the program
+_WRITERS: Mapping[str, Callable[[Program, Path], float]] = {"pt2": write_pt2, "onnx": write_onnx}
 FORMATS = tuple(_WRITERS)
 
 
@@ -82,12 +77,11 @@ def export(
     program, differences = open_program(model), list[float]()
 
     def fill(work: Path) -> None:
-        place, write, card_at = _WRITERS[form]
-        differences.append(write(program, work / place))
+        differences.append(_WRITERS[form](program, work / f"model.{form}"))
         _write_about(program, work, differences[0])
         facts = {"weights (SHA-256)": model.weights_digest()} | installed_software()
         text = card_text(model.run, site if model.own else None, form, facts)
-        (work / card_at).write_text(text)
+        (work / CARD).write_text(text)
 
     build_folder(folder, fill)
     return Export(folder, differences[0], program.interface())

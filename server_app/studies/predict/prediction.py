@@ -82,9 +82,8 @@ def _files(
     files: dict[Path, bytes | str] = {}
     if request.html is not None:
         from fedsilo.server_app.studies.predict.cases import cases_page  # matplotlib, captum
-        from fedsilo.server_app.studies.report.pdf import page_files
 
-        files |= page_files(cases_page(model, found), request.pages())
+        files[request.html] = cases_page(model, found)
     if request.out is not None:
         document = json.dumps(found.document, indent=2, allow_nan=False) + "\n"
         files |= {document_path(request.out): document, request.out: found.text()}

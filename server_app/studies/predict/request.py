@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.finetune.request import refuse_target
-from fedsilo.server_app.studies.report.pdf import page_paths, refuse_twice
+from fedsilo.server_app.studies.report.written import refuse_twice
 
 _SOURCES = ("images", "manifest", "table", "split")
 
@@ -23,7 +23,6 @@ class PredictRequest:
     split: str | None = None  # train, val or test of the site's own data
     out: Path | None = None  # the CSV file to write, which must not exist, or None to write none
     html: Path | None = None  # the page of cases to write, or None to write none
-    pdf: bool = False  # whether to write the page as PDF too
     coverage: float | None = None  # of the prediction sets, between 0 and 1, or None for no sets
     calibration: Path | None = None  # from ``calibrate``, or None for the run directory's
     data_dir: Path | None = None  # None: the run's
@@ -43,18 +42,13 @@ class PredictRequest:
             raise SettingError(f"--id '{self.id}' is a column of a table: give --table too")
         if self.coverage is not None:
             check_coverage(self.coverage)
-        if self.pdf and self.html is None:
-            raise SettingError("--pdf is of a page of cases: name the page by --html")
         tables = [self.out, document_path(self.out)] if self.out else []
-        refuse_twice([*tables, *self.pages()], "--html")
+        pages = [self.html] if self.html else []
+        refuse_twice([*tables, *pages], "--html")
         for path in tables:
             refuse_target(path, "another --out")
-        for path in self.pages():
+        for path in pages:
             refuse_target(path, "another --html")
-
-    def pages(self) -> list[Path]:
-        """Return the pages to write."""
-        return [] if self.html is None else page_paths(self.html, self.pdf)
 
 
 def document_path(out: Path) -> Path:

@@ -10,10 +10,10 @@ from fedsilo.server_app.studies.report.clinic import INTERVALS, TITLE, WARNING, 
 from fedsilo.server_app.studies.report.dpo import dpo_data, site_file_data
 from fedsilo.server_app.studies.report.hospital_files import read_audit_log, read_own_site_file
 from fedsilo.server_app.studies.report.page import Section, rendered
-from fedsilo.server_app.studies.report.pdf import write_page
 from fedsilo.server_app.studies.report.research import research_data
 from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
 from fedsilo.server_app.studies.report.shown import ShownRun
+from fedsilo.server_app.studies.report.written import write_page
 
 Reader = Literal["research", "clinic", "dpo"]
 READERS: tuple[Reader, ...] = get_args(Reader)
@@ -82,15 +82,14 @@ def write_report(
     options: ReportOptions,
     *,
     overwrite: bool = False,
-    pdf: bool = False,
-) -> list[Path]:
-    """Write the report, with ``pdf`` also as a PDF next to it; return the files.
+) -> Path:
+    """Write the report and return its file.
 
     Raises:
         FedsiloError: as ``report`` and ``write_page``.
     """
     options.check()
-    return write_page(out, lambda: report(folders, options), overwrite=overwrite, pdf=pdf)
+    return write_page(out, lambda: report(folders, options), overwrite=overwrite)
 
 
 def _data(runs: Sequence[ReportedRun], options: ReportOptions) -> dict[str, Any]:

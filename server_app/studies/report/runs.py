@@ -10,7 +10,11 @@ from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
-from fedsilo.server_app.studies.compare.over_setting import SweptRun, finished_runs, read_run
+from fedsilo.server_app.studies.compare.experiment_runs import (
+    ExperimentRun,
+    finished_runs,
+    read_run,
+)
 from fedsilo.server_app.studies.report.numbers import floored
 from fedsilo.server_app.studies.report.shown import Counts, ShownRun
 
@@ -75,12 +79,12 @@ def reported_runs(folders: Sequence[Path]) -> list[ReportedRun]:
         RunDirectoryError: there is none in one of them, or one that has not ended.
     """
     found = [read_run(run, "test") for run in finished_runs(folders)]
-    by_experiment: dict[str, list[SweptRun]] = {}
+    by_experiment: dict[str, list[ExperimentRun]] = {}
     for run in found:
-        by_experiment.setdefault(run.line, []).append(run)
+        by_experiment.setdefault(run.experiment, []).append(run)
     together = {name for name, alike in by_experiment.items() if _differ_by_seed(alike)}
     return [
-        ReportedRun(run.path, name, run.line if run.line in together else name)
+        ReportedRun(run.path, name, run.experiment if run.experiment in together else name)
         for run, name in zip(found, _names([run.path.resolve() for run in found]), strict=True)
     ]
 
@@ -102,7 +106,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _differ_by_seed(runs: Sequence[SweptRun]) -> bool:
+def _differ_by_seed(runs: Sequence[ExperimentRun]) -> bool:
     """Tell whether runs of one name are one experiment: other settings alike, each seed once."""
     without = [{k: v for k, v in run.settings.items() if k not in _SEEDS} for run in runs]
     seeds = {int(run.summary["seed"]) for run in runs}

@@ -140,7 +140,7 @@ def test_a_router_is_explained_by_hand() -> None:
         router.embedding[1].weight.copy_(torch.eye(2))
         router.embedding[1].bias.zero_()
     prototypes = {"a": torch.tensor([0.0, 4.0]), "b": torch.tensor([0.0, 0.0])}
-    network = PICSRNetwork(experts, prototypes, router, train_experts=False)
+    network = PICSRNetwork(experts, prototypes, router)
     found = explain_routing(network.train(), torch.tensor([3.0, 0.0]), "patient", [])
     weight = 1 / (1 + math.exp(5 - 3))  # of a, at distance 5; b is at distance 3
     assert found.distances == pytest.approx([5.0, 3.0])
@@ -156,5 +156,5 @@ def test_a_router_is_explained_by_hand() -> None:
 def test_features_keep_their_names() -> None:
     experts = {"a": build_classifier(CommonSettings(), Task((2,), 2))}
     router = Router(features=2, experts=1, settings=PICSRSettings())
-    network = PICSRNetwork(experts, {"a": torch.zeros(2)}, router, train_experts=False)
+    network = PICSRNetwork(experts, {"a": torch.zeros(2)}, router)
     assert explain_routing(network, torch.ones(2), "t", ["age", "sex"]).features == ["age", "sex"]

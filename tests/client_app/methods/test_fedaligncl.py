@@ -161,14 +161,8 @@ def test_forgotten_samples_are_told_and_come_earlier(
     assert site.metrics["incoming.train.forgotten"] == pytest.approx(len(forgotten) / 36)
 
 
-def test_without_curriculum_nothing_is_counted_unless_it_is_asked_for(
-    opened: Opened, weights: dict[str, Any]
-) -> None:
+def test_without_curriculum_nothing_is_counted(opened: Opened, weights: dict[str, Any]) -> None:
     assert "right" not in _after_a_round(opened, weights, curriculum=False).stored
-    counted = _after_a_round(opened, weights, curriculum=False, count_forgotten=True)
-    training = steps_of(counted, counted.open())
-    assert training.fit["order"](1) is None, "any order"
-    assert "incoming.train.forgotten" in counted.metrics
 
 
 def test_before_the_warm_up_is_over_the_order_is_any_and_nothing_is_aligned(

@@ -41,7 +41,7 @@ def received(resolved: Callable[..., Any]) -> Weights:
     def make(task: Task = DIGITS, **own: Any) -> dict[str, Any]:
         settings = resolved("moon", **own)
         network = build_classifier(settings.common, task)
-        head = build_projection(settings.common.seed, network.channels, settings.own)
+        head = build_projection(settings.common.seed, network.channels)
         named = {f"projection/{name}": array for name, array in head.state_dict().items()}
         found = exchanged_arrays(network) | named
         return {name: array.numpy() for name, array in found.items()}
@@ -216,7 +216,7 @@ def test_a_round_that_is_asked_for_again_gives_the_same_bits(
 def test_every_image_network_trains_between_the_two_models(
     opened: Opened, received: Weights, kind: str
 ) -> None:
-    own = {"projection_size": 5, "local_steps": 1, "batch_size": 4, **NETWORKS[kind]}
+    own = {"local_steps": 1, "batch_size": 4, **NETWORKS[kind]}
     shape = (3, 32, 32) if kind == "vgg16-bn" else (1, 16, 16)
     task = Task(shape, 10)
     arrays = received(task, **own)

@@ -153,57 +153,6 @@ def test_a_site_of_just_enough_samples_sends_its_prototype(opened: Opened) -> No
     assert "prototype" in found[ARRAYS]
 
 
-def noisy(opened: Opened, site: str = "s1a", sd: float = 0.5, **fields: Any) -> Any:
-    """Return what noise was added to the prototype of a site."""
-    method = opened("picsr", site=site, own={"prototype_noise": sd}, **stage("experts", **fields))
-    mean = method.silo.train.inputs.double().mean(dim=0).float().numpy()
-    return method.session.method._prototype(method).numpy() - mean
-
-
-def test_noise_in_a_simulation_is_keyed_on_seed_and_site(opened: Opened, tmp_path: Any) -> None:
-    run_dir = str(tmp_path)
-    first, again = noisy(opened, run_dir=run_dir), noisy(opened, run_dir=run_dir)
-    np.testing.assert_array_equal(first, again)
-    assert not np.allclose(first, noisy(opened, site="s2a", run_dir=run_dir), atol=0.1)
-    assert first.std() == pytest.approx(0.5, rel=0.15)  # of 256 draws
-    assert abs(first.mean()) < 0.15
-
-
-def test_noise_scales_with_its_standard_deviation(opened: Opened, tmp_path: Any) -> None:
-    small, large = (noisy(opened, sd=sd, run_dir=str(tmp_path)) for sd in (0.5, 1.0))
-    np.testing.assert_allclose(large, 2 * small, atol=1e-5)
-
-
-def test_noise_in_a_deployment_cannot_be_foretold_from_the_seed(opened: Opened) -> None:
-    first, again = noisy(opened), noisy(opened)
-    assert not np.allclose(first, again, atol=0.1)
-    for drawn in (first, again):
-        assert drawn.std() == pytest.approx(0.5, rel=0.3)
-
-
-def test_a_servers_run_directory_does_not_make_a_real_sites_noise_foreseeable(
-    opened: Opened, tmp_path: Any
-) -> None:
-    fields = stage("experts", run_dir=str(tmp_path))
-    drawn = []
-    for _ in range(2):
-        method = opened("picsr", own={"prototype_noise": 0.5}, **fields)
-        method.session.simulated = False
-        mean = method.silo.train.inputs.double().mean(dim=0).float().numpy()
-        drawn.append(method.session.method._prototype(method).numpy() - mean)
-    seeded = noisy(opened, run_dir=str(tmp_path))
-    for one, other in ((drawn[0], drawn[1]), (drawn[0], seeded), (drawn[1], seeded)):
-        assert not np.allclose(one, other, atol=0.1)
-
-
-def test_noise_is_what_leaves_the_site(opened: Opened, tmp_path: Any) -> None:
-    own, run_dir = {"prototype_noise": 0.5}, str(tmp_path)
-    method = opened("picsr", own=own, **stage("experts", run_dir=run_dir))
-    mean = method.silo.train.inputs.double().mean(dim=0).float().numpy()
-    sent = arrays_of(answer(method))["prototype"]
-    np.testing.assert_allclose(sent - mean, noisy(opened, run_dir=run_dir), atol=1e-5)
-
-
 def test_a_router_round_returns_the_trained_router_and_nothing_else(
     opened: Opened, routed: dict[str, Any]
 ) -> None:
@@ -216,20 +165,10 @@ def test_a_router_round_returns_the_trained_router_and_nothing_else(
     assert not method.state_files.folder.exists()
 
 
-def test_experts_come_back_too_if_they_are_trained(opened: Opened, routed: dict[str, Any]) -> None:
-    reply = answer(opened("picsr", routed, own={"train_experts": True}, **stage("router")))
-    found = arrays_of(reply)
-    assert set(found) == {name for name in routed if not name.startswith("prototype/")}
-    for site in SITES:
-        name = expert_array(site, "head.4.bias")
-        assert not np.array_equal(found[name], routed[name])
-
-
-@pytest.mark.parametrize("train_experts", [False, True])
-def test_router_training_leaves_frozen_experts_as_they_came(
-    opened: Opened, routed: dict[str, Any], train_experts: bool
+def test_router_training_leaves_experts_as_they_came(
+    opened: Opened, routed: dict[str, Any]
 ) -> None:
-    method = opened("picsr", routed, own={"train_experts": train_experts}, **stage("router"))
+    method = opened("picsr", routed, **stage("router"))
     network = cast(PICSRNetwork, method.open())
     fitted(method, network)
     for site, expert in zip(network.sites, network.experts, strict=True):
@@ -237,19 +176,19 @@ def test_router_training_leaves_frozen_experts_as_they_came(
             name: np.array_equal(tensor, routed[expert_array(site, name)])
             for name, tensor in exchanged_arrays(expert).items()
         }
-        assert all(same.values()) is not train_experts
+        assert all(same.values())
     assert torch.equal(network.prototypes[1], torch.from_numpy(routed["prototype/s2a"]))
 
 
-def test_the_router_has_a_step_size_and_a_penalty_of_its_own(
+def test_the_router_has_a_step_size_of_its_own_and_no_penalty(
     opened: Opened, routed: dict[str, Any]
 ) -> None:
-    own = {"router_learning_rate": 0.25, "router_weight_decay": 0.125, "learning_rate": 0.5}
+    own = {"router_learning_rate": 0.25, "learning_rate": 0.5, "weight_decay": 0.125}
     for name in STAGES:
         received = routed if name == "router" else None
         method = opened("picsr", received, own=own, **stage(name))
         found = steps_of(method).fit.get("settings", method.sampling)
-        expected = (0.25, 0.125) if name == "router" else (0.5, 0.0)
+        expected = (0.25, 0.0) if name == "router" else (0.5, 0.125)
         assert (found.learning_rate, found.weight_decay) == expected
 
 

@@ -1,6 +1,6 @@
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,17 +9,16 @@ import torch
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.uefl import UEFLSite
 from fedsilo.client_app.training.evaluation import tokens_of
-from fedsilo.models.contract.errors import CheckpointError, SettingError
+from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
 from fedsilo.models.maths.codebook import codebook_loss
 from fedsilo.models.methods.uefl_books import gaussian_codebook
-from fedsilo.models.methods.uefl_network import CodeUse, UEFLNetwork
+from fedsilo.models.methods.uefl_network import CodeUse
 from tests.support.lab import answer
 
 Opened = Callable[..., Lab]
 WIDTH = 16  # channels of a width-4 network
 BOOK = gaussian_codebook(4, WIDTH, 7, 0).numpy()
-PERSONAL = {"codebooks": "personal"}
 
 
 @pytest.fixture
@@ -83,13 +82,12 @@ def test_code_use_is_counted_over_all_batches(opened: Opened, shared: dict[str, 
 def test_the_codebook_loss_that_is_measured_is_that_which_is_trained(
     opened: Opened, shared: dict[str, Any]
 ) -> None:
-    weights = {"codebook_weight": 0.5, "commitment_weight": 2.0}
-    network = opened("uefl", shared, own=weights).open()
+    network = opened("uefl", shared).open()
     tokens = torch.randn(2, 3, WIDTH)
     use = CodeUse(network)
     with torch.no_grad():
         use.see(tokens)
-    trained = codebook_loss(tokens, network.nearest(tokens).codewords, 0.5, 2.0)
+    trained = codebook_loss(tokens, network.nearest(tokens).codewords, 1.0, 0.25)
     assert use.values()["codebook-loss"] == pytest.approx(float(trained), rel=1e-5)
 
 
@@ -165,86 +163,6 @@ def test_a_gaussian_start_of_a_shared_book_takes_nothing_from_any_site(
     assert method.state_files.before(Instruction(2, "train")) is None
 
 
-def own_books(method: UEFLSite, round_: int, step: int = 0) -> dict[str, torch.Tensor]:
-    found = method.state_files.before(Instruction(round_, "train", step))
-    assert found is not None
-    return found
-
-
-def test_personal_books_start_gaussian_and_are_kept_at_the_site(
-    opened: Opened, weights: dict[str, Any]
-) -> None:
-    method = opened("uefl", weights, own=PERSONAL)
-    assert torch.equal(method.open().codebook(), torch.from_numpy(BOOK))
-    reply = answer(method)
-    assert set(reply[ARRAYS]) == set(weights)
-    kept = own_books(method, 2)
-    assert set(kept) == {"codebook.0"}
-    assert not np.array_equal(kept["codebook.0"], BOOK)
-    later = opened("uefl", weights, own=PERSONAL, round=2).open()
-    assert torch.equal(later.codebook(), kept["codebook.0"])
-
-
-def test_a_personal_extension_stays_at_the_site_and_is_used_in_the_next_round(
-    opened: Opened, weights: dict[str, Any]
-) -> None:
-    answer(opened("uefl", weights, own=PERSONAL))
-    method = opened("uefl", weights, own=PERSONAL, phase="centroids", step=2)
-    before = method.open().codebook()
-    reply = answer(method)
-    assert ARRAYS not in reply
-    assert reply[METRICS]["new-codewords"] == 4
-    assert reply[METRICS]["kept-state"] == 1
-    assert set(own_books(method, 2)) == {"codebook.0", "codebook.1"}
-    later = cast(UEFLNetwork, opened("uefl", weights, own=PERSONAL, round=2).open())
-    assert later.codebook().shape == (8, WIDTH)
-    assert torch.equal(later.codebook()[:4], before)
-    other = opened("uefl", weights, own=PERSONAL, site="s2a", round=2).open()
-    assert other.codebook().shape == (4, WIDTH)
-
-
-def test_a_personal_site_without_a_large_enough_cluster_adds_no_book(
-    opened: Opened, weights: dict[str, Any]
-) -> None:
-    own = {**PERSONAL, "centroid_min_count": 36 * 4 + 1}
-    answer(opened("uefl", weights, own=own))
-    method = opened("uefl", weights, own=own, phase="centroids", step=2)
-    assert answer(method)[METRICS]["new-codewords"] == 0
-    assert set(own_books(method, 2)) == {"codebook.0"}
-
-
-def test_personal_books_that_are_gone_are_an_error_and_not_a_fresh_start(
-    opened: Opened, weights: dict[str, Any]
-) -> None:
-    with pytest.raises(CheckpointError, match="site s1a is gone from"):
-        answer(opened("uefl", weights, own=PERSONAL, round=2, expects_state=True))
-
-
-def test_a_gaussian_start_of_a_personal_book_is_drawn_at_the_site(
-    opened: Opened, weights: dict[str, Any]
-) -> None:
-    own = {**PERSONAL, "codeword_start": "gaussian"}
-    answer(opened("uefl", weights, own=own))
-    reply = answer(opened("uefl", weights, own=own, phase="centroids", step=2))
-    assert ARRAYS not in reply
-    drawn = own_books(opened("uefl", weights, own=own), 2)["codebook.1"]
-    assert torch.equal(drawn, gaussian_codebook(4, WIDTH, 7, 1))
-    assert not np.array_equal(drawn, BOOK)
-
-
-@pytest.mark.parametrize("start", ["kmeans", "gaussian"])
-@pytest.mark.parametrize(("used", "kept"), [("newest", "02"), ("all", "012")])
-def test_a_personal_site_that_reads_the_newest_book_keeps_the_first_and_that_one(
-    opened: Opened, weights: dict[str, Any], start: str, used: str, kept: str
-) -> None:
-    own = {**PERSONAL, "codeword_start": start, "books_used": used}
-    for round_ in (1, 2):
-        answer(opened("uefl", weights, own=own, round=round_))
-        answer(opened("uefl", weights, own=own, round=round_, phase="centroids", step=2))
-    books = own_books(opened("uefl", weights, own=own), 3)
-    assert set(books) == {f"codebook.{number}" for number in kept}
-
-
 REFRESH = {"phase": "centroids", "step": 2, "notes": {"refreshes": True}}
 
 
@@ -256,26 +174,6 @@ def test_a_certain_site_lays_the_first_book_by_k_means_even_where_new_ones_start
     drawn, _ = centroids_of(opened("uefl", shared, phase="centroids", step=2))
     np.testing.assert_array_equal(centres, drawn)
     assert counts.sum() == 36 * 4
-
-
-def test_a_certain_site_lays_its_own_first_book_anew_and_keeps_the_others(
-    opened: Opened, weights: dict[str, Any]
-) -> None:
-    answer(opened("uefl", weights, own=PERSONAL))
-    answer(opened("uefl", weights, own=PERSONAL, phase="centroids", step=2))
-    before = own_books(opened("uefl", weights, own=PERSONAL), 2)
-    later = {**REFRESH, "round": 2}
-    reply = answer(opened("uefl", weights, own=PERSONAL, **later))
-    assert ARRAYS not in reply
-    assert reply[METRICS]["new-codewords"] == 4
-    kept = own_books(opened("uefl", weights, own=PERSONAL), 3)
-    assert set(kept) == {"codebook.0", "codebook.1"}
-    assert torch.equal(kept["codebook.1"], before["codebook.1"])
-    assert not torch.equal(kept["codebook.0"], before["codebook.0"])
-    laid, _ = centroids_of(
-        opened("uefl", {**weights, "codebook.0": BOOK}, **later)
-    )  # the same features, of which another book changes nothing
-    np.testing.assert_array_equal(kept["codebook.0"], laid)
 
 
 def test_an_evidential_head_is_asked_for_its_vacuity_beside_the_code_use(

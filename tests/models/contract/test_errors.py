@@ -37,15 +37,15 @@ def test_spent_epsilon_is_a_sites_refusal_and_so_a_sites_error() -> None:
 
 
 def test_a_missing_package_of_an_extra_is_named_with_the_command_that_installs_it() -> None:
-    with pytest.raises(SettingError) as told, needs_extra("a PDF", "pdf", "leave out --pdf"):
+    with pytest.raises(SettingError) as told, needs_extra("a table", "tables", "leave it out"):
         import there_is_no_such_package  # noqa: F401
     assert str(told.value) == (
-        "a PDF needs the extra 'pdf': pip install 'fedsilo[pdf]', or leave out --pdf"
+        "a table needs the extra 'tables': pip install 'fedsilo[tables]', or leave it out"
     )
 
 
 def test_another_error_than_a_missing_package_passes() -> None:
-    with pytest.raises(ZeroDivisionError), needs_extra("a PDF", "pdf"):
+    with pytest.raises(ZeroDivisionError), needs_extra("a table", "tables"):
         raise ZeroDivisionError
 
 

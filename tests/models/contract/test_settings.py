@@ -55,6 +55,5 @@ def test_a_run_may_do_without_dropout_or_passes(key: str, field: str) -> None:
 
 def test_uefl_starts_from_the_weights_and_budget_of_the_paper() -> None:
     uefl = UEFLSettings()
-    assert (uefl.codebook_weight, uefl.commitment_weight) == (1.0, 0.25)
     assert (uefl.gamma, uefl.codes, uefl.segments) == (0.3, 32, 1)
     assert (uefl.iteration_rounds, uefl.extension_rounds, uefl.max_iterations) == (20, 5, 3)

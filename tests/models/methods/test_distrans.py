@@ -37,8 +37,10 @@ def settings(**values: Any) -> CommonSettings:
 
 def double(alpha: float = 0.2, task: Task = DIGITS, **values: Any) -> DoubleChannelClassifier:
     common = settings(**values)
-    own = DisTransSettings(offset_alpha=alpha)
-    return double_channels(build_classifier(common, task), common, own, task.input_shape)
+    network = build_classifier(common, task)
+    doubled = double_channels(network, common, DisTransSettings(), task.input_shape)
+    doubled.alpha = alpha
+    return doubled
 
 
 def test_two_pixels_are_moved_to_the_offset_and_from_it() -> None:
@@ -162,9 +164,7 @@ def test_the_embedding_takes_a_step_down_the_squared_distance() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("distrans.offset-alpha", 0.0, "above 0"),
         ("distrans.offset-learning-rate", -1.0, "at least 0"),
-        ("distrans.embedding-learning-rate", 0.0, "above 0"),
         ("distrans.offset-aggregation", "median", "mean"),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_setting_that_makes_no_sense_is_refused(key: str, value: Any, allowed:
 
 
 def test_the_authors_values_hold_unless_they_are_set() -> None:
-    assert build(DisTransSettings, {}) == DisTransSettings(0.2, 1e-3, "mean", 1e-2)
+    assert build(DisTransSettings, {}) == DisTransSettings(1e-3, "mean")
 
 
 def test_a_plug_whose_head_ends_in_a_linear_layer_is_doubled_and_another_is_refused() -> None:

@@ -43,14 +43,6 @@ def test_a_heavy_sample_comes_first_by_the_expected_odds() -> None:
     assert (light_first[:, 1] == 1).double().mean().item() == pytest.approx(0.5, abs=0.025)
 
 
-def test_with_replacement_a_sample_may_come_often_or_never() -> None:
-    scores = torch.tensor([1.0, 3.0], dtype=torch.float64).repeat(50)
-    order = curriculum_order(scores, torch.Generator().manual_seed(0), replacement=True)
-    assert len(order) == 100
-    assert len(set(order.tolist())) < 80
-    assert (order % 2 == 1).double().mean().item() == pytest.approx(0.75, abs=0.13)
-
-
 def _linear(weight: float) -> nn.Module:
     """A discriminator whose logit is ``weight`` times a one-dimensional embedding."""
     layer = nn.Linear(1, 1, bias=False)

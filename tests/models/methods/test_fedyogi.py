@@ -10,10 +10,10 @@ from fedsilo.models.methods.fedadam import FedAdagradSettings, FedYogiSettings
     ids=["smaller", "larger", "equal"],
 )
 def test_yogis_v_moves_by_a_share_of_the_square_towards_it(delta: float, v: float) -> None:
-    settings = FedYogiSettings(beta1=0.5, beta2=0.75, tau=2.0, server_learning_rate=3.0)
+    settings = FedYogiSettings(beta2=0.75, tau=2.0, server_learning_rate=3.0)
     step, moments = settings.step(np.float64(delta))
-    assert moments.tolist() == [0.5 * delta, v]
-    assert step == pytest.approx(3 * 0.5 * delta / (v**0.5 + 2))
+    assert moments.tolist() == pytest.approx([0.1 * delta, v])
+    assert step == pytest.approx(3 * 0.1 * delta / (v**0.5 + 2))
 
 
 def test_adagrads_v_is_the_sum_of_squares() -> None:

@@ -89,19 +89,18 @@ def test_the_head_projects_the_mean_of_the_tokens_through_two_layers() -> None:
 
 
 def test_the_head_is_the_seeds_and_leaves_other_draws_alone() -> None:
-    settings = MoonSettings(projection_size=6)
     with seeded(3, "elsewhere"):
         expected = torch.rand(2)
     with seeded(3, "elsewhere"):
-        first = build_projection(7, 4, settings)
+        first = build_projection(7, 4)
         assert torch.equal(torch.rand(2), expected)
-    again, other = build_projection(7, 4, settings), build_projection(8, 4, settings)
+    again, other = build_projection(7, 4), build_projection(8, 4)
     shapes = {name: tuple(array.shape) for name, array in first.state_dict().items()}
     assert shapes == {
         "layers.0.weight": (4, 4),
         "layers.0.bias": (4,),
-        "layers.2.weight": (6, 4),
-        "layers.2.bias": (6,),
+        "layers.2.weight": (256, 4),
+        "layers.2.bias": (256,),
     }
     for name, array in first.state_dict().items():
         assert torch.equal(array, again.state_dict()[name])
@@ -114,7 +113,6 @@ def test_the_head_is_the_seeds_and_leaves_other_draws_alone() -> None:
         ("moon.contrast-mu", 0.0, "above 0"),
         ("moon.contrast-mu", -1, "above 0"),
         ("moon.contrast-temperature", 0.0, "above 0"),
-        ("moon.projection-size", 1, "at least 2"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(key: str, value: float, allowed: str) -> None:
@@ -123,4 +121,4 @@ def test_a_setting_that_makes_no_sense_is_refused(key: str, value: float, allowe
 
 
 def test_the_papers_values_hold_unless_they_are_set() -> None:
-    assert build(MoonSettings, {}) == MoonSettings(5.0, 0.5, 256)
+    assert build(MoonSettings, {}) == MoonSettings(5.0, 0.5)

@@ -38,7 +38,7 @@ def _identity_router(experts: int, **own: str) -> Router:
     return router
 
 
-def _network(task: Task, sites: int, train_experts: bool = False) -> PICSRNetwork:
+def _network(task: Task, sites: int) -> PICSRNetwork:
     names = [f"s{index}" for index in range(sites)]
     experts: dict[str, TokenClassifier] = {
         name: build_classifier(CommonSettings(seed=index, width=1), task)
@@ -47,7 +47,7 @@ def _network(task: Task, sites: int, train_experts: bool = False) -> PICSRNetwor
     draw = torch.Generator().manual_seed(3)
     prototypes = {name: torch.randn(task.input_shape, generator=draw) for name in names}
     router = build_router(PICSRSettings(), task.input_shape, sites, 0)
-    return PICSRNetwork(experts, prototypes, router, train_experts)
+    return PICSRNetwork(experts, prototypes, router)
 
 
 def _batch(task: Task, count: int = 8) -> tuple[Tensor, Tensor]:
@@ -109,11 +109,10 @@ def test_the_experts_weights_sum_to_one(
 
 
 @pytest.mark.parametrize("inversion", ["negative", "reciprocal"])
-@pytest.mark.parametrize("embedding", ["linear", "mlp"])
 def test_a_new_router_gives_a_sample_at_a_prototype_most_to_that_sites_expert(
-    inversion: str, embedding: str
+    inversion: str,
 ) -> None:
-    settings = PICSRSettings(inversion=inversion, embedding=embedding)
+    settings = PICSRSettings(inversion=inversion)
     router = build_router(settings, (2,), 3, seed=5)
     weights = router.log_weights(CORNERS, CORNERS).exp()
     assert weights.argmax(dim=1).tolist() == [0, 1, 2]
@@ -210,37 +209,32 @@ def test_any_number_of_experts_is_mixed_for_rows_and_images(task: Task, sites: i
 def test_picsr_network_orders_prototypes_as_experts() -> None:
     experts = {site: build_classifier(CommonSettings(), ROWS) for site in ("b", "a")}
     prototypes = {"a": torch.zeros(2), "b": torch.ones(2)}
-    network = PICSRNetwork(experts, prototypes, _identity_router(2), False)
+    network = PICSRNetwork(experts, prototypes, _identity_router(2))
     assert network.sites == ["b", "a"]
     assert network.prototypes.tolist() == [[1.0, 1.0], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("task", [ROWS, IMAGES])
-@pytest.mark.parametrize("train_experts", [False, True])
-def test_training_changes_the_router_and_the_experts_only_if_they_are_not_frozen(
-    task: Task, train_experts: bool
-) -> None:
-    network = _network(task, 2, train_experts)
+def test_training_changes_the_router_and_not_the_experts(task: Task) -> None:
+    network = _network(task, 2)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     _train_step(network, task)
     after = network.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert any(name.startswith("router.") for name in changed)
     assert "prototypes" not in changed
-    assert any(name.startswith("experts.") for name in changed) is train_experts
-    # the running figures of batch norm are no parameters: only the mode keeps them still
-    if task is IMAGES:
-        assert any("running_mean" in name for name in changed) is train_experts
+    assert not any(name.startswith("experts.") for name in changed)
+    # The running figures of batch norm are no parameters: only the mode keeps them still
+    assert not any("running_mean" in name for name in changed)
 
 
-@pytest.mark.parametrize("train_experts", [False, True])
-def test_frozen_experts_take_no_gradient_and_stay_in_evaluation_mode(train_experts: bool) -> None:
-    network = _network(IMAGES, 2, train_experts).train()
+def test_experts_take_no_gradient_and_stay_in_evaluation_mode() -> None:
+    network = _network(IMAGES, 2).train()
     network.loss(*_batch(IMAGES)).backward()  # type: ignore[no-untyped-call]  # torch's own
     experts = list(network.experts.parameters())
-    assert any(parameter.grad is not None for parameter in experts) is train_experts
+    assert not any(parameter.grad is not None for parameter in experts)
     assert all(parameter.grad is not None for parameter in network.router.parameters())
-    assert {part.training for part in network.experts.modules()} == {train_experts}
+    assert {part.training for part in network.experts.modules()} == {False}
     assert network.router.training
     network.eval()
     assert not any(part.training for part in network.modules())

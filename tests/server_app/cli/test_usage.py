@@ -11,12 +11,14 @@ import click
 import pytest
 import typer.main
 
+from fedsilo.models.contract import removed
+from fedsilo.server_app import api
 from fedsilo.server_app.cli import main as command_line
 from fedsilo.server_app.cli.main import main, make_app
 
 PANELS = {
     "Run": "new simulate resume watch pretrain",
-    "Compare": "compare tune crossvalidate sweep benchmark bars",
+    "Compare": "compare tune crossvalidate",
     "Look at finished runs": "plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate monitor export card",
     "Deploy": "deploy hospital doctor",
@@ -146,7 +148,7 @@ def test_each_command_has_help_and_no_markup_in_it(
         (
             "compare",
             "set config out file plugin engine supernodes seeds jobs slurm split splits metrics "
-            "median tests paired unequal csv markdown",
+            "median tests paired unequal csv markdown picture",
         ),
         ("tune", "set config out file plugin sampler trials metric folds seeds jobs slurm"),
         (
@@ -174,16 +176,14 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("settings", "pyproject"),
         ("experiments", "file"),
         ("methods", "plugin"),
-        ("sweep", "metric split picture"),
-        ("bars", "metrics round split own csv picture"),
-        ("report", "for out audit-log site-file overwrite pdf by decisions data-dir"),
+        ("report", "for out audit-log site-file overwrite by decisions data-dir"),
         (
             "predict",
             "out best site images manifest table id split coverage calibration answer-all html "
-            "pdf data-dir state-dir",
+            "data-dir state-dir",
         ),
         ("calibrate", "site coverage out data-dir state-dir"),
-        ("monitor", "data site coverage calibration data-dir out pdf overwrite"),
+        ("monitor", "data site coverage calibration data-dir out overwrite"),
         ("export", "format site out data-dir state-dir"),
         ("card", "site out"),
     ],
@@ -254,3 +254,27 @@ def test_a_command_that_lists_does_not_load_torch(command: str) -> None:
         cwd=Path(__file__).resolve().parents[3],
     )
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize("command", removed.COMMANDS)
+def test_a_removed_command_names_what_to_use(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--anything", "runs/x"]) == 1
+    said = capsys.readouterr().err
+    assert removed.COMMANDS[command] in said
+    assert said.count("\n") == 1
+    assert command not in COMMANDS
+    with pytest.raises(AttributeError, match=re.escape(removed.COMMANDS[command])):
+        getattr(api, command)
+
+
+@pytest.mark.parametrize(("command", "option"), removed.OPTIONS)
+def test_a_removed_option_names_what_to_use(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (option.split(), [option.replace(" ", "=")]):
+        assert main([command, "runs/x", *words]) == 1
+        said = capsys.readouterr().err
+        assert removed.OPTIONS[command, option] in said
+        assert said.count("\n") == 1

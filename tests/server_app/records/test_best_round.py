@@ -87,8 +87,6 @@ def run(folder: Path, values: list[Any], **own: Any) -> tuple[RoundLoop, BestRou
         ([0.5, 0.6, 0.6, 0.55, 0.4, 0.9], {"patience": 2}, 5, (2, 0.6)),
         ([0.5, 0.6, 0.5, 0.7, 0.5, 0.8], {"patience": 2}, 6, (6, 0.8)),
         ([0.9, 0.5, 0.5, 0.5], {"patience": 1}, 3, (1, 0.9)),
-        ([0.50, 0.55, 0.58, 0.62], {"patience": 2, "minimum_delta": 0.1}, 4, (4, 0.62)),
-        ([0.50, 0.55, 0.58, 0.52, 0.5], {"patience": 2, "minimum_delta": 0.1}, 4, (1, 0.5)),
         # By samples: (10 a + 30 b) / 40; the mean of the two would be best after round 1
         ([(1.0, 0.6), (0.5, 0.8), (0.0, 0.0)], {"patience": 2}, 3, (2, 0.725)),
         # b withholds it in round 2
@@ -121,9 +119,9 @@ def test_why_a_run_stopped_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_smaller_is_better_of_a_loss(tmp_path: Path) -> None:
-    hook = loop_of(tmp_path, [0.0], early_stopping_metric="loss", minimum_delta=0.1)[1]
+    hook = loop_of(tmp_path, [0.0], early_stopping_metric="loss")[1]
     hook.best = {"value": 1.0}
-    assert [hook._is_better(value) for value in (0.8, 0.95, 1.2)] == [True, False, False]
+    assert [hook._is_better(value) for value in (0.8, 1.0, 1.2)] == [True, False, False]
 
 
 def test_a_resumed_run_stops_after_the_same_round_with_the_same_best(tmp_path: Path) -> None:

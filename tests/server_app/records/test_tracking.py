@@ -110,19 +110,12 @@ READ = {"tensorboard": _of_tensorboard, "mlflow": _of_mlflow, "wandb": _of_wandb
 
 
 def _rows(metrics: Sequence[Sequence[Any]], traffic: Sequence[Sequence[Any]]) -> Told:
-    told: Told = Counter()
-    for round_, site, split, metric, value in metrics:
-        told[f"{split}/{metric}/{site}", int(round_), float(value)] += 1
-    names = ("bytes_down", "bytes_up", "seconds", "steps", "samples")
-    for round_, phase, site, *values in traffic:
-        for name, value in zip(names, values, strict=True):
-            told[f"traffic/{phase}/{name}/{site}", int(round_), float(value)] += 1
-    return told
+    return Counter((tag, step, value) for tag, step, value in means(metrics, traffic))
 
 
-def _hook(track: str, run_dir: Path, resumed: bool = False, detail: str = "sites") -> TrackingHook:
+def _hook(track: str, run_dir: Path, resumed: bool = False) -> TrackingHook:
     recorder = Recorder(RunDirectory(run_dir))
-    common = CommonSettings(track=track, track_detail=detail, resume=resumed)
+    common = CommonSettings(track=track, resume=resumed)
     return TrackingHook(common, run_dir, recorder, SETTINGS)
 
 
@@ -142,7 +135,7 @@ def _start(hook: TrackingHook) -> None:
 
 
 @pytest.mark.parametrize("track", TRACKERS)
-def test_a_runs_rows_are_told_and_the_run_is_the_same(
+def test_a_runs_means_are_told_and_the_run_is_the_same(
     track: str, tiny: Callable[..., dict[str, Value]], tmp_path: Path
 ) -> None:
     pytest.importorskip(track)
@@ -151,7 +144,6 @@ def test_a_runs_rows_are_told_and_the_run_is_the_same(
     runs = {}
     for choice in ("none", track):
         values = tiny("fedavg", rounds=2) | {"track": choice, "out": str(tmp_path / choice)}
-        values |= {"track-detail": "sites"}
         runs[choice] = run_inline(resolve(values | {"run-name": "run"}), 3)
     plain, tracked = runs["none"], runs[track]
     for file in ("metrics.csv", "model.safetensors", "silos.json", "privacy.json"):
@@ -163,7 +155,7 @@ def test_a_runs_rows_are_told_and_the_run_is_the_same(
 
 @pytest.mark.parametrize("track", TRACKERS)
 @pytest.mark.parametrize("known", in_soak([[2, 2], [1, 1], [0, 0]], but=[[1, 1]]))
-def test_after_a_death_every_row_stands_once(
+def test_after_a_death_every_number_stands_once(
     track: str, known: tuple[int, int], tmp_path: Path
 ) -> None:
     pytest.importorskip(track)

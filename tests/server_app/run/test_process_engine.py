@@ -122,8 +122,8 @@ def _run(values: dict[str, Value], out: Path, nodes: int = 3) -> RunDirectory:
 @pytest.mark.parametrize(
     ("variant", "times", "fork_server"),
     in_soak(
-        [("uefl", 2, False), ("uefl", 1, True), ("fedavg-int8", 2, False)],
-        but=[("uefl", 2, False), ("fedavg-int8", 2, False)],
+        [("uefl", 2, False), ("uefl", 1, True), ("fedavg-bf16", 2, False)],
+        but=[("uefl", 2, False), ("fedavg-bf16", 2, False)],
     ),
 )
 def test_a_message_whose_worker_is_killed_is_answered_by_another(

@@ -22,7 +22,7 @@ from fedsilo.strategies.meeting.participants import Participants, meet_latecomer
 from tests.strategies.meeting.test_participants import hello_app
 from tests.support.soak import in_soak
 
-COMMON = CommonSettings(silos=3, join_timeout=0.0)
+COMMON = CommonSettings(silos=3)
 
 
 class ChangingGrid(InlineGrid):

@@ -17,6 +17,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
+from fedsilo.strategies.meeting import participants as participants_module
 from fedsilo.strategies.meeting.participants import (
     Participants,
     grouped_refusals,
@@ -25,7 +26,7 @@ from fedsilo.strategies.meeting.participants import (
 )
 from fedsilo.strategies.wire.records import record_bytes
 
-COMMON = CommonSettings(silos=3, join_timeout=0.0)
+COMMON = CommonSettings(silos=3)
 ONE = dataclasses.replace(COMMON, min_sites=1)
 hello_app = ClientApp()
 
@@ -154,7 +155,10 @@ def test_as_many_nodes_come_as_there_are_silos_and_any_number_where_only_the_sit
 
 
 @pytest.mark.parametrize(("min_sites", "needed"), [(3, 3), (0, 1)])
-def test_too_few_nodes_stop_the_run_when_the_time_is_up(min_sites: int, needed: int) -> None:
+def test_too_few_nodes_stop_the_run_when_the_time_is_up(
+    min_sites: int, needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(participants_module, "_JOIN_SECONDS", 0.0)
     configs = [{"site": "s1a"}] * (2 if min_sites else 0)
     with pytest.raises(SiteError, match=rf"after 0 s and {needed} are needed \('min-sites'\)"):
         wait_for_nodes(grid_of(*configs), dataclasses.replace(COMMON, min_sites=min_sites))
@@ -169,7 +173,7 @@ def test_a_node_that_connects_late_is_waited_for() -> None:
             return [1003, 1001, 1002][: self.asked]
 
     grid = Growing(hello_app, {}, [])
-    late = dataclasses.replace(COMMON, min_sites=3, join_timeout=30.0)
+    late = dataclasses.replace(COMMON, min_sites=3)
     assert wait_for_nodes(grid, late) == [1001, 1002, 1003]
     assert grid.asked == 3
 

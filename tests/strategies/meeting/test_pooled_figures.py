@@ -13,7 +13,7 @@ from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
 
-COMMON = CommonSettings(silos=3, join_timeout=0.0)
+COMMON = CommonSettings(silos=3)
 
 
 def test_the_figures_travel_with_every_message_in_double_precision(

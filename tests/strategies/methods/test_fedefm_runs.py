@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from flwr.app import Message
 from torch import Tensor
 
@@ -132,29 +131,6 @@ def test_a_silo_that_dies_between_the_phases_is_left_out_of_the_mean_and_the_run
     cut = inline_run({**values, "resume": True}, out=tmp_path / "cut")
     for file in ("metrics.csv", "model.safetensors"):
         assert (cut.path / file).read_bytes() == (whole.path / file).read_bytes()
-
-
-def test_a_persistent_visitor_goes_on_from_what_stayed_at_its_host(
-    tiny: Tiny, inline_run: InlineRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    received: dict[tuple[str, int], dict[str, Tensor]] = {}
-    left: dict[tuple[str, int], dict[str, Tensor]] = {}
-    overseas = FedEFMSite.overseas
-
-    def spy(site: FedEFMSite, lab: Lab) -> Any:
-        key = (lab.site, lab.instruction.round)
-        received[key] = lab.arrays(VISITOR)
-        answer = overseas(site, lab)
-        sent = answer.array_records[ARRAYS]
-        left[key] = {n.removeprefix(VISITOR): torch.from_numpy(a.numpy()) for n, a in sent.items()}
-        return answer
-
-    monkeypatch.setattr(FedEFMSite, "overseas", spy)
-    inline_run(tiny("fedefm", topology="ring", rounds=3, visitors="persistent"))
-    assert sorted({round_ for _, round_ in received}) == [2, 3]
-    for site in ("s1a", "s2a", "s3a"):
-        assert received[site, 3].keys() == left[site, 2].keys()
-        assert all(torch.equal(received[site, 3][n], array) for n, array in left[site, 2].items())
 
 
 def test_by_average_models_go_to_their_hosts_and_no_expert_comes_home(

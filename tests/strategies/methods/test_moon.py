@@ -32,8 +32,7 @@ HEAD = {f"projection/layers.{layer}.{part}" for layer in (0, 2) for part in ("we
 
 @pytest.fixture
 def moon(participants: Participants) -> Moon:
-    settings = MoonSettings(projection_size=3)
-    return Moon(CommonSettings(silos=3, width=2), settings, participants)
+    return Moon(CommonSettings(silos=3, width=2), MoonSettings(), participants)
 
 
 def test_the_network_starts_as_fedavgs_with_a_head_beside_it(
@@ -45,7 +44,7 @@ def test_the_network_starts_as_fedavgs_with_a_head_beside_it(
     for name, array in fedavg.items():
         np.testing.assert_array_equal(start[name], array)
     assert start["projection/layers.0.weight"].shape == (8, 8)  # the encoder's 4 * width
-    assert start["projection/layers.2.weight"].shape == (3, 8)
+    assert start["projection/layers.2.weight"].shape == (256, 8)
     assert all(start[name].any() for name in HEAD)
 
 
@@ -79,7 +78,7 @@ def test_it_tells_that_the_head_leaves(moon: Moon) -> None:
 
 
 def test_round_1_is_fedavgs_and_round_2_is_not(spied_run: Run, tiny: Tiny, recorder: Any) -> None:
-    grid, loop = spied_run(tiny("moon", projection_size=4), [recorder])
+    grid, loop = spied_run(tiny("moon"), [recorder])
     fedavg, _ = spied_run(tiny("fedavg"))
     first = {name: array for name, array in recorder.states[0].arrays.items() if name not in HEAD}
     sent, other = grid.sent[6].content[ARRAYS], fedavg.sent[6].content[ARRAYS]
@@ -96,7 +95,7 @@ def test_round_1_is_fedavgs_and_round_2_is_not(spied_run: Run, tiny: Tiny, recor
 def test_a_finished_runs_model_is_a_plain_network(
     inline_run: Callable[..., Any], tiny: Tiny
 ) -> None:
-    directory = inline_run(tiny("moon", projection_size=4))
+    directory = inline_run(tiny("moon"))
     arrays, _ = load_state(directory.path / "model.safetensors")
     common = resolve(tiny("fedavg")).common
     site = finished_site(directory.path, "s1a", None, None)
@@ -111,10 +110,10 @@ def test_a_finished_runs_model_is_a_plain_network(
 def test_with_differential_privacy_the_head_is_noised_with_the_rest(
     inline_run: Callable[..., Any], tiny: Tiny, tmp_path: Path
 ) -> None:
-    private = {"sample_clip_norm": 1.0, "noise_multiplier": 0.5, "rounds": 1, "projection_size": 4}
+    private = {"sample_clip_norm": 1.0, "noise_multiplier": 0.5, "rounds": 1}
     directory = inline_run(tiny("moon", **private))
     noised, _ = load_state(sorted(directory.checkpoints.glob("*.safetensors"))[-1])
-    plain = inline_run(tiny("moon", rounds=1, projection_size=4), out=tmp_path / "plain")
+    plain = inline_run(tiny("moon", rounds=1), out=tmp_path / "plain")
     whole, _ = load_state(sorted(plain.checkpoints.glob("*.safetensors"))[-1])
     heads = [name for name in noised if name in HEAD or name.split("/", 1)[-1] in HEAD]
     assert len(heads) == 4

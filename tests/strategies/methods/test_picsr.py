@@ -83,22 +83,6 @@ def test_each_sites_own_figures_are_refused_as_they_blind_the_router() -> None:
     assert "'pooled' or 'declared'" in told
 
 
-def test_noise_is_refused_where_pooled_sums_give_the_mean_away() -> None:
-    for dataset in ("heart", "heart-synthetic", "table"):
-        told = refused({"dataset": dataset, "standardise": "pooled"}, {"prototype_noise": 0.5})
-        assert "'picsr.prototype-noise' is 0.5 and 'standardise' is 'pooled'" in told
-        assert "hides nothing; set 'standardise' to 'declared'" in told
-
-
-@pytest.mark.parametrize(
-    ("dataset", "standardise", "noise"),
-    [("heart", "declared", 0.5), ("digits", "pooled", 0.5), ("heart", "pooled", 0.0)],
-)
-def test_noise_is_allowed_where_no_sums_leave(dataset: str, standardise: str, noise: float) -> None:
-    common = CommonSettings(dataset=dataset, standardise=standardise)
-    _check(common, PICSRSettings(prototype_noise=noise))
-
-
 def test_a_site_too_small_for_a_prototype_must_not_send_the_sums_that_hold_it() -> None:
     for dataset in ("heart", "heart-synthetic", "table"):
         told = refused({"dataset": dataset}, {"prototype_min_count": 11})
@@ -259,14 +243,10 @@ def test_all_experts_and_prototypes_go_to_all_sites_even_to_those_that_gave_none
         assert arrays_sent(picsr(), state, phase)[site] == state.arrays
 
 
-@pytest.mark.parametrize(
-    ("train_experts", "trained"),
-    [(False, {"router/v"}), (True, {"router/v", "expert/s1a/w", "expert/s3a/w"})],
-)
 def test_of_a_router_round_only_what_is_trained_is_expected_and_changed(
-    picsr: Build, site_reply: Replies, train_experts: bool, trained: set[str]
+    picsr: Build, site_reply: Replies
 ) -> None:
-    strategy, before = picsr(train_experts=train_experts), routed()
+    strategy, before, trained = picsr(), routed(), {"router/v"}
     assert set(arrays_expected(strategy, before)["s2a"]) == trained
     replies = {"s2a": site_reply("s2a", {name: [7.0] for name in trained})}
     after = state_after(strategy, before, replies)
@@ -315,12 +295,10 @@ def test_the_run_tells_who_listens_to_whom_and_how_far_prototypes_are_apart(pics
     ("own", "said"),
     [
         ({}, "without noise; none of fewer than 10 samples"),
-        ({"prototype_noise": 0.25}, "with Gaussian noise of sd 0.25"),
         ({"prototype_min_count": 25}, "none of fewer than 25 samples"),
         ({}, "over validation and over test samples, of no fewer than 10"),
         ({"prototype_min_count": 25}, "over test samples, of no fewer than 25"),
         (FINETUNED, "each warm-up round"),
-        ({"train_experts": True}, "all experts' weights, each round"),
     ],
 )
 def test_picsr_says_what_leaves_a_site(picsr: Build, own: dict[str, Any], said: str) -> None:
@@ -329,4 +307,3 @@ def test_picsr_says_what_leaves_a_site(picsr: Build, own: dict[str, Any], said: 
     for always in ("the site's expert", "prototype, the mean", "router's weights", "quantiles"):
         assert any(always in line for line in told)
     assert any("warm-up" in line for line in told) is (own == FINETUNED)
-    assert any("all experts' weights" in line for line in told) is ("train_experts" in own)

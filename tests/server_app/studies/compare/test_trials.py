@@ -35,7 +35,7 @@ def test_a_key_depends_on_what_decides_the_result_and_on_nothing_else(
     key = _trial(seed=1).key()
     settings = resolve(LOCAL | {"seed": 1})
     assert key == Trial(settings, {"other": "label"}, "data").key()
-    assert key == _trial(seed=1, out="/elsewhere", run_name="x", join_timeout=1.0).key()
+    assert key == _trial(seed=1, out="/elsewhere", run_name="x", reply_timeout=1.0).key()
     assert key == _trial(seed=1, data_dir="/other/data").key(), "what lies there is what counts"
     others = [
         _trial(seed=2),

@@ -165,75 +165,6 @@ def test_an_onnx_program_answers_the_same(
         assert np.allclose(answers, vectors["probabilities"][:size], atol=1e-4)
 
 
-def test_a_monai_bundle_passes_monais_own_verification(
-    runs: Mapping[str, Path], tmp_path: Path
-) -> None:
-    """By MONAI's commands, from another folder; the schema's content is its specification's."""
-    pytest.importorskip("monai", reason="the extra 'monai' is not installed")
-    folder = tmp_path / "bundle"
-    export(runs["conv"], "monai", out=folder)
-    vectors = load_file(folder / "test-vectors.safetensors")
-    (tmp_path / "in").mkdir()
-    for place, image in enumerate(vectors["inputs"]):
-        np.save(tmp_path / "in" / f"{place}.npy", image.numpy())
-    schema = tmp_path / "schema.json"
-    schema.write_text(json.dumps(METADATA_SCHEMA))
-    code = VERIFY.format(folder=str(folder), schema=str(schema), inputs=str(tmp_path / "in"))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(folder)},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    start = done.stdout.index("{")
-    answers = list(json.loads(done.stdout[start : done.stdout.rindex("}") + 1]).values())
-    assert np.allclose(answers, vectors["probabilities"], atol=1e-4)
-    state = torch.load(folder / "models" / "model.pt", weights_only=True)
-    assert any(name.startswith("network.encoder") for name in state)
-    assert (folder / "docs" / "README.md").read_text().startswith("---\n")
-
-
-# What MONAI's bundle specification calls mandatory; its own schema is a file on the network
-METADATA_SCHEMA = {
-    "type": "object",
-    "required": [
-        *("schema", "version", "changelog", "monai_version", "pytorch_version", "numpy_version"),
-        *("required_packages_version", "task", "description", "authors", "copyright"),
-        "network_data_format",
-    ],
-    "properties": {
-        "changelog": {"type": "object", "additionalProperties": {"type": "string"}},
-        "network_data_format": {
-            "type": "object",
-            "required": ["inputs", "outputs"],
-            "additionalProperties": {
-                "type": "object",
-                "additionalProperties": {
-                    "type": "object",
-                    "required": [
-                        *("type", "format", "num_channels", "spatial_shape", "dtype"),
-                        *("value_range", "is_patch_data", "channel_def"),
-                    ],
-                },
-            },
-        },
-    },
-}
-VERIFY = """\
-import sys
-for room in ("fedsilo",):
-    sys.modules[room] = None
-from monai.bundle import run, verify_metadata, verify_net_in_out
-meta, config = "configs/metadata.json", "configs/inference.json"
-verify_metadata(meta_file=meta, filepath={schema!r})
-verify_net_in_out("network_def", meta_file=meta, config_file=config, device="cpu")
-run(config_file=config, bundle_root={folder!r}, input_dir={inputs!r})
-"""
-
-
 def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(words) == 1
     error = capsys.readouterr().err
@@ -249,9 +180,6 @@ def test_what_cannot_be_exported_is_told_in_a_line_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = ["--out", str(tmp_path / "out")]
-    pytest.importorskip("monai", reason="the extra 'monai' is not installed")
-    words = ["export", str(runs["mlp"]), *out, "--format", "monai"]
-    assert "'monai' is for images" in refusal(words, capsys)
     words = ["export", str(finished / "local"), *out]
     assert "name one by --site" in refusal(words, capsys)
     with monkeypatch.context() as patch:
@@ -284,4 +212,4 @@ def test_the_command_says_what_it_takes_and_answers(
     assert lines[-1] == out
     names = {path.name for path in Path(out).iterdir()}
     assert names == {"model.pt2", "program.json", "test-vectors.safetensors", "model-card.md"}
-    assert FORMATS == ("pt2", "onnx", "monai")
+    assert FORMATS == ("pt2", "onnx")

@@ -1,13 +1,11 @@
 """Groups of patients and the decision curve: small groups are merged, numbers by hand."""
 
-import io
 import shutil
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from pypdf import PdfReader
 
 from fedsilo.datasets.registry import load_silo
 from fedsilo.models.contract.errors import SettingError
@@ -17,8 +15,8 @@ from fedsilo.server_app.studies.monitor.examined import _column, _together
 from fedsilo.server_app.studies.monitor.groups import Column, Examined, Group, grouped, merged
 from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.report.page import Table
-from fedsilo.server_app.studies.report.pdf import pdf_of
 from fedsilo.server_app.studies.report.shown import ShownRun
+from tests.support.printed import printed_text
 
 AGE = Column("age", [0], (), (40.0, 50.0, 60.0))
 
@@ -107,9 +105,8 @@ def test_clinic_report_has_groups_and_decisions_of_sites_without_small_classes(
         assert title in html
     assert "test patients of cleveland, hungary, va" in html
     assert "were not examined" not in html
-    printed = PdfReader(io.BytesIO(pdf_of(html)))
-    text = " ".join(" ".join(page.extract_text() for page in printed.pages).split())
-    assert "Its odds say how bad a miss is next to a false alarm" in text, "not a letter a line"
+    said = "Its odds say how bad a miss is next to a false alarm"
+    assert said in printed_text(html), "not a letter a line"
 
 
 def test_clinic_report_at_trust_nobody_says_that_no_group_is_shown(

@@ -41,11 +41,10 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page(tables: Path) -> str:
     calibrate(tables / "table", "north")
     html = tables / "cases.html"
-    words = ["--site", "north", "--table", str(tables / "new.csv"), "--id", "patient", "--pdf"]
+    words = ["--site", "north", "--table", str(tables / "new.csv"), "--id", "patient"]
     words += ["--coverage", "0.9", "--out", str(tables / "out.csv"), "--html", str(html)]
     with pytest.raises(SystemExit):
         main(["predict", str(tables / "table"), *words])
-    assert (tables / "cases.pdf").read_bytes().startswith(b"%PDF")
     return html.read_text()
 
 
@@ -148,11 +147,9 @@ def test_intervals_are_of_the_clinic_reports_bins(tables: Path) -> None:
     assert counts != [one.count for one in bins(found.values(), CONFIDENCE)]
 
 
-@pytest.mark.parametrize(("out", "html"), [("a.csv", "a.csv"), ("a", "a.json"), ("a", "b.pdf")])
+@pytest.mark.parametrize(("out", "html"), [("a.csv", "a.csv"), ("a", "a.json")])
 def test_two_files_of_one_name_are_refused(out: str, html: str, tmp_path: Path) -> None:
-    request = PredictRequest(
-        tmp_path, split="test", out=tmp_path / out, html=tmp_path / html, pdf=html == "b.pdf"
-    )
+    request = PredictRequest(tmp_path, split="test", out=tmp_path / out, html=tmp_path / html)
     with pytest.raises(SettingError, match="would be written twice: give --html another name"):
         request.check()
 
@@ -179,9 +176,7 @@ def test_the_page_fits_a_window_and_loads_nothing(width: int, page: str, tables:
         assert shown.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
 
 
-def test_a_page_is_named_before_its_pdf_and_nothing_is_written_over(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="--pdf is of a page of cases"):
-        PredictRequest(tmp_path, split="test", pdf=True).check()
+def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "a.html").touch()
     with pytest.raises(SettingError, match=r"a\.html exists already"):
         PredictRequest(tmp_path, split="test", html=tmp_path / "a.html").check()

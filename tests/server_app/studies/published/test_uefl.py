@@ -102,10 +102,7 @@ def test_run_of_other_data_network_or_training_has_no_numbers(
         {"uefl.codes": 64},
         {"uefl.gamma": 0.1},
         {"uefl.segments": 2},
-        {"uefl.codebooks": "personal"},
         {"uefl.codeword-start": "gaussian"},
-        {"uefl.codebook-weight": 0.5},
-        {"uefl.commitment-weight": 1.0},
         {"uefl.iteration-rounds": 10},
         {"uefl.extension-rounds": 4},
         {"uefl.max-iterations": 1},  # DisFL, of which the paper has GTSRB and CIFAR100
@@ -117,7 +114,7 @@ def test_run_of_another_codebook_has_no_numbers(changes: dict[str, Any]) -> None
 
 def test_runs_once_compared_by_mistake_have_no_numbers() -> None:
     assert published("FedAvg", dataset="fmnist", partition="unseen") == {}
-    seen = {"uefl.codeword-start": "gaussian", "uefl.codebooks": "personal", "uefl.codes": 128}
+    seen = {"uefl.codeword-start": "gaussian", "uefl.codes": 128}
     assert published(UEFL, **seen) == {}
 
 

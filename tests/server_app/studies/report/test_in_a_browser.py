@@ -40,7 +40,7 @@ def pages(hearts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Reader
     """Return a page for each reader, of several runs."""
     out = tmp_path_factory.mktemp("pages")
     return {
-        reader: write_report([hearts], out / f"{reader}.html", ReportOptions(reader=reader))[0]
+        reader: write_report([hearts], out / f"{reader}.html", ReportOptions(reader=reader))
         for reader in READERS
     }
 

@@ -1,0 +1,1 @@
+"""``python -m benchmarks.ranking``: every method on several settings, and a page of the results."""

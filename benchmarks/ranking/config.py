@@ -1,0 +1,95 @@
+"""What ``benchmarks.ranking`` runs: a section of simulation.yaml, by default ``benchmark``."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from fedsilo.datasets.io.declarations import FileModel, checked, misfit, whole, within
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings_schema import Value, unknown_name
+from fedsilo.server_app.config.experiments import (
+    FlatSettings,
+    Grid,
+    find_experiment,
+    read_simulation,
+)
+
+
+def _one_setting(grid: Mapping[str, Sequence[Value]]) -> Mapping[str, Sequence[Value]]:
+    if len(grid) > 1:
+        raise misfit("must have one setting: the budget is as large for every method")
+    return grid
+
+
+def _known_method(name: str) -> str:
+    if name not in METHODS:
+        raise within(str(unknown_name("method", name, METHODS)))
+    return name
+
+
+class Contender(FileModel):
+    """What a method has of its own in a benchmark.
+
+    Attributes:
+        about: how its runs differ from the others' beyond the method, for people.
+        config: settings over the experiment's.
+        own: the one setting of its own that is tuned, with its values, the usual one first.
+        only: the experiments that it is run on, if not on all.
+        otherwise: why it is not run on the others.
+        unranked: why it has no rank among the others.
+    """
+
+    about: str = ""
+    config: FlatSettings = Field(default_factory=dict)
+    own: Annotated[Grid, AfterValidator(_one_setting)] = Field(default_factory=dict)
+    only: list[str] = Field(default_factory=list)
+    otherwise: str = ""
+    unranked: str = ""
+
+
+class Benchmark(FileModel):
+    """A benchmark: experiments, each with the metric that decides, and the budget of all methods.
+
+    Attributes:
+        seeds: of each method, at what its trials chose.
+        rates: learning rates; as many as a method has trials.
+        experiments: their names, in the order in which they are run, and the metrics.
+        methods: the methods that have something of their own.
+    """
+
+    seeds: Annotated[int, whole(2, 100)]
+    rates: Annotated[list[float], Field(min_length=2)]
+    experiments: Annotated[dict[str, str], Field(min_length=1)]
+    methods: dict[Annotated[str, AfterValidator(_known_method)], Contender]
+
+    def contender(self, method: str) -> Contender:
+        """Return what a method has of its own, perhaps nothing."""
+        return self.methods.get(method, Contender())
+
+    def trials(self, method: str) -> tuple[list[float], list[dict[str, Any]]]:
+        """Return the rates that a method tries, then the further values of its own setting."""
+        own = self.contender(method).own
+        further = [{key: value} for key, values in own.items() for value in values[1:]]
+        return self.rates[: len(self.rates) - len(further)], further
+
+
+def read_benchmark(path: Path, section: str) -> Benchmark:
+    """Return a section of a simulation file as a benchmark, or raise a SettingError."""
+    found = read_simulation(path)
+    if section not in found:
+        raise unknown_name("benchmark", section, [k for k in found if str(k).startswith("bench")])
+    benchmark: Benchmark = checked(
+        Benchmark, found[section], lambda sentence: SettingError(f"{path}: {section}: {sentence}")
+    )
+    for name in [*benchmark.experiments, *(n for c in benchmark.methods.values() for n in c.only)]:
+        find_experiment(path, name)
+    for method in benchmark.methods:
+        if not benchmark.trials(method)[0]:
+            raise SettingError(
+                f"{path}: {section}: '{method}' has more values of its own than there are 'rates': "
+                "leave values out, or add rates"
+            )
+    return benchmark

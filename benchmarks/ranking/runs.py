@@ -1,0 +1,178 @@
+"""Run what is missing of a benchmark, and report the results.
+
+For each experiment and method there are trials, then the seeds of the best one. All runs are in
+this process. Trials are runs of seed 0; what is chosen depends on validation figures alone, and the
+chosen trial is the first seed's run.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ranking.config import Benchmark, read_benchmark
+from benchmarks.ranking.page import Benchmarked
+from benchmarks.ranking.rows import Row, Rows
+from fedsilo.datasets.registry import data_fingerprint
+from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.settings_schema import Value, unknown_name
+from fedsilo.server_app.config.experiments import simulation_file
+from fedsilo.server_app.config.settings import RunSettings, known_defaults, resolve
+from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.planning import planned, planned_settings
+from fedsilo.server_app.studies.compare.trials import run_and_forget
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An experiment of the benchmark: its settings, and a digest of its data."""
+
+    name: str
+    metric: str
+    values: Mapping[str, Value]
+    data: str
+
+
+def benchmark(
+    section: str,
+    sources: RunSources,
+    csv: Path,
+    *,
+    experiments: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    only_show: bool = False,
+    tell: Tell = lambda _: None,
+) -> Benchmarked:
+    """Run what is missing in ``csv``, which grows run by run, and return all that has run.
+
+    These ``experiments`` and ``methods`` of the ``section`` in the simulation file are run now, all
+    if none are named, and nothing if ``only_show``.
+
+    Raises:
+        FedsiloError: a name is unknown, data are missing, or the file has rows of other settings.
+    """
+    declared = read_benchmark(simulation_file(sources.file), section)
+    for what, names, known in (
+        ("experiment", experiments, declared.experiments),
+        ("method", methods, METHODS),
+    ):
+        for name in names:
+            if name not in known:
+                raise unknown_name(what, name, known)
+    rows = Rows.read(csv)
+    if not only_show:
+        chosen = list(experiments or declared.experiments)
+        _run_all(declared, rows, sources, chosen, list(methods or METHODS), tell)
+    settings = {name: planned_settings(name, sources) for name in declared.experiments}
+    shown = {n: {"dataset": own.common.dataset, **unusual(own)} for n, own in settings.items()}
+    return Benchmarked(section, declared, rows, shown)
+
+
+def _run_all(
+    declared: Benchmark,
+    rows: Rows,
+    sources: RunSources,
+    experiments: Sequence[str],
+    methods: Sequence[str],
+    tell: Tell,
+) -> None:
+    """Run what is missing of ``experiments`` and ``methods``, and add its rows."""
+    for name in experiments:
+        base, _ = planned(name, sources)
+        data = data_fingerprint(base.common)
+        setting = Setting(name, declared.experiments[name], base.as_mapping(), data)
+        for method in methods:
+            contender = declared.contender(method)
+            if contender.only and name not in contender.only:
+                rows.add(Row(name, method, note=contender.otherwise))
+                continue
+            try:
+                _contend(declared, setting, method, rows, tell)
+            except SettingError as error:
+                if any(row.cell == (name, method) and row.run for row in rows.rows):
+                    raise
+                rows.add(Row(name, method, note=str(error)))
+                tell(f"{name}, {method}: not run: {error}")
+
+
+def _contend(declared: Benchmark, setting: Setting, method: str, rows: Rows, tell: Tell) -> None:
+    """Run a method's trials, then the other seeds of the best one."""
+    contender = declared.contender(method)
+    first = {key: values[0] for key, values in contender.own.items()}
+    values = {**setting.values, **contender.config, "method": method, "run-name": ""}
+
+    def run(seed: int, rate: float, own: Mapping[str, Value]) -> Row:
+        settings = resolve({**values, **own, "seed": seed, "learning-rate": rate})
+        row = Row(
+            setting.name,
+            method,
+            seed,
+            rate,
+            ", ".join(f"{key}={value}" for key, value in own.items()),
+            setting.metric,
+            run=_digest(settings, setting.data),
+        )
+        return rows.found(row) or rows.add(_measured(row, settings, tell))
+
+    rates, further = declared.trials(method)
+    tried = {(rate, tuple(first.items())): run(0, rate, first) for rate in rates}
+    rate, _ = _best(tried)
+    tried |= {(rate, tuple(own.items())): run(0, rate, own) for own in further}
+    rate, chosen = _best(tried)
+    if tried[rate, chosen].note:  # all trials have failed, and their rows say why
+        return
+    for seed in range(1, declared.seeds):
+        run(seed, rate, dict(chosen))
+
+
+def _best(tried: Mapping[Any, Row]) -> Any:
+    """Return what was tried with the best row."""
+    return max(tried, key=lambda point: tried[point].merit)
+
+
+def unusual(settings: RunSettings) -> dict[str, Value]:
+    """Return the settings that a result depends on, of those that differ from their defaults.
+
+    So a setting that is new, and off by default, leaves what has run as it is.
+    """
+    usual = known_defaults()
+    return {key: value for key, value in settings.decisive().items() if value != usual[key]}
+
+
+def _digest(settings: RunSettings, data: str) -> str:
+    text = json.dumps([unusual(settings), data], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _measured(row: Row, settings: RunSettings, tell: Tell) -> Row:
+    """Run ``settings`` and return the row with what was measured, or with what went wrong."""
+    try:
+        with run_and_forget(settings) as run:
+            summary, traffic = run.summary, run.traffic
+    except DataError:
+        raise
+    except FedsiloError as error:
+        row = replace(row, note=f"a run failed: {error}")
+    else:
+        means = summary["validation"]["mean"]
+        if row.metric not in means:
+            raise SettingError(f"its runs have no '{row.metric}', but {', '.join(means)}")
+        row = replace(
+            row,
+            validation=means[row.metric],
+            loss=means["loss"],
+            test=summary["mean"][row.metric],
+            accuracy=summary["mean"]["accuracy"],
+            up=sum(int(one["bytes_up"]) for one in traffic),
+            down=sum(int(one["bytes_down"]) for one in traffic),
+            seconds=summary["seconds"]["total"],
+        )
+    figures = row.note or f"validation {row.validation:.3f}, {row.seconds:.1f} s"
+    point = f"{row.rate:g} {row.own}".rstrip()
+    tell(f"{row.experiment}, {row.method}, seed {row.seed}, {point}: {figures}")
+    return row

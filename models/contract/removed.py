@@ -1,0 +1,143 @@
+"""What earlier versions of fedsilo had and this one does not, with what to use instead.
+
+A config.toml of an earlier version names every setting, also those that its run never changed. So
+a removed setting at its former default is dropped, because the run does not depend on it. Any other
+value is refused with one line.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import shown
+from fedsilo.models.contract.settings_schema import Value
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A setting that no longer exists.
+
+    Attributes:
+        default: the value that it had unless a run changed it.
+        instead: what to do without the setting, as an imperative.
+        decides_state: whether it decided what a site's private state means. Its default still
+            counts in the digest of ``private_state``, so that earlier states open.
+    """
+
+    default: Value
+    instead: str
+    decides_state: bool = False
+
+
+_NO_QUORUM = "use 'min-sites' and 'reply-timeout', which let a round go on without slow sites"
+_BF16 = "use 'wire-precision' bf16, which halves the bytes of an update"
+_UEFL = "leave it out, which is the paper's way; docs/results/uefl.md has what was found"
+_PAPER = "leave it out: this version has the paper's way only"
+
+SETTINGS: Mapping[str, Removed] = {
+    "round-quorum": Removed(1.0, _NO_QUORUM),
+    "late-replies": Removed("drop", _NO_QUORUM),
+    "speeds": Removed("", _NO_QUORUM),
+    "wire-top-k": Removed(1.0, _BF16),
+    "wire-feedback": Removed(True, _BF16),
+    "join-timeout": Removed(60.0, "leave it out: the server waits a minute for 'min-sites'"),
+    "minimum-delta": Removed(0.0, "use 'patience'"),
+    "track-detail": Removed("means", "read the sites' rows in metrics.csv and traffic.csv"),
+    "aggregation-faulty": Removed(1, "use 'aggregation' median, which bears almost half of them"),
+    "uefl.codebook-weight": Removed(1.0, _UEFL, decides_state=True),
+    "uefl.commitment-weight": Removed(0.25, _UEFL, decides_state=True),
+    "uefl.commitment-rounds": Removed(0, _UEFL, decides_state=True),
+    "uefl.codebooks": Removed("shared", _UEFL, decides_state=True),
+    "uefl.codeword-update": Removed("gradient", _UEFL, decides_state=True),
+    "uefl.codeword-decay": Removed(0.99, _UEFL, decides_state=True),
+    "uefl.dead-codes": Removed("keep", _UEFL, decides_state=True),
+    "uefl.books-used": Removed("all", _UEFL, decides_state=True),
+    "distrans.offset-alpha": Removed(0.2, _PAPER, decides_state=True),
+    "distrans.embedding-learning-rate": Removed(0.01, _PAPER, decides_state=True),
+    "moon.projection-size": Removed(256, _PAPER, decides_state=True),
+    "fedadam.beta1": Removed(0.9, _PAPER, decides_state=True),
+    "picsr.router-weight-decay": Removed(0.0, _PAPER, decides_state=True),
+    "picsr.embedding": Removed("linear", _PAPER, decides_state=True),
+    "picsr.train-experts": Removed(False, _PAPER, decides_state=True),
+    "picsr.prototype-noise": Removed(0.0, _PAPER, decides_state=True),
+    "fedaligncl.curriculum-sampling": Removed("permutation", _PAPER, decides_state=True),
+    "fedaligncl.count-forgotten": Removed(False, _PAPER, decides_state=True),
+    "fedaligncl.discriminator-learning-rate": Removed(0.0, _PAPER, decides_state=True),
+    "fedaligncl.weighting": Removed("equal", _PAPER, decides_state=True),
+    "fedefm.distillation-direction": Removed("forward", _PAPER, decides_state=True),
+    "fedefm.student": Removed("own", _PAPER, decides_state=True),
+    "fedefm.visitors": Removed("fresh", _PAPER, decides_state=True),
+    "fedefm.teacher-weight": Removed("sum", _PAPER, decides_state=True),
+}
+
+# By key and value: choices that no longer exist of settings that do
+CHOICES: Mapping[tuple[str, Value], str] = {
+    ("wire-precision", "int8"): _BF16,
+}
+
+_PICTURE = "use 'fedsilo compare EXPERIMENT ... --picture FILE.png'"
+_MANIFESTS = "use docs/examples/manifests.py"
+_PRINT = "open the page in a browser and print it to a PDF"
+
+# By name, for the command line and the functions of the API
+COMMANDS: Mapping[str, str] = {
+    "sweep": "use docs/examples/over_a_setting.py, ten lines of pandas",
+    "against": "use docs/examples/over_a_setting.py, ten lines of pandas",
+    "bars": _PICTURE,
+    "benchmark": "use 'python -m benchmarks.ranking' in a checkout",
+}
+
+# By command and option or argument, some with a value
+OPTIONS: Mapping[tuple[str, str], str] = {
+    ("report", "--pdf"): _PRINT,
+    ("predict", "--pdf"): _PRINT,
+    ("monitor", "--pdf"): _PRINT,
+    ("manifest", "inbreast"): _MANIFESTS,
+    ("manifest", "cbis-ddsm"): _MANIFESTS,
+    ("manifest", "ranzcr"): _MANIFESTS,
+    ("export", "--format monai"): "use '--format pt2' or '--format onnx'",
+}
+
+
+def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the removed settings that decided what a site's private state means, with defaults.
+
+    Args:
+        settings: today's settings by key; of a method's group that is not among them, none counts.
+    """
+    groups = {key.partition(".")[0] for key in settings if "." in key}
+    former: dict[str, Value] = {}
+    for key, removed in SETTINGS.items():
+        group, dot, _ = key.partition(".")
+        if removed.decides_state and (not dot or group in groups):
+            former[key] = removed.default
+    return former
+
+
+def without_removed(values: Mapping[str, Value], where: str = "") -> dict[str, Value]:
+    """Return the settings without the removed ones, which all have their former defaults.
+
+    Args:
+        values: settings by key.
+        where: the file that they come from, for the error; empty where the user typed them.
+
+    Raises:
+        SettingError: a removed setting has another value, or a setting a removed choice.
+    """
+    place = f"{where}: " if where else ""
+    remaining = {}
+    for key, value in values.items():
+        removed = SETTINGS.get(key) or SETTINGS.get(key.partition(".")[0])  # {va: 0.1}
+        if removed is None:
+            instead = CHOICES.get((key, value))
+            if instead:
+                raise SettingError(
+                    f"{place}setting '{key}' no longer takes {shown(value)}: {instead}"
+                )
+            remaining[key] = value
+        elif value != removed.default:
+            raise SettingError(
+                f"{place}setting '{key}' is {shown(value)}, but this version of fedsilo has no "
+                f"such setting: {removed.instead}"
+            )
+    return remaining

@@ -1,0 +1,54 @@
+"""The section of a benchmark: budgets of equal size, and what is wrong in it."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.ranking.config import read_benchmark
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.methods import METHODS
+from fedsilo.server_app.config.experiments import simulation_file
+
+TEXT = """
+experiments: {{x: {{config: {{method: fedavg}}}}}}
+benchmark:
+  seeds: 2
+  rates: [0.1, 0.2]
+  experiments: {{x: accuracy}}
+  methods: {{{methods}}}
+"""
+
+
+@pytest.mark.parametrize("section", ["benchmark", "benchmark-full"])
+def test_every_method_has_as_many_trials(section: str) -> None:
+    benchmark = read_benchmark(simulation_file(None), section)
+    assert len(benchmark.experiments) == 6
+    for method in METHODS:
+        rates, further = benchmark.trials(method)
+        assert len(rates) + len(further) == len(benchmark.rates), method
+        assert rates, method
+
+
+@pytest.mark.parametrize(
+    ("methods", "told"),
+    [
+        ("fedprix: {}", "benchmark: 'methods', 'fedprix': unknown method 'fedprix'"),
+        ("fedprox: {own: {fedprox.mu: [1]}}", "unknown setting 'fedprox.mu'"),
+        ("fedprox: {own: {rounds: [1, 2], seed: [1]}}", "must have one setting"),
+        ("fedprox: {own: {fedprox.proximal-mu: [1.0, 2.0, 3.0]}}", "has more values of its own"),
+        ("fedprox: {only: [y]}", "unknown experiment 'y'"),
+        ("fedprox: {grid: {}}", "has the unknown key 'grid'"),
+    ],
+)
+def test_a_wrong_section_is_one_line(methods: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "simulation.yaml"
+    path.write_text(TEXT.format(methods=methods))
+    with pytest.raises(SettingError, match=told):
+        read_benchmark(path, "benchmark")
+
+
+def test_an_unknown_section_is_told_with_those_that_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "simulation.yaml"
+    path.write_text(TEXT.format(methods=""))
+    with pytest.raises(SettingError, match=r"unknown benchmark 'full'.*benchmark"):
+        read_benchmark(path, "full")
