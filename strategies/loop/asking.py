@@ -40,6 +40,7 @@ from fedsilo.strategies.loop.plausible import (
     far_out,
     metric_fault,
     most_counted,
+    names_fault,
     update_statistics,
 )
 from fedsilo.strategies.meeting.participants import Participants
@@ -275,6 +276,8 @@ class _Exchange:
         for key, value in metrics.items():
             if fault := metric_fault(key, value, facts.classes, most):
                 return one_line(fault)
+        if fault := names_fault(metrics, facts.classes, session.participants.facts.keys()):
+            return one_line(fault)
         samples = facts.sizes().get("train")
         if trust != SUMS and not 0 < metrics[NUM_EXAMPLES] == samples:
             said = metrics[NUM_EXAMPLES]
