@@ -109,7 +109,9 @@ class _Metrics(RecordDict):
         return {"metrics": self._given}
 
 
-@pytest.mark.parametrize("key", ["", "a b", "x\n", "[red]", "k" * 65, "-a", "incoming.-a", "incoming.test.-a", "a.b"])
+@pytest.mark.parametrize(
+    "key", ["", "a b", "x\n", "[red]", "k" * 65, "-a", "incoming.-a", "incoming.test.-a", "a.b"]
+)
 def test_decode_refuses_a_metric_whose_name_is_not_plain(key: str) -> None:
     with pytest.raises(SiteError, match=r"^a metric is called "):
         decode("s1a", _Metrics({key: 0.5}), {})

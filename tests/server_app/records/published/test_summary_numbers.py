@@ -8,9 +8,9 @@ import tomli_w
 
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.config.settings import RUN_FORMAT, grouped, read_run_config, resolve
+from fedsilo.server_app.records.published.numbers import Published, published_numbers
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.learning_curves import draw_documents
-from fedsilo.server_app.records.published.numbers import Published, published_numbers
 
 HOSPITALS = ("cleveland", "hungary", "switzerland", "va")
 
