@@ -33,7 +33,7 @@ from tests.fuzz.replies import Key, ReplayGrid, _Answers, _taken
 from tests.fuzz.reply_mutations import copied, near_name
 
 LIAR = 1001
-TRIALS = int(os.environ.get("FUZZ_TRIALS", "8"))  # more by `make fuzz`
+TRIALS = int(os.environ.get("FUZZ_TRIALS", "5"))  # more by `make fuzz`
 SITES = 3
 TABLE: dict[str, Value] = {
     "dataset": "heart-synthetic",
@@ -136,7 +136,8 @@ def test_a_metric_of_another_name_is_refused_with_the_site_and_the_run_ends(
     assert len(summary["sites"]) == SITES - 1
     for site, row in summary["sites"].items():
         assert row == before["sites"][site]
-    read_everywhere(directory)
+    if name == NAMES[0]:
+        read_everywhere(directory)  # of a run without the liar's last reply, whatever its name
 
 
 def test_too_many_names_are_refused_before_a_checkpoint_holds_them(
