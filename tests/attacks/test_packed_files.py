@@ -145,8 +145,9 @@ def workbook_of_texts(path: Path) -> None:
 
 
 def workbook_of_two_cells_far_apart(path: Path) -> None:
-    far = b'<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c r="XFD1048576"><v>1</v></c></row>'
-    workbook(path, b"", far, 1000)
+    near = b'<row r="1"><c r="A1"><v>1</v></c></row>'
+    far = b'<row r="1048576"><c r="XFD1048576"><v>1</v></c></row>'
+    workbook(path, b"", near + far, 1000)
 
 
 def workbook_in_utf16(path: Path) -> None:
