@@ -95,7 +95,7 @@ def _fill(flat: npt.NDArray[Any], member: IO[bytes]) -> None:
     """Read the numbers of an array into place, in parts: what is inflated is not held twice."""
     if not flat.nbytes:
         return
-    into = memoryview(flat.view(np.uint8))
+    into = flat.view(np.uint8).data
     done = 0
     while done < len(into):
         part = member.read(min(_PART, len(into) - done))
