@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Error, RecordDict
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from fedsilo.models.contract.errors import ERROR_CODES, EpsilonSpentError
@@ -155,6 +155,7 @@ def test_too_many_names_are_refused_before_a_checkpoint_holds_them(
 @settings(
     max_examples=TRIALS,
     deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a run takes seconds: no shrinking
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.data())
@@ -214,6 +215,7 @@ def test_no_fact_of_a_hello_ends_a_run_or_a_reader(
 @settings(
     max_examples=TRIALS,
     deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a run takes seconds: no shrinking
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.integers(0, 2**32))
