@@ -92,6 +92,8 @@ def _read_frame(path: Path, kind: str) -> DataFrame:
         if kind in _PARQUET:
             # Texts stay what they are in the file, a number each, and are not written out per row
             return pd.read_parquet(path, read_dictionary=check_parquet(path))
+        import openpyxl  # noqa: F401  # first of all: without it no file is looked at
+
         check_workbook(path)
         # By default pandas takes words such as None and NA for empty cells
         return pd.read_excel(
