@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +93,7 @@ def _read_frame(path: Path, kind: str) -> DataFrame:
         if kind in _PARQUET:
             # Texts stay what they are in the file, a number each, and are not written out per row
             return pd.read_parquet(path, read_dictionary=check_parquet(path))
-        import openpyxl  # noqa: F401  # first of all: without it no file is looked at
-
+        import_module("openpyxl")  # first of all: without it no file is looked at
         check_workbook(path)
         # By default pandas takes words such as None and NA for empty cells
         return pd.read_excel(
