@@ -50,7 +50,8 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
     """
     try:
         # Its arrays are as long as the file, which may be sparse: next to nothing on the disk
-        if fault := unpacked_fault(path, path.stat().st_size):
+        fault = unpacked_fault(path, path.stat().st_size)
+        if fault:
             raise CheckpointError(f"{path} {fault}")
         with safe_open(path, framework="numpy") as file:
             content = json.loads((file.metadata() or {}).get(_ENTRY, "{}"))

@@ -63,7 +63,8 @@ def check_unpacked(path: Path, size: int) -> None:
     Raises:
         DataError: it names the file, the size and the limit, and how to raise it.
     """
-    if fault := unpacked_fault(path, size):
+    fault = unpacked_fault(path, size)
+    if fault:
         raise DataError(f"{path} {fault}")
 
 
@@ -95,7 +96,8 @@ def read_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
     """
     content = bytearray()
     with archive.open(entry) as member:
-        while part := member.read(_PART):
+        # In parts, because the entry's own word on its size may be a lie
+        for part in iter(lambda: member.read(_PART), b""):
             content += part
             check_unpacked(path, len(content))
     return bytes(content)
@@ -109,7 +111,8 @@ def copy_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, to
     """
     size = 0
     with archive.open(entry) as member, to.open("wb") as file:
-        while part := member.read(_PART):
+        # In parts, because the entry's own word on its size may be a lie
+        for part in iter(lambda: member.read(_PART), b""):
             size += len(part)
             check_unpacked(path, size)
             file.write(part)

@@ -40,6 +40,7 @@ def check_parquet(path: Path) -> list[str]:
             group = about.row_group(number)
             for column in range(group.num_columns):
                 chunk = group.column(column)
+                # A list is one row and any number of values
                 values += chunk.num_values  # of lists there are more than rows
                 size += chunk.total_uncompressed_size
         check_unpacked(path, size + CELL_BYTES * max(cells, values))
@@ -82,7 +83,8 @@ class _Cells:
         parser.StartElementHandler = self._begin
         size = 0
         with archive.open(entry) as sheet:
-            while part := sheet.read(_PART):
+            # As XML and not by a pattern: expat knows every encoding, prefix and entity
+            for part in iter(lambda: sheet.read(_PART), b""):
                 size += len(part)
                 check_unpacked(self.path, _XML_TIMES * size)
                 try:

@@ -100,7 +100,9 @@ def _write_documents(
     with _apart("the method's documents", say):
         documents = method.documents(state, test)
     with _apart("evidence.json", say):
-        if evidence := evidence_document(test):
+        # Only evidential networks have some
+        evidence = evidence_document(test)
+        if evidence:
             directory.write_json("evidence.json", evidence)
     for name, document in documents.items():
         with _apart(name, say):
@@ -222,7 +224,9 @@ def evidence_document(values: summaries.Values) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for family in (RELIABILITY, CERTAINTY):
         for site, row in values.items():
-            if bins := read_bins(row, family):
+            # A site without bins has no entry
+            bins = read_bins(row, family)
+            if bins:
                 by_bin = {str(number): vars(counts) for number, counts in bins.items()}
                 document.setdefault(family, {})[site] = by_bin
     return document
