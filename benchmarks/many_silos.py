@@ -53,7 +53,7 @@ from fedsilo.server_app.run.inline_engine import (
     run_inline,
 )
 from fedsilo.server_app.run.runner import run
-from fedsilo.server_app.studies.finish import finish_run
+from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
 
 _MIB = 2**20
 _TRAINED: Mapping[str, Value] = {
@@ -177,10 +177,10 @@ def measured(name: str, data_dir: str) -> dict[str, Any]:
         settings = resolve({**values, **paths, **cut})
         with mock.patch.object(fedsilo.server_app.run.inline_engine, "InlineGrid", TimedGrid):
             if not made_up:
-                run_inline(settings, sites, finish_run)
+                draw_pictures(run_inline(settings, sites), print)
             else:
                 with flower_identity():
-                    run(TimedGrid(made_up_app(), {}, partition_configs(sites)), settings, {}, False)
+                    run(TimedGrid(made_up_app(), {}, partition_configs(sites)), settings)
         model = (Path(out) / "run" / "model.safetensors").stat().st_size / _MIB
     rounds = settings.common.rounds
     return {

@@ -61,7 +61,8 @@ def _run(grid: Grid, context: Context) -> None:
     from fedsilo.server_app.run.meeting import write_meeting
     from fedsilo.server_app.run.ray_engine import LAUNCH_VARIABLE
     from fedsilo.server_app.run.runner import run
-    from fedsilo.server_app.studies.finish import finish_run
+    from fedsilo.server_app.run.terminal import make_console, printer
+    from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
     from fedsilo.server_app.studies.survey.collect import run_survey
     from fedsilo.strategies.wire.messaging import retry_soon
 
@@ -78,4 +79,6 @@ def _run(grid: Grid, context: Context) -> None:
         run_survey(grid, settings)
     else:
         refuse_vectorised(settings.common, str(launch.get("engine", "")))
-        run(grid, settings, launch, finish_run)
+        directory = run(grid, settings, launch)
+        if not launch:  # else the command that started this process draws them
+            draw_pictures(directory, printer(make_console()))

@@ -71,13 +71,16 @@ InlineRun = Callable[..., RunDirectory]
 def inline_run(tmp_path: Path) -> InlineRun:
     """Return a function that runs settings with the inline engine under ``tmp_path``."""
     from fedsilo.server_app.run.inline_engine import run_inline
-    from fedsilo.server_app.studies.finish import add_published, finish_run
+    from fedsilo.server_app.studies.figures.learning_curves import draw_run
 
     def run(
         values: Mapping[str, Value], nodes: int = 3, out: Path = tmp_path, draw: bool = False
     ) -> RunDirectory:
         named = {"run-name": "run", "out": str(out)} | dict(values)
-        return run_inline(resolve(named), nodes, finish_run if draw else add_published)
+        directory = run_inline(resolve(named), nodes)
+        if draw:
+            list(draw_run(directory))
+        return directory
 
     return run
 

@@ -22,7 +22,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
 from fedsilo.server_app.run.process_engine import run_with_processes
-from fedsilo.server_app.studies.finish import finish_run
+from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.support import golden
@@ -68,9 +68,10 @@ def finished(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     def run(variant: str) -> RunDirectory:
         out = str(tmp_path_factory.mktemp(variant))
         values = _values(tiny, variant, rounds=3) | {"run-name": "run", "out": out}
-        return run_inline(
-            resolve(values), 3, finish_run if variant in METHODS else None
-        )  # a variant's are the same
+        directory = run_inline(resolve(values), 3)
+        if variant in METHODS:  # a variant's are the same
+            draw_pictures(directory, pytest.fail)
+        return directory
 
     return run
 
@@ -240,10 +241,11 @@ def test_a_run_killed_as_it_drew_has_all_its_files_once_it_is_resumed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedsilo.server_app.studies.figures.learning_curves.draw_documents", die)
+        patch.setattr("fedsilo.server_app.run.ending.evidence_document", die)
         with pytest.raises(KeyboardInterrupt):
-            run_inline(resolve(values), 3, finish_run)
-    directory = run_inline(resolve(values | {"resume": True}), 3, finish_run)
+            run_inline(resolve(values), 3)
+    directory = run_inline(resolve(values | {"resume": True}), 3)
+    draw_pictures(directory, pytest.fail)
     names = {path.name for path in directory.path.iterdir()}
     assert names == {path.name for path in finished(method).path.iterdir()}
 
@@ -254,10 +256,14 @@ def test_a_picture_that_cannot_be_drawn_costs_no_run(
     def fail(*_: object) -> None:
         raise RunDirectoryError("no picture today")
 
-    monkeypatch.setattr("fedsilo.server_app.studies.figures.learning_curves.draw_documents", fail)
-    with pytest.raises(RunDirectoryError, match="no picture today"):
-        run_inline(resolve(tiny("fedavg", out=str(tmp_path), run_name="run")), 3, finish_run)
-    assert RunDirectory(tmp_path / "run").read_json("summary.json")["rounds"] == 2
+    curves = "fedsilo.server_app.studies.figures.learning_curves"
+    monkeypatch.setattr(f"{curves}.draw_curves", fail)
+    directory = run_inline(resolve(tiny("fedavg", out=str(tmp_path), run_name="run")), 3)
+    said: list[str] = []
+    draw_pictures(directory, said.append)
+    assert [line.partition(" ")[0] for line in said] == ["metrics.csv"]
+    assert directory.read_json("summary.json")["rounds"] == 2
+    assert (directory.path / "distribution.png").is_file(), "the other pictures are drawn"
 
 
 @pytest.mark.soak

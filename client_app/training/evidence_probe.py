@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
+from fedsilo.models.contract.metric_names import BINS, CERTAINTY, RELIABILITY
 from fedsilo.models.maths.dirichlet import vacuity
 from fedsilo.models.maths.mc_dropout import only_dropout_active
 from fedsilo.models.measures.classification_metrics import bin_counts
 from fedsilo.models.networks.site_network import SiteNetwork
-
-BINS = 10
 
 
 class EvidenceProbe:
@@ -33,7 +32,7 @@ class EvidenceProbe:
             return metrics
         confidence, predicted = (alphas / alphas.sum(dim=1, keepdim=True)).max(dim=1)
         right = predicted == self.labels
-        for name, values in (("reliability", confidence), ("certainty", uncertain)):
+        for name, values in ((RELIABILITY, confidence), (CERTAINTY, uncertain)):
             for key, value in bin_counts(values, right, BINS).items():
                 metrics[f"{name}.{key}"] = value
         return metrics

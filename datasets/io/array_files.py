@@ -1,15 +1,23 @@
-"""Archives of arrays (npz), read without pickles and without more memory than expected."""
+"""Archives of arrays (npz), read without pickles and without more memory than a file may take.
 
+Each member's size is known before any is inflated, and each array's header before its numbers are:
+an array is read only if its numbers are as many bytes as its member has.
+"""
+
+import io
+import math
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 
+from fedsilo.datasets.io.unpacked_size import check_members
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 
@@ -18,6 +26,9 @@ DAMAGES = (
     *(zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, MemoryError),
     *(RecursionError, SyntaxError, tokenize.TokenError),
 )
+_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_LONGEST_HEADER = 2**16  # bytes
+_PART = 2**20  # bytes that are inflated at once
 
 
 def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.NDArray[Any]]:
@@ -27,25 +38,73 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
         DataError: the file is missing or damaged, an array is missing, too large or none.
     """
     try:
-        with zipfile.ZipFile(path) as archive:  # a small file may unpack to any size
-            large = {e.filename for e in archive.infolist() if e.file_size > most}
-        if large := large & {f"{name}.npy" for name in names}:
-            raise DataError(f"{path}: {min(large)} is larger than {most} bytes")
-        with np.load(path, allow_pickle=False) as arrays:
-            for name in names:
-                if name not in arrays.files:
-                    raise DataError(f"{path}: array '{name}' is missing")
-            found = {name: arrays[name] for name in names}
+        with zipfile.ZipFile(path) as archive:
+            entries = _entries(path, archive, names)
+            for entry in entries.values():
+                if entry.file_size > most:
+                    raise DataError(f"{path}: {entry.filename} is larger than {most} bytes")
+            check_members(path, entries.values())
+            return {name: _array(path, archive, entry) for name, entry in entries.items()}
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except DAMAGES as error:
         raise DataError(f"{path} is damaged or not an npz file ({one_line(error, 100)})") from None
     except (NotImplementedError, RuntimeError):  # other compressions, a password
         raise DataError(f"{path} is packed in a way that numpy does not write") from None
-    for name, array in found.items():  # numpy returns a member that is no array as bytes
-        if not isinstance(array, np.ndarray):
-            raise DataError(f"{path}: {name} is not an array")
-    return found
+
+
+def _entries(
+    path: Path, archive: zipfile.ZipFile, names: Sequence[str]
+) -> dict[str, zipfile.ZipInfo]:
+    """Return the member of each array; numpy writes ``<name>.npy``."""
+    entries: dict[str, zipfile.ZipInfo] = {}
+    for name in names:
+        try:
+            entries[name] = archive.getinfo(f"{name}.npy")
+        except KeyError:
+            raise DataError(f"{path}: array '{name}' is missing") from None
+    return entries
+
+
+def _array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    """Read an array whose header fits the size of its member."""
+    with archive.open(entry) as member:
+        start = member.read(npy.MAGIC_LEN)
+        if start[: npy.MAGIC_LEN - 2] != npy.MAGIC_PREFIX:
+            raise DataError(f"{path}: {entry.filename.removesuffix('.npy')} is not an array")
+        shape, fortran, dtype = _header(member, start)
+        count = math.prod(shape)
+        if dtype.hasobject or member.tell() + count * dtype.itemsize != entry.file_size:
+            raise ValueError(f"the header of {entry.filename} does not fit its size")
+        flat = np.empty(count, dtype)
+        _fill(flat, member)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(io.BytesIO(start))
+    if version not in _READERS:
+        raise ValueError(f"its npy version is {version}")
+    shape, fortran, dtype = _READERS[version](member, max_header_size=_LONGEST_HEADER)
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"no array is {shape}")
+    return shape, fortran, dtype
+
+
+def _fill(flat: npt.NDArray[Any], member: IO[bytes]) -> None:
+    """Read the numbers of an array into place, in parts: what is inflated is not held twice."""
+    if not flat.nbytes:
+        return
+    into = flat.view(np.uint8).data
+    done = 0
+    while done < len(into):
+        part = member.read(min(_PART, len(into) - done))
+        if not part:
+            raise EOFError("it is cut short")
+        into[done : done + len(part)] = part
+        done += len(part)
+    if member.read(1):
+        raise ValueError("it is longer than its header says")
 
 
 def kind_of(array: npt.NDArray[Any]) -> str:

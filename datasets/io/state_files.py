@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.unpacked_size import unpacked_fault
 from fedsilo.models.contract.errors import CheckpointError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -45,9 +46,13 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
     """Return the arrays and facts that ``save_state`` stored.
 
     Raises:
-        CheckpointError: the file is cut short, altered, or no state file.
+        CheckpointError: the file is cut short, altered, too large, or no state file.
     """
     try:
+        # Its arrays are as long as the file, which may be sparse: next to nothing on the disk
+        fault = unpacked_fault(path, path.stat().st_size)
+        if fault:
+            raise CheckpointError(f"{path} {fault}")
         with safe_open(path, framework="numpy") as file:
             content = json.loads((file.metadata() or {}).get(_ENTRY, "{}"))
             if not isinstance(content, dict) or not isinstance(content.get("facts"), dict):

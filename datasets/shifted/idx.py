@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.datasets.io.unpacked_size import check_unpacked
 from fedsilo.models.contract.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
 
-_MOST_BYTES = 2**26  # MNIST's training images are 47 million
 _PART = 2**22  # bytes
 
 
@@ -60,8 +60,7 @@ def _shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
     if dimensions not in (1, 2, 3, 4) or len(lengths) < 4 * dimensions:
         raise DataError(f"{path} is not an IDX file of images or labels: bad or cut header")
     shape: tuple[int, ...] = struct.unpack(f">{dimensions}I", lengths)
-    if math.prod(shape) > _MOST_BYTES:
-        raise DataError(f"{path} is not an IDX file that can be used: its header says {shape}")
+    check_unpacked(path, math.prod(shape))
     return shape
 
 

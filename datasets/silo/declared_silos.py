@@ -3,7 +3,6 @@
 Errors name the file and the key, and never a value. Imported when a file is read.
 """
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -13,14 +12,14 @@ from fedsilo.datasets.io.declarations import FileModel, Text, checked, fault
 from fedsilo.datasets.io.text_files import read_text, same_text
 from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml
 from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.messages import SITE_NAME
 
-LONGEST = 64
-_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+LONGEST = 64  # characters, as in SITE_NAME
 
 
 def site_name_fault(name: str) -> str | None:
     """Return what is wrong with a site's name, which names folders and columns, or None."""
-    if _PATTERN.fullmatch(name) and name != "all" and len(name) <= LONGEST:
+    if SITE_NAME.fullmatch(name) and name != "all":
         return None
     return (
         f"site '{name}' is not a plain name of letters, digits, '.', '_' and '-' of at most "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsilo.datasets.io.text_files import csv_lines, file_fault, normalise_name, read_text
+from fedsilo.datasets.io.unpacked_size import check_unpacked, most_unpacked
+from fedsilo.datasets.tables.packed_tables import check_parquet, check_workbook
 from fedsilo.datasets.tables.parsing import RowReader, as_matrix, quoted
 from fedsilo.datasets.tables.schema import TableSchema
-from fedsilo.models.contract.errors import DataError, SettingError, missing_extra
+from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError, missing_extra
 from fedsilo.models.contract.one_line import one_line
 
 if TYPE_CHECKING:
@@ -65,13 +68,21 @@ def read_table(path: Path, delimiter: str = ",") -> Lines:
         most = max((delimiter, *_DELIMITERS), key=first.count)  # the first of equals
         return csv_lines(text, str(path), most)
     frame = _read_frame(path, kind)
-    cells = [[_cell(value) for value in row] for row in frame.to_numpy(dtype=object)]
+    cells: list[list[str]] = []
+    characters, most = 0, most_unpacked(path)
+    for row in frame.to_numpy(dtype=object):
+        line = [_cell(value) for value in row]
+        characters += sum(map(len, line))
+        if characters > most:  # one text of the file may be in each of its rows
+            check_unpacked(path, characters)
+        cells.append(line)
     if kind in _PARQUET:
         return [(0, [str(name) for name in frame.columns]), *enumerate(cells, 1)]
     return [(number, line) for number, line in enumerate(cells, 1) if any(line)]
 
 
 def _read_frame(path: Path, kind: str) -> DataFrame:
+    """Read a packed table once its own figures say that it takes no more than it may."""
     import pandas as pd
 
     if not path.is_file() or (fault := file_fault(path)):
@@ -80,13 +91,19 @@ def _read_frame(path: Path, kind: str) -> DataFrame:
         raise DataError(f"{path} is an Excel file from before 2007: save it as .xlsx or CSV")
     try:
         if kind in _PARQUET:
-            return _with_index_columns(pd.read_parquet(path))
+            # Texts stay what they are in the file, a number each, and are not written out per row
+            frame = pd.read_parquet(path, read_dictionary=check_parquet(path))
+            return _with_index_columns(frame)
+        import_module("openpyxl")  # first of all: without it no file is looked at
+        check_workbook(path)
         # By default pandas takes words such as None and NA for empty cells
         return pd.read_excel(
             path, header=None, dtype=object, engine="openpyxl", keep_default_na=False
         )
     except ImportError:
         raise SettingError(missing_extra(str(path), "tables", "save it as CSV")) from None
+    except FedsiloError:
+        raise
     except Exception as error:  # openpyxl and pyarrow raise nearly anything at a damaged file
         raise DataError(f"{path} is damaged or no {kind} file ({type(error).__name__})") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from fedsilo.datasets.io.locations import find_places, weight_paths
 from fedsilo.datasets.io.sealed_folders import file_sha256
 from fedsilo.datasets.io.state_files import load_state
-from fedsilo.models.contract.errors import CheckpointError, SettingError
+from fedsilo.datasets.io.unpacked_size import check_members, check_unpacked
+from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError
 from fedsilo.models.contract.one_line import reason_of
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.published_weights import fill_published_head, fill_resnet22
@@ -135,7 +137,13 @@ def file_state(path: Path, key: str = "backbone-weights") -> dict[str, Any]:
     from timm.models import load_state_dict
 
     try:
+        check_unpacked(path, path.stat().st_size)
+        if zipfile.is_zipfile(path):  # PyTorch's own form, which it does not pack
+            with zipfile.ZipFile(path) as archive:
+                check_members(path, archive.infolist())
         state: dict[str, Any] = load_state_dict(str(path), weights_only=True)  # runs no code
+    except DataError as error:
+        raise SettingError(f"setting '{key}': {error}") from None
     except Exception as error:  # a damaged file fails in any way
         raise SettingError(
             f"setting '{key}': {path} is truncated or not a weights file ({reason_of(error)})"

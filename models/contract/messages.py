@@ -47,6 +47,9 @@ RUN_NAME_WORDS = (
     "letter, a digit or '_'"
 )
 
+# A site's name, which names folders, columns and metrics
+SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+
 HELLO = "query.hello"
 SURVEY = "query.survey"
 TRAIN = "train"
@@ -139,7 +142,11 @@ def measurement(model: str, split: str, metric: str) -> str:
 
 
 def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str, float]]:
-    """Yield (model, split, metric, value) of every measurement among ``metrics``, sorted."""
+    """Yield (model, split, metric, value) of every measurement among ``metrics``, sorted.
+
+    A hospital decides by it what may not leave, so whatever looks like a measurement is one here,
+    also with a name that ``metric_names``, the server's grammar, does not have.
+    """
     for key in sorted(metrics):
         model, _, rest = key.partition(".")
         split, _, metric = rest.partition(".")

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedsilo.models.contract.metric_names import BINS, CLASS, CONFIDENCE, UNCERTAINTY, read_bins
 from fedsilo.models.maths.mc_dropout import predictive_entropy
 from fedsilo.models.measures.classification_metrics import bin_counts, roc_auc
 from fedsilo.models.measures.intervals import Estimate, of_share
-
-CLASS, CONFIDENCE, UNCERTAINTY = "class", "confidence", "uncertainty"
-BINS = 10
 
 
 def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
@@ -83,13 +81,11 @@ def bins(figures: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
     """Return the bins of a family over all sites together, of the lowest tenth first."""
     total: dict[int, tuple[int, int, float]] = {}
     for by_name in figures:
-        for name, count in by_name.items():
-            kind, _, rest = name.partition(".")
-            place, _, part = rest.partition(".")
-            if kind == family and part == "count" and count:
-                right, mean = (by_name[f"{kind}.{place}.{p}"] for p in ("right", "mean"))
-                n, k, weighted = total.get(int(place), (0, 0, 0.0))
-                total[int(place)] = (n + int(count), k + int(right), weighted + count * mean)
+        for number, found in read_bins(by_name, family).items():
+            if found.count:
+                n, k, weighted = total.get(number, (0, 0, 0.0))
+                weighted += found.count * found.mean
+                total[number] = (n + int(found.count), k + int(found.right), weighted)
     return [Bin(n, min(k, n), w / n) for _, (n, k, w) in sorted(total.items())]
 
 

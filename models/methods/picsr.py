@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import Notes
+from fedsilo.models.contract.metric_names import ROUTING, read_metric
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import seeded
 from fedsilo.models.contract.settings import CommonSettings
@@ -36,7 +37,6 @@ from fedsilo.models.networks.site_network import TokenClassifier
 
 PROTOTYPE = "prototype/"
 ROUTER = "router/"
-ROUTING = "routing."
 WARMUP, EXPERTS, ROUTING_STAGE = "warmup", "experts", "router"  # the stages of a run
 OWN_EXPERT, OWN_PROTOTYPE = "expert/", "prototype"  # in the reply of the site they belong to
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -215,9 +215,9 @@ def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> 
     metrics: dict[str, float] = {}
     for index, site in enumerate(sites):
         column = weights[:, index].double()
-        metrics[f"{ROUTING}{site}.mean"] = column.mean().item()
+        metrics[f"{ROUTING}.{site}.mean"] = column.mean().item()
         for share in QUANTILES:
-            key = f"{ROUTING}{site}.q{round(100 * share):02d}"
+            key = f"{ROUTING}.{site}.q{round(100 * share):02d}"
             metrics[key] = torch.quantile(column, share).item()
     return metrics
 
@@ -296,9 +296,9 @@ def routing_document(
     sites = {
         site: {
             expert: {
-                key.rpartition(".")[2]: value
+                read.part: value
                 for key, value in metrics.items()
-                if key.rpartition(".")[0] == f"{ROUTING}{expert}"
+                if (read := read_metric(key)) and (read.word, read.place) == (ROUTING, expert)
             }
             for expert in experts
         }

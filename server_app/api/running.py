@@ -27,6 +27,7 @@ from fedsilo.server_app.run.arguments import (
 from fedsilo.server_app.studies.api.run import Run, load_run
 
 if TYPE_CHECKING:
+    from fedsilo.server_app.records.run_directory import RunDirectory
     from fedsilo.server_app.studies.watch.view import View
 
 
@@ -77,14 +78,12 @@ def simulate(
         seed: the seed, in place of the experiment's.
         name: name of the run directory; if there is one, the run gets a number.
         track: where metrics also go.
-        no_pictures: do not draw pictures at the end; refused with the engine 'ray'.
+        no_pictures: do not draw pictures at the end.
         sources: what changes the experiment.
     """
     from fedsilo.server_app.records.run_directory import with_free_name
     from fedsilo.server_app.run.planning import planned, start
 
-    if no_pictures and (engine == "ray" or ray_address):
-        raise SettingError("with Ray the app draws the pictures: leave --no-pictures out")
     overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
     overrides |= {"run-name": name} if name else {}
     overrides |= {"track": track} if track else {}
@@ -98,12 +97,18 @@ def simulate(
         overrides=overrides,
         engine=engine,
     )
-    # PyTorch comes with it, which a fork server may be loading too by now
-    from fedsilo.server_app.studies.finish import add_published, finish_run
+    directory = start(with_free_name(settings), resources, engine, ray_address)
+    if not no_pictures:
+        _draw(directory)
+    return load_run(directory.path)
 
-    finish = add_published if no_pictures else finish_run
-    settings = with_free_name(settings)
-    return load_run(start(settings, resources, engine, ray_address, finish).path)
+
+def _draw(directory: RunDirectory) -> None:
+    """Draw the pictures of a run that has ended; one that cannot be drawn is a line."""
+    from fedsilo.server_app.run.terminal import make_console, printer
+    from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
+
+    draw_pictures(directory, printer(make_console()))
 
 
 def _network_name(network: object) -> str:
@@ -146,10 +151,11 @@ def resume(
 ) -> Run:
     """Continue a run that was interrupted."""
     from fedsilo.server_app.run.planning import replanned, start
-    from fedsilo.server_app.studies.finish import finish_run
 
     settings, resources, before = replanned(folder_of(run_dir), supernodes=supernodes, track=track)
-    return load_run(start(settings, resources, engine or before, ray_address, finish_run).path)
+    directory = start(settings, resources, engine or before, ray_address)
+    _draw(directory)
+    return load_run(directory.path)
 
 
 def watch(

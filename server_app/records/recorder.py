@@ -29,6 +29,7 @@ from fedsilo.models.contract.messages import (
     UNREPEATABLE,
     measurements,
 )
+from fedsilo.models.contract.metric_names import TRAINED_PREFIX, read_measurement
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
@@ -112,7 +113,6 @@ TRAFFIC_HEADER = (
 )
 ALL = "all"  # in place of a site, which none can be called: the mean over all sites' samples
 UPDATE = "update"  # in place of a split: statistics of what a site's reply changes
-_TRAINED = "trained-"  # before a metric: of the site's own model after its training
 _ORDER = itemgetter(0, 1, 2, 3)  # of rows of metrics.csv
 
 
@@ -180,18 +180,22 @@ class Recorder(Hook):
             self.unrepeatable |= {
                 name.removeprefix(UNREPEATABLE) for name in metrics if name.startswith(UNREPEATABLE)
             }
-            for model, split, metric, value in measurements(metrics) if measured else ():
-                if model == INCOMING:
+            for key in sorted(metrics) if measured else ():
+                read = read_measurement(key)
+                if read is None:
+                    continue
+                split, metric, value = read.split, read.name, metrics[key]
+                if read.model == TRAINED:
+                    self._new_metrics.append([round_, site, split, TRAINED_PREFIX + metric, value])
+                else:
                     self._new_metrics.append([described, site, split, metric, value])
-                elif model == TRAINED:
-                    self._new_metrics.append([round_, site, split, _TRAINED + metric, value])
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
         """Record the means over all sites of what was summed in secret, as those of site 'all'."""
         described = round_ if phase == EVALUATE else round_ - 1
         for model, split, metric, value in measurements(means):
             known = model == INCOMING
-            name = metric if known else _TRAINED + metric
+            name = metric if known else TRAINED_PREFIX + metric
             self._new_metrics.append([described if known else round_, ALL, split, name, value])
 
     def updates_measured(
@@ -255,8 +259,12 @@ class Recorder(Hook):
         found: dict[str, dict[str, float]] = {}
         for row in [*self.last, *self.open, *self._new_metrics]:
             metric = row[3]
-            if row[0] == round_ and row[2] == split and metric.startswith(_TRAINED) == trained:
-                found.setdefault(row[1], {})[metric.removeprefix(_TRAINED)] = row[4]
+            if (
+                row[0] == round_
+                and row[2] == split
+                and metric.startswith(TRAINED_PREFIX) == trained
+            ):
+                found.setdefault(row[1], {})[metric.removeprefix(TRAINED_PREFIX)] = row[4]
         return dict(sorted(found.items()))
 
     def totals(self) -> dict[str, int]:

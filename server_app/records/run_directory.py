@@ -15,7 +15,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # PyTorch comes with it
 
 CONFIG, SUMMARY, SILOS = "config.toml", "summary.json", "silos.json"
 CUT, STANDARDISATION, LOCK = "cut.json", "standardisation.json", ".lock"
+ENDING = ".ending"  # is there while the documents that follow summary.json are written
 MODEL, BEST = "model.safetensors", "best.safetensors"  # of the last round, of the best
 
 _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
@@ -89,10 +90,9 @@ class RunDirectory:
         check_table(rows, str(path))
         return list[dict[str, str]](rows)
 
-
-# What finishes a run just before its summary is written: it draws the pictures, and may add to the
-# summary what a paper published
-Finish = Callable[[RunDirectory, dict[str, Any]], None]
+    def has_ended(self) -> bool:
+        """Tell whether nothing of the run is missing but perhaps its pictures."""
+        return (self.path / SUMMARY).is_file() and not (self.path / ENDING).is_file()
 
 
 def runs_folder(out: str) -> Path:
@@ -128,7 +128,7 @@ def with_free_name(settings: RunSettings) -> RunSettings:
         return settings
     names = (f"{common.run_name}-{number}" for number in count(2))
     free = next(name for name in names if not _is_taken(path.with_name(name)))
-    unfinished = (path / CONFIG).is_file() and not (path / SUMMARY).is_file()
+    unfinished = (path / CONFIG).is_file() and not RunDirectory(path).has_ended()
     also = f", unfinished ('fedsilo resume {as_word(path)}' continues it)" if unfinished else ""
     print(f"fedsilo: {path} exists{also}; this run is {free}")
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=free))

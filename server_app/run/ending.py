@@ -1,27 +1,44 @@
-"""The end of a run: the model, the documents, summary.json, and the table on the terminal."""
+"""The end of a run: the model, summary.json, the documents, and the table on the terminal.
+
+What a run is for comes first: the model, privacy.json, and summary.json, which makes it complete.
+They need no name that a site has sent. Then come the documents, each by itself: one that cannot be
+made is a line, whatever a site's metrics are. Pictures are drawn by whoever started the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.methods import title_of
-from fedsilo.models.contract.one_line import listed
+from fedsilo.models.contract.metric_names import (
+    BIN_FAMILIES,
+    CERTAINTY,
+    CLASS,
+    RELIABILITY,
+    read_bins,
+    read_metric,
+)
+from fedsilo.models.contract.one_line import listed, reason_of, shortened
 from fedsilo.models.contract.plugs import stated_digests
 from fedsilo.models.contract.site_facts import SiteFacts
-from fedsilo.models.measures.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
+from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records import summary as summaries
 from fedsilo.server_app.records.best_round import write_model
+from fedsilo.server_app.records.published.numbers import published_numbers
 from fedsilo.server_app.records.recorder import ALL, Recorder
 from fedsilo.server_app.records.run_directory import (
     BEST,
+    CONFIG,
+    ENDING,
     MODEL,
+    SILOS,
     STANDARDISATION,
     SUMMARY,
-    Finish,
     RunDirectory,
 )
 from fedsilo.server_app.run.beginning import Hooks
@@ -35,25 +52,26 @@ def write_end(
     loop: RoundLoop,
     hooks: Hooks,
     seconds: Mapping[str, float],
-    finish: Finish | None,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Write the model, privacy.json, the method's documents, pictures and, last, summary.json.
+    """Write the model, privacy.json and summary.json, then the documents; return the summary.
 
-    An error of the documents, or of ``finish``, which draws, is raised when summary.json, which
-    makes a run complete, is written.
+    Args:
+        directory: the run's.
+        loop: at its last state.
+        hooks: the run's.
+        seconds: how long the parts of the run took, by name.
+        say: is told of a document that cannot be written.
     """
     state, method, recorder = loop.current(), loop.method, hooks.recorder
     pooled = method.participants.figures()
     if not write_model(directory, MODEL, method, state) and pooled:  # sites' own models need them
         statistics = {part: values.tolist() for part, values in vars(pooled).items()}
         directory.write_json(STANDARDISATION, statistics)
-    test = recorder.values(state.round, "test")
-    if evidence := evidence_document(test):
-        directory.write_json("evidence.json", evidence)
     privacy = _privacy(method, hooks)
     directory.write_json("privacy.json", privacy)
     summary = {
-        **_results(loop, recorder),
+        **_results(directory, loop, recorder),
         **({"best": hooks.best.best} if hooks.best else {}),
         "seconds": {
             **{name: round(value, 3) for name, value in seconds.items()},
@@ -64,16 +82,40 @@ def write_end(
         "bytes": recorder.totals(),
         "privacy": privacy,
     }
-    try:
-        for name, document in method.documents(state, test).items():
-            directory.write_json(name, document)
-        if finish:
-            finish(directory, summary)
-    except Exception:  # a document or picture that cannot be made costs no run
-        directory.write_json(SUMMARY, summary)
-        raise
+    ending = directory.path / ENDING
+    ending.touch()  # a run that is killed from here on writes its documents once it is resumed
     directory.write_json(SUMMARY, summary)
+    _write_documents(directory, loop, recorder, say)
+    ending.unlink()
     return summary
+
+
+def _write_documents(
+    directory: RunDirectory, loop: RoundLoop, recorder: Recorder, say: Callable[[str], None]
+) -> None:
+    """Write evidence.json and the method's own documents, each by itself."""
+    state, method = loop.current(), loop.method
+    test = recorder.values(state.round, "test")
+    documents: Mapping[str, Any] = {}
+    with _apart("the method's documents", say):
+        documents = method.documents(state, test)
+    with _apart("evidence.json", say):
+        # Only evidential networks have some
+        evidence = evidence_document(test)
+        if evidence:
+            directory.write_json("evidence.json", evidence)
+    for name, document in documents.items():
+        with _apart(name, say):
+            directory.write_json(name, document)
+
+
+@contextmanager
+def _apart(what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Say in a line why the block failed, if it did: the run has ended well without it."""
+    try:
+        yield
+    except Exception as error:  # a method's own code, a full disk
+        say(f"{what} cannot be written ({reason_of(error)}): the run is complete without")
 
 
 def _privacy(method: Method, hooks: Hooks) -> dict[str, Any]:
@@ -87,9 +129,11 @@ def _privacy(method: Method, hooks: Hooks) -> dict[str, Any]:
     )
 
 
-def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
+def _results(directory: RunDirectory, loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
     """Return a run's test and validation results, and what happened on the way."""
     state, method, common = loop.current(), loop.method, loop.method.common
+    settings = read_run_config(directory.path / CONFIG).settings
+    paper = published_numbers(settings, directory.read_json(SILOS))
     distribution_of = _distribution_of(method)
     test = without_bins(recorder.values(state.round, "test"))
     val = recorder.values(state.round, "val")
@@ -107,9 +151,10 @@ def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
             "mean": summaries.means(val),
             "distributions": summaries.by_distribution(val, distribution_of),
         },
-        "published": None,  # what finishes a run may know of a paper's numbers
-        "published-unlike": None,
-        "stopped": loop.stopped or method.why_finished(state) or None,
+        "published": paper.numbers or None,
+        "published-unlike": paper.unlike or None,
+        # It may quote the errors of all sites, and readers take a line
+        "stopped": shortened(loop.stopped or method.why_finished(state) or "", 1000) or None,
         "marks": method.marks(state),
         "failures": recorder.failures,
         **({"plugs": stated_digests(common.plugin_digests)} if common.plugin_digests else {}),
@@ -162,25 +207,26 @@ def few_of_a_class(facts: Mapping[str, SiteFacts], floor: int) -> list[str]:
     ]
 
 
-_EVIDENCE = ("reliability.", "certainty.")
-_MANY = (*_EVIDENCE, *(f"{family}." for family in (CLASS, CONFIDENCE, UNCERTAINTY)))
-
-
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
     """Return the measurements of each site without those per bin and class."""
-    return {
-        site: {name: value for name, value in row.items() if not name.startswith(_MANY)}
-        for site, row in values.items()
-    }
+    kept: dict[str, dict[str, float]] = {}
+    for site, row in values.items():
+        kept[site] = {}
+        for name, value in row.items():
+            read = read_metric(name)
+            if read and not (read.is_of_family and read.word in (CLASS, *BIN_FAMILIES)):
+                kept[site][name] = value
+    return kept
 
 
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
-    """Return evidence.json: kind -> site -> bin -> count, right, mean; empty if none was sent."""
+    """Return evidence.json: family -> site -> bin -> count, right, mean; empty if none was sent."""
     document: dict[str, Any] = {}
-    for site, row in values.items():
-        for name, value in row.items():
-            if name.startswith(_EVIDENCE):
-                kind, place, part = name.split(".")
-                sites = document.setdefault(kind, {}).setdefault(site, {})
-                sites.setdefault(place, {})[part] = value
+    for family in (RELIABILITY, CERTAINTY):
+        for site, row in values.items():
+            # A site without bins has no entry
+            bins = read_bins(row, family)
+            if bins:
+                by_bin = {str(number): vars(counts) for number, counts in bins.items()}
+                document.setdefault(family, {})[site] = by_bin
     return document

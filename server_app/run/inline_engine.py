@@ -18,7 +18,7 @@ from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.records.run_directory import Finish, RunDirectory
+from fedsilo.server_app.records.run_directory import RunDirectory
 
 _SERVER_NODE = 1  # flwr.common.constant.SUPERLINK_NODE_ID
 _FIRST_NODE = 1001
@@ -147,10 +147,10 @@ def inline_grid(settings: RunSettings, nodes: int) -> Iterator[InlineGrid]:
         yield InlineGrid(app, settings.as_mapping(), partition_configs(nodes))
 
 
-def run_inline(settings: RunSettings, nodes: int, finish: Finish | None = None) -> RunDirectory:
+def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
     """Run ``settings`` over ``nodes`` simulated sites in this process; else as ``run``."""
     from fedsilo.server_app.run.runner import run
 
     with inline_grid(settings, nodes) as grid:
         launch = {"engine": "inline", "resources": {"num-supernodes": nodes}}
-        return run(grid, settings, launch, finish)
+        return run(grid, settings, launch)

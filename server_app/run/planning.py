@@ -28,7 +28,6 @@ from fedsilo.server_app.config.settings import (
 from fedsilo.server_app.records.run_directory import (
     CONFIG,
     SILOS,
-    Finish,
     RunDirectory,
     named,
     open_run_directory,
@@ -197,12 +196,10 @@ def start(
     resources: Mapping[str, Value],
     engine: str,
     ray_address: str | None = None,
-    finish: Finish | None = None,
 ) -> RunDirectory:
     """Run settings on an engine, see ``engine_for``, and return the run directory.
 
-    ``ray_address`` is that of a running cluster, ``auto`` or ``HOST:PORT``. ``finish`` is for a run
-    in this process, see ``run``; with Ray the app has its own.
+    ``ray_address`` is that of a running cluster, ``auto`` or ``HOST:PORT``.
 
     Raises:
         FedsiloError: the run failed.
@@ -227,5 +224,5 @@ def start(
             f"--ray-address belongs to the engine 'ray': remove it or --engine {chosen}"
         )
     if chosen == "processes":
-        return run_with_processes(settings, resources, finish)
-    return run_inline(settings, int(resources["num-supernodes"]), finish)
+        return run_with_processes(settings, resources)
+    return run_inline(settings, int(resources["num-supernodes"]))

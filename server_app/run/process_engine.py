@@ -30,7 +30,7 @@ from fedsilo.models.contract.settings import GPU_SHARE
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.resources import check_device, check_resources, worker_environments
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.records.run_directory import Finish, RunDirectory
+from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.strategies.wire.parcels import Packing, Parcel, unpack
 
@@ -250,12 +250,10 @@ def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Itera
             grid.end()
 
 
-def run_with_processes(
-    settings: RunSettings, resources: Mapping[str, Value], finish: Finish | None = None
-) -> RunDirectory:
-    """Run ``settings`` with sites in processes of this machine; for ``finish`` see ``run``."""
+def run_with_processes(settings: RunSettings, resources: Mapping[str, Value]) -> RunDirectory:
+    """Run ``settings`` with sites in processes of this machine; else as ``run``."""
     from fedsilo.server_app.run.runner import run
 
     wanted = check_resources(resources)
     with process_grid(settings, wanted) as grid:
-        return run(grid, settings, {"engine": "processes", "resources": wanted}, finish)
+        return run(grid, settings, {"engine": "processes", "resources": wanted})

@@ -33,7 +33,7 @@ from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.resources import check_device, check_resources
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.progress import mark_interrupted, read_progress
-from fedsilo.server_app.records.run_directory import CONFIG, SUMMARY, RunDirectory, runs_folder
+from fedsilo.server_app.records.run_directory import CONFIG, RunDirectory, runs_folder
 from fedsilo.server_app.run import processes
 from fedsilo.server_app.run.ray_cluster import check_cluster, ray_variables, unused_cluster
 from fedsilo.server_app.run.terminal import progress_bars
@@ -85,7 +85,7 @@ def run_with_ray(
             mark_interrupted(directory.path)
             begun = [str(directory.path)] if (directory.path / CONFIG).is_file() else []
             raise KeyboardInterrupt(*begun) from None
-    if not error and not (directory.path / SUMMARY).is_file():
+    if not error and not directory.has_ended():
         error = (
             f"the Flower run ended without a summary in {directory.path}: see the log above, then "
             "resume it"

@@ -10,8 +10,6 @@ from flwr.serverapp import Grid
 from fedsilo.datasets.registry import silo_count
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import (
-    SUMMARY,
-    Finish,
     RunDirectory,
     named,
     only_writer,
@@ -33,12 +31,11 @@ def run(
     grid: Grid,
     settings: RunSettings,
     launch: Mapping[str, Any] | None = None,
-    finish: Finish | None = None,
 ) -> RunDirectory:
     """Run ``settings`` over the sites of ``grid`` and return the run directory.
 
-    ``launch`` has engine and resources for config.toml, so that ``fedsilo resume`` uses the same;
-    ``finish`` draws the pictures and completes the summary.
+    ``launch`` has engine and resources for config.toml, so that ``fedsilo resume`` uses the same.
+    The pictures are drawn by whoever starts a run, when it is complete.
 
     Raises:
         FedsiloError: nothing is half-written; what was finished before stays and can be resumed.
@@ -48,7 +45,7 @@ def run(
     say = partial(printer(console), style="yellow")
     directory = open_run_directory(common.out, common.run_name, common.resume)
     refuse_other_config(directory, settings)
-    if (directory.path / SUMMARY).is_file():
+    if directory.has_ended():
         console.print(f"{directory.path} holds a finished run: nothing to resume")
         return directory
     began = time.monotonic()
@@ -65,6 +62,6 @@ def run(
         with progress.following(), progress_bars(console, lambda: progress.progress):
             loop.start(grid, common.rounds, common.reply_timeout)
             seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
-            summary = write_end(directory, loop, hooks, seconds, finish)
+            summary = write_end(directory, loop, hooks, seconds, say)
     show_end(directory, loop.method, summary, console)
     return directory

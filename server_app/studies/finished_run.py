@@ -25,7 +25,7 @@ def has_begun(path: Path) -> bool:
 
 def has_ended(path: Path) -> bool:
     """Return whether a folder holds a complete run."""
-    return (path / SUMMARY).is_file()
+    return RunDirectory(path).has_ended()
 
 
 @dataclass(frozen=True)

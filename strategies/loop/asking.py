@@ -39,6 +39,7 @@ from fedsilo.strategies.loop.plausible import (
     far_out,
     metric_fault,
     most_counted,
+    names_fault,
     update_statistics,
 )
 from fedsilo.strategies.meeting.participants import Participants
@@ -264,6 +265,10 @@ class _Exchange:
         for key, value in metrics.items():
             if fault := metric_fault(key, value, facts.classes, most):
                 return one_line(fault)
+        # Sites may have joined since the run began, so these are the names of now
+        unknown = names_fault(metrics, facts.classes, session.participants.facts.keys())
+        if unknown:
+            return one_line(unknown)
         samples = facts.sizes().get("train")
         if trust != SUMS and not 0 < metrics[NUM_EXAMPLES] == samples:
             said = metrics[NUM_EXAMPLES]

@@ -9,7 +9,7 @@ pixels are. Sums are numpy's own over float64, whose bits do not depend on threa
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,13 +17,18 @@ import numpy as np
 from fedsilo.models.contract.array_names import is_statistic
 from fedsilo.models.contract.messages import (
     DP_EPSILON,
-    INCOMING,
     KEPT_STATE,
     PEAK_MEMORY,
     SAMPLES,
     SECONDS,
     STEPS,
-    TRAINED,
+    UNREPEATABLE,
+)
+from fedsilo.models.contract.metric_names import (
+    BIN_PARTS,
+    CLASS,
+    incomplete_bins,
+    read_measurement,
 )
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
@@ -81,9 +86,7 @@ _RANGES = dict.fromkeys(_SHARES, _SHARE) | {
     "kappa": Range(-1, 1),
     "mcc": Range(-1, 1),
 }
-# Of bins, classes and sites: <metric>.<which>.<figure>
-_SHARES_OF = {"certainty", "reliability", "routing", "class", "confidence", "uncertainty"}
-_COUNTS = {"count", "right", "false"}
+_COUNTS = {"count", "right", "false"}  # parts of a family that count samples; others are shares
 _TAIL = 10  # standard deviations of noise
 
 
@@ -102,20 +105,18 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
 
     ``most`` has how many samples of each split it may count, or None for any number.
     """
-    model, _, rest = key.partition(".")
-    if model not in (INCOMING, TRAINED):
+    read = read_measurement(key)
+    if read is None:
         return _OWN.get(key, _ANY)
-    split, _, metric = rest.partition(".")
-    family, dot, figure = metric.partition(".")
-    if dot and family in _SHARES_OF:
-        if figure.rpartition(".")[2] not in _COUNTS:
+    if read.metric.is_of_family:
+        if read.metric.part not in _COUNTS:
             return _SHARE
-        return _COUNT if most is None else Range(0, most.get(split, 0), whole=True)
-    name = metric.partition("-from-")[0].removeprefix("own-labels-").removeprefix("own-")
+        return _COUNT if most is None else Range(0, most.get(read.split, 0), whole=True)
+    name = read.metric.word.removeprefix("own-labels-").removeprefix("own-")
     if name == "entropy":
         return Range(0, math.log(classes))
     if name == "loss":  # of training: what a method adds to it may be below 0
-        return Range(-_DIVERGED, _DIVERGED) if split == "train" else Range(0, _LARGEST_LOSS)
+        return Range(-_DIVERGED, _DIVERGED) if read.split == "train" else Range(0, _LARGEST_LOSS)
     return _RANGES.get(name, _ANY)
 
 
@@ -125,6 +126,44 @@ def metric_fault(
     """Say why a metric is not plausible, if it is not; arguments as of ``metric_range``."""
     allowed = metric_range(key, classes, most)
     return None if allowed.holds(value) else f"metric '{key}' is {value:g}, not {allowed}"
+
+
+_MOST_WORDS = 500  # metrics of a reply that are not of a class, a bin or a site; ours have 60
+_MOST_OPERATIONS = 100
+
+
+def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[str]) -> str | None:
+    """Say why the metrics of a reply do not belong together, if they do not.
+
+    A checkpoint keeps the last rounds' metrics, and reports read them long after the reply: what
+    they name must exist, a bin must have all of its parts, and there must not be too many.
+
+    Args:
+        metrics: of a reply, by key; each key is of the grammar (``is_metric_key``).
+        classes: how many classes the task has.
+        sites: names of the sites that take part.
+    """
+    words = operations = 0
+    for key in metrics:
+        read = read_measurement(key)
+        if read is None:
+            operations += key.startswith(UNREPEATABLE)
+            words += not key.startswith(UNREPEATABLE)
+            continue
+        metric = read.metric
+        if metric.site and metric.site not in sites:
+            return f"metric '{key}' is of site '{metric.site}', but no such site takes part"
+        if metric.word == CLASS and metric.is_of_family and int(metric.place) >= classes:
+            return f"metric '{key}' is of class {metric.place}, but there are {classes} classes"
+        words += not metric.is_of_family and not metric.site
+    if words > _MOST_WORDS or operations > _MOST_OPERATIONS:
+        return (
+            f"it has {words} metrics and {operations} operations that are not repeatable, but at "
+            f"most {_MOST_WORDS} and {_MOST_OPERATIONS} are taken"
+        )
+    for start in incomplete_bins(metrics):
+        return f"metric '{start}' lacks one of {', '.join(BIN_PARTS)}"
+    return None
 
 
 def array_fault(name: str, array: NDArray) -> str | None:

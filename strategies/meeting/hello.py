@@ -145,6 +145,8 @@ def _name_faults(facts: SiteFacts) -> Iterator[str]:
     for key, values in texts.items():
         if not all(len(value) <= _TEXT and value.isprintable() for value in values):
             yield f"its '{key}' are not printable text of at most {_TEXT} characters"
+    if facts.distribution == "all":  # tables have a row of that name, the mean over all sites
+        yield "its 'distribution' is 'all', which stands for the mean over sites"
     # They are drawn and printed, where these begin a formula or a style
     for key, values in (("distribution", [facts.distribution]), ("class-names", facts.class_names)):
         if any(mark in value for value in values for mark in "$\\"):

@@ -11,7 +11,6 @@ which is gone with the round, and with the process.
 import functools
 import math
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,8 @@ from flwr.app import ArrayRecord, RecordDict
 
 from fedsilo.models.contract.errors import RunDirectoryError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, KEPT_STATE, METRICS
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.metric_names import GRAMMAR, is_metric_key
+from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.strategies.wire.records import (
     BUNDLE,
     ArrayError,
@@ -40,7 +40,6 @@ from fedsilo.strategies.wire.secure_keys import SECURE
 Arrays = Mapping[str, NDArray]
 
 _ANY = 2**16  # no array of ours is longer where any length is allowed
-_KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _KEYS = 50_000  # metrics per site and bin are thousands where sites are many
 
 
@@ -106,12 +105,8 @@ def _metrics(content: RecordDict) -> dict[str, float]:
         raise SiteError(f"the reply has {len(record)} metrics, more than {_KEYS}")
     metrics: dict[str, float] = {}
     for key, value in record.items():
-        # Each part of a key is a cell of metrics.csv, and spreadsheets compute what begins with '-'
-        if not _KEY.fullmatch(key) or any(cell.startswith("-") for cell in key.split(".", 2)):
-            raise SiteError(
-                "a metric's name is none of at most 200 letters, digits, '.', '_' and '-', or a "
-                "part of it begins with '-'"
-            )
+        if not is_metric_key(key):
+            raise SiteError(f"a metric is called {shown(key, 80)}, but {GRAMMAR}")
         if isinstance(value, bool | list) or not isinstance(value, int | float):
             raise SiteError(f"metric '{key}' is not a finite number")
         try:

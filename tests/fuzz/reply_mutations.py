@@ -287,6 +287,22 @@ def _metric_value(rng: Random, content: Content, done: list[str]) -> None:
     done.append(f"{key} = {value}")
 
 
+_MODELS = ("incoming", "trained", "unrepeatable", "outgoing", "")
+_SPLITS = ("test", "val", "train", "update", "all", "")
+_PIECES = (
+    *("reliability", "certainty", "confidence", "uncertainty", "class", "routing", "accuracy"),
+    *("count", "right", "mean", "false", "auc", "q05", "0", "1", "9", "10", "00", "-1", "x", ""),
+    *("cleveland", "hungary", "s1a", "all", "loss", "trained-loss", "own-accuracy", "auc-from-"),
+    *("accuracy-from-cleveland", "-from-x", "norm", "staleness", "1e9", "nan", "a" * 64),
+)
+
+
+def near_name(rng: Random) -> str:
+    """Return a metric's name that is in the grammar, or nearly so."""
+    pieces = [rng.choice(_PIECES) for _ in range(rng.choice([1, 1, 2, 3, 3, 3, 4]))]
+    return ".".join([rng.choice(_MODELS), rng.choice(_SPLITS), *pieces])
+
+
 def _metric_keys(rng: Random, content: Content, done: list[str]) -> None:
     record = content.metric_records.get(METRICS)
     if not record:
@@ -303,7 +319,8 @@ def _metric_keys(rng: Random, content: Content, done: list[str]) -> None:
             rng.choice(["test", "val", "x", ""]),
         )
         metric = rng.choice([*TEXTS, "class.0.count", "-1-1", "accuracy-from-x", "own-accuracy"])
-        record[f"{model}.{split}.{metric}"] = rng.choice([0.5, 1, -1, 1e9])
+        name = rng.choice([f"{model}.{split}.{metric}", near_name(rng), near_name(rng)])
+        record[name] = rng.choice([0.5, 1, -1, 1e9])
     elif way == "model":
         record[f"{hostile_text(rng)}.test.accuracy"] = 0.5
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.models.contract.one_line import as_word, reason_of
 from fedsilo.models.figures.palette import BLACK, GREY, LIGHT, LineStyle, line_styles
 from fedsilo.models.figures.panels import line_legend
 from fedsilo.server_app.records.many_sites import MANY, worst
@@ -106,27 +108,45 @@ def series(
     }
 
 
-def draw_run(directory: RunDirectory, summary: Mapping[str, Any] | None = None) -> Iterator[Path]:
-    """Draw all pictures of a run; yield the place of each. The summary is that of ``draw_curves``.
+def draw_run(directory: RunDirectory) -> Iterator[Path]:
+    """Draw all pictures of a run; yield the place of each.
 
     Raises:
         RunDirectoryError: the run has not ended.
     """
-    yield from draw_curves(directory, summary)
+    yield from draw_curves(directory)
     yield from draw_documents(directory)
 
 
-def draw_curves(directory: RunDirectory, summary: Mapping[str, Any] | None = None) -> list[Path]:
+def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
+    """Draw the pictures of a run that has ended, each by itself.
+
+    A run is complete without them: a picture that cannot be drawn, whatever the reason, is a line,
+    and the others are drawn.
+    """
+    drawing: dict[str, Callable[[], object]] = {"metrics.csv": partial(draw_curves, directory)}
+    for name in _DRAWN_BY:
+        if (directory.path / name).is_file():
+            drawing[name] = partial(_draw_document, directory, name)
+    for name, draw in drawing.items():
+        try:
+            draw()
+        except Exception as error:  # matplotlib's own, a full disk: the run has ended well
+            say(
+                f"{name} cannot be drawn ({reason_of(error)}): the run is complete without; "
+                f"'fedsilo plot {as_word(directory.path)}' tries again"
+            )
+
+
+def draw_curves(directory: RunDirectory) -> list[Path]:
     """Draw ``curves.png`` from the run's own files: test figures, without such validation ones.
 
     If sites sent updates, ``contributions.png`` has each site's in each round.
 
-    ``summary`` is the content of a summary.json that is still to be written, or None to read it.
-
     Raises:
         RunDirectoryError: the run has not ended.
     """
-    summary = summary or directory.read_json("summary.json")
+    summary = directory.read_json("summary.json")
     silos = directory.read_json("silos.json")
     distribution_of = {site: facts["distribution"] for site, facts in silos.items()}
     rows = directory.read_csv("metrics.csv")
@@ -183,18 +203,22 @@ def draw_documents(directory: RunDirectory) -> list[Path]:
     Raises:
         RunDirectoryError: one of them is of another form.
     """
-    drawn: dict[str, Figure] = {}
-    for name, draw in _DRAWN_BY.items():
-        if not (directory.path / name).is_file():
-            continue
-        try:
-            drawn |= draw(directory.read_json(name))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise RunDirectoryError(
-                f"{directory.path / name} cannot be drawn ({type(error).__name__}): it is not of "
-                "this version's form; was it altered, or written by another version?"
-            ) from None
-    return _written(directory, drawn)
+    paths: list[Path] = []
+    for name in _DRAWN_BY:
+        if (directory.path / name).is_file():
+            paths += _draw_document(directory, name)
+    return paths
+
+
+def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
+    try:
+        figures = _DRAWN_BY[name](directory.read_json(name))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise RunDirectoryError(
+            f"{directory.path / name} cannot be drawn ({type(error).__name__}): it is not of "
+            "this version's form; was it altered, or written by another version?"
+        ) from None
+    return _written(directory, figures)
 
 
 def _written(directory: RunDirectory, figures: Mapping[str, Figure]) -> list[Path]:

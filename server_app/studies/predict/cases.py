@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from fedsilo.models.contract.metric_names import CONFIDENCE
 from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.measures.intervals import wilson
-from fedsilo.models.measures.outcome_counts import CONFIDENCE, Bin, bins, merged
+from fedsilo.models.measures.outcome_counts import Bin, bins, merged
 from fedsilo.server_app.studies.predict.answers import Predictions
 from fedsilo.server_app.studies.predict.inputs import table_schema
 from fedsilo.server_app.studies.predict.model import SiteModel

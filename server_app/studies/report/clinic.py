@@ -6,15 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedsilo.models.contract.metric_names import CERTAINTY, CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.models.measures.intervals import Estimate, of_auc, of_share, wilson
-from fedsilo.models.measures.outcome_counts import (
-    CLASS,
-    CONFIDENCE,
-    UNCERTAINTY,
-    Bin,
-    bins,
-    merged,
-)
+from fedsilo.models.measures.outcome_counts import Bin, bins, merged
 from fedsilo.server_app.studies.compare.results import Figures, last_figures
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.numbers import NONE, share, with_interval
@@ -128,7 +122,7 @@ def _certainty(run: ReportedRun, figures: Figures) -> dict[str, Any]:
     families = {
         CONFIDENCE: ("reliability", "confidence: the largest probability"),
         UNCERTAINTY: ("uncertainty", "uncertainty"),
-        "certainty": ("vacuity", "vacuity (1: no evidence)"),
+        CERTAINTY: ("vacuity", "vacuity (1: no evidence)"),
     }
     found = {family: merged(bins(figures.values(), family), run.floor) for family in families}
     return {

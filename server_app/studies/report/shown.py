@@ -24,9 +24,9 @@ from functools import cached_property
 from typing import Any
 
 from fedsilo.client_app.summary.suppression import at_least, secret_of, suppressed
+from fedsilo.models.contract.metric_names import CLASS, TRAINED_PREFIX, read_metric
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.contract.site_facts import SPLITS
-from fedsilo.models.measures.outcome_counts import CLASS
 from fedsilo.server_app.records.recorder import UPDATE
 from fedsilo.server_app.records.summary import by_distribution, means
 from fedsilo.server_app.studies.compare.results import Figures, last_figures
@@ -158,20 +158,22 @@ class ShownRun(FinishedRun):
         """Return whether a figure may be shown."""
         if split == UPDATE:
             return True  # norm and direction of a change of weights
-        family, _, rest = metric.partition(".")
+        read = read_metric(metric.removeprefix(TRAINED_PREFIX))
+        if read is None:
+            return False  # an altered file: nobody knows on how many patients it rests
         name = _OTHERS_MODELS.sub("", metric)
         if self.settings.common.trust == NOBODY and metric not in _OF_NOBODY:
             return False
         hidden = self._hidden(site, split)
         if not hidden:
             return hidden is not None
-        if family == CLASS:
-            return int(rest.partition(".")[0]) not in hidden
+        if read.is_of_family and read.word == CLASS:
+            return int(read.place) not in hidden
         if name == "accuracy":
             return not self._gives_away(at, site, split, metric, value, hidden)
         if name in _OVER_CLASSES:
             return False
-        if not rest:
+        if not read.is_of_family:
             return True
         # Counts by certainty, whose sum is the last round's accuracy
         last, right = self.whole.summary["rounds"], self._ends[split].get(site, {}).get("accuracy")

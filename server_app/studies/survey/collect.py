@@ -180,5 +180,7 @@ def _shares(
 
 def cell_names(feature: Measured) -> list[str]:
     """Return the names of the cells of a feature's histogram."""
+    if not feature.cells:  # it declares neither edges nor levels
+        return []
     names = edge_names(feature.edges) if feature.edges else feature.levels
     return [*names, *(["no value"] if feature.lacking else [])]

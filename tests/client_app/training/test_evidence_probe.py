@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import measure
-from fedsilo.client_app.training.evidence_probe import BINS, EvidenceProbe
+from fedsilo.client_app.training.evidence_probe import EvidenceProbe
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.messages import METRICS
+from fedsilo.models.contract.metric_names import BINS
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import SiteNetwork

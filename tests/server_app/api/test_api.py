@@ -61,8 +61,6 @@ def test_a_run_without_pictures_has_all_but_them(tiny: Tiny, tmp_path: Path) -> 
     assert {Path(name).suffix for name in files[0] - files[1]} == {".png"}
     assert files[1] < files[0]
     assert "published" in bare.summary
-    with pytest.raises(SettingError, match="leave --no-pictures out"):
-        simulate("fedavg-digits", engine="ray", no_pictures=True)
 
 
 def test_a_run_is_read_as_frames(hearts: Path) -> None:

@@ -1,4 +1,4 @@
-"""The end of a run: what finishes it sees all files but the summary, and completes that."""
+"""The end of a run: what it is for is written first, and what fails afterwards fails alone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,9 @@ import pytest
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.records.run_directory import SUMMARY, RunDirectory
+from fedsilo.server_app.records.published.numbers import Published
+from fedsilo.server_app.records.run_directory import ENDING, SUMMARY, RunDirectory
+from fedsilo.server_app.run import ending
 from fedsilo.server_app.run.ending import evidence_document, few_of_a_class, without_bins
 from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.strategies.methods.fedavg import FedAvg
@@ -17,33 +19,78 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 Tiny = Callable[..., dict[str, Value]]
 
 
-def test_finish_completes_summary_and_table_when_all_other_files_exist(
-    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_published_numbers_are_in_the_summary_and_the_table(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: set[str] = set()
-
-    def finish(directory: RunDirectory, summary: dict[str, Any]) -> None:
-        seen.update(path.name for path in directory.path.iterdir())
-        summary["published"] = {"all": {"accuracy": 0.951}}
-
-    directory = run_inline(resolve(tiny("fedavg", out=str(tmp_path), rounds=1)), 3, finish)
-    assert {"config.toml", "metrics.csv", "model.safetensors", "privacy.json"} <= seen
-    assert SUMMARY not in seen
+    paper = Published({"all": {"accuracy": 0.951}})
+    monkeypatch.setattr(ending, "published_numbers", lambda *_: paper)
+    directory = run_inline(resolve(tiny("fedavg", out=str(tmp_path), rounds=1)), 3)
     assert directory.read_json(SUMMARY)["published"] == {"all": {"accuracy": 0.951}}
     printed = capsys.readouterr().out
     assert "0.951" in printed
     assert "published: the paper's own numbers, measured in its own setting" in printed
 
 
-def test_method_whose_document_is_no_json_loses_that_alone(
+def test_documents_are_made_when_all_that_a_run_is_for_is_there(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seen: set[str] = set()
+
+    def documents(*_: object) -> dict[str, Any]:
+        seen.update(path.name for path in (tmp_path / "run").iterdir())
+        return {}
+
+    monkeypatch.setattr(FedAvg, "documents", documents)
+    values = tiny("fedavg", out=str(tmp_path), rounds=1, run_name="run")
+    directory = run_inline(resolve(values), 3)
+    needed = {"config.toml", "metrics.csv", "traffic.csv", "model.safetensors", "privacy.json"}
+    assert needed | {SUMMARY, ENDING} <= seen
+    assert not (directory.path / ENDING).exists()
+    assert directory.has_ended()
+
+
+def test_method_whose_document_is_no_json_loses_that_alone(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(FedAvg, "documents", lambda *_: {"own.json": {1, 2}})
-    with pytest.raises(TypeError, match="set is not JSON"):
-        run_inline(resolve(tiny("fedavg", out=str(tmp_path), rounds=1, **{"run-name": "run"})), 3)
-    directory = RunDirectory(tmp_path / "run")
+    directory = run_inline(resolve(tiny("fedavg", out=str(tmp_path), rounds=1)), 3)
     assert directory.read_json(SUMMARY)["rounds"] == 1, "its rounds cannot be run again for free"
     assert not (directory.path / "own.json").exists()
+    assert "own.json cannot be written (TypeError" in " ".join(capsys.readouterr().out.split())
+
+
+def test_method_without_documents_today_costs_no_run(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> dict[str, Any]:
+        raise KeyError("incoming")
+
+    monkeypatch.setattr(FedAvg, "documents", fail)
+    directory = run_inline(resolve(tiny("fedavg", out=str(tmp_path), rounds=1)), 3)
+    assert directory.has_ended()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the method's documents cannot be written (KeyError" in printed
+
+
+def test_killed_between_summary_and_documents_the_run_writes_them_when_it_is_resumed(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    values = tiny("fedavg", out=str(tmp_path), rounds=1, run_name="run")
+    with monkeypatch.context() as patch:
+        patch.setattr(FedAvg, "documents", die)
+        with pytest.raises(KeyboardInterrupt):
+            run_inline(resolve(values), 3)
+    directory = RunDirectory(tmp_path / "run")
+    before = directory.read_json(SUMMARY)
+    assert not directory.has_ended()
+    monkeypatch.setattr(FedAvg, "documents", lambda *_: {"own.json": [1]})
+    run_inline(resolve(values | {"resume": True}), 3)
+    assert directory.has_ended()
+    assert directory.read_json("own.json") == [1]
+    assert directory.read_json(SUMMARY)["sites"] == before["sites"]
 
 
 def test_run_without_noise_or_tracking_has_neither_journal_nor_events(
@@ -71,7 +118,8 @@ VALUES = {
         "vacuity": 0.25,
         "reliability.0.count": 2.0,
         "reliability.0.right": 1.0,
-        "certainty.3.mean": 0.125,
+        "reliability.0.mean": 0.25,
+        "certainty.3.mean": 0.125,  # without its count it says nothing
     },
     "s2a": {"accuracy": 0.75, "reliable": 1.0},
 }
@@ -87,8 +135,7 @@ def test_figures_without_bins_are_all_the_others() -> None:
 
 def test_the_document_sorts_bins_by_kind_site_and_place() -> None:
     assert evidence_document(VALUES) == {
-        "reliability": {"s1a": {"0": {"count": 2.0, "right": 1.0}}},
-        "certainty": {"s1a": {"3": {"mean": 0.125}}},
+        "reliability": {"s1a": {"0": {"count": 2.0, "right": 1.0, "mean": 0.25}}},
     }
 
 

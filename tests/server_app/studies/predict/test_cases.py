@@ -10,8 +10,9 @@ import torch
 from fedsilo.client_app.explain.columns import column_contributions, explain_columns
 from fedsilo.datasets.tables.schema import Column
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.metric_names import CONFIDENCE
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.measures.outcome_counts import CONFIDENCE, bins, merged
+from fedsilo.models.measures.outcome_counts import bins, merged
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.predict import cases
 from fedsilo.server_app.studies.predict.calibration import calibrate

@@ -7,8 +7,8 @@ import pytest
 
 from fedsilo.datasets.registry import DATA_SETS, data_set, silo_names
 from fedsilo.datasets.shifted.medmnist import MEDMNIST
+from fedsilo.models.contract.metric_names import CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.measures.outcome_counts import CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import run_inline

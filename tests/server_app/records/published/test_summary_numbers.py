@@ -1,4 +1,4 @@
-"""What a finishing run gets: the papers' numbers by its settings and sites, and its pictures."""
+"""What a run shows of the papers: their numbers, by its settings and sites; and its pictures."""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +7,10 @@ import pytest
 import tomli_w
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.config.settings import RUN_FORMAT, grouped, resolve
+from fedsilo.server_app.config.settings import RUN_FORMAT, grouped, read_run_config, resolve
+from fedsilo.server_app.records.published.numbers import Published, published_numbers
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.learning_curves import draw_documents
-from fedsilo.server_app.studies.finish import add_published
 
 HOSPITALS = ("cleveland", "hungary", "switzerland", "va")
 
@@ -25,23 +25,24 @@ def _run(folder: Path, *sites: str, **changes: Any) -> RunDirectory:
     return directory
 
 
+def _published(directory: RunDirectory) -> Published:
+    settings = read_run_config(directory.path / "config.toml").settings
+    return published_numbers(settings, directory.read_json("silos.json"))
+
+
 def test_summary_of_the_papers_setting_has_its_numbers(tmp_path: Path) -> None:
-    summary: dict[str, Any] = {}
-    add_published(_run(tmp_path, *HOSPITALS), summary)
-    assert summary["published"]["va"] == {"accuracy": 0.8267, "accuracy-sd": 0.0166}
-    assert summary["published-unlike"] is None
+    found = _published(_run(tmp_path, *HOSPITALS))
+    assert found.numbers["va"] == {"accuracy": 0.8267, "accuracy-sd": 0.0166}
+    assert not found.unlike
 
 
 def test_summary_of_another_setting_says_what_differs(tmp_path: Path) -> None:
-    summary: dict[str, Any] = {}
-    add_published(_run(tmp_path, *HOSPITALS[:3]), summary)
-    assert summary == {"published": None, "published-unlike": "the sites are without va"}
+    found = _published(_run(tmp_path, *HOSPITALS[:3]))
+    assert found == Published({}, "the sites are without va")
 
 
 def test_summary_of_other_data_has_neither_numbers_nor_a_reason(tmp_path: Path) -> None:
-    summary: dict[str, Any] = {}
-    add_published(_run(tmp_path, *HOSPITALS, dataset="heart-synthetic"), summary)
-    assert summary == {"published": None, "published-unlike": None}
+    assert _published(_run(tmp_path, *HOSPITALS, dataset="heart-synthetic")) == Published()
 
 
 def test_documents_are_drawn_by_their_file_names(tmp_path: Path) -> None:

@@ -1,0 +1,179 @@
+"""The grammar of metric names: which keys a reply's MetricRecord may have, and how to read them.
+
+A key is one of three kinds::
+
+    seconds                         a number about the reply itself: one word
+    unrepeatable.<operation>        an operation that ran and is not deterministic
+    <model>.<split>.<metric>        a measurement; the model is 'incoming' or 'trained'
+
+A measurement's metric is one word (``accuracy``), perhaps of another site's model
+(``accuracy-from-<site>``), or a member of a family, ``<family>.<place>.<part>``:
+
+    class.<label>.<right, false or auc>
+    confidence.<bin>.<count, right or mean>     and so uncertainty, reliability and certainty
+    routing.<site>.<mean, or q05 to q95>
+
+The server refuses a reply with any other key, with the site's name (``strategies.loop.plausible``).
+Whoever reads metrics afterwards (records, pictures, reports) reads them by ``read_metric``, so that
+no reader can meet a name that the check let through and the reader does not know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fedsilo.models.contract.messages import INCOMING, SITE_NAME, TRAINED, UNREPEATABLE
+from fedsilo.models.contract.site_facts import SPLITS
+
+CLASS = "class"
+CONFIDENCE, UNCERTAINTY = "confidence", "uncertainty"  # of the class probabilities
+RELIABILITY, CERTAINTY = "reliability", "certainty"  # of an evidential network
+ROUTING = "routing"
+BIN_FAMILIES = (CONFIDENCE, UNCERTAINTY, RELIABILITY, CERTAINTY)
+BINS = 10  # of each of these families
+BIN_PARTS = ("count", "right", "mean")
+FROM = "-from-"  # between a metric and the site whose model was measured
+TRAINED_PREFIX = "trained-"  # metrics.csv puts it before metrics of a site's own trained model
+
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    CLASS: ("right", "false", "auc"),
+    ROUTING: ("mean", "q05", "q25", "q50", "q75", "q95"),
+    **dict.fromkeys(BIN_FAMILIES, BIN_PARTS),
+}
+_LONGEST_WORD, _LONGEST_OPERATION = 64, 200
+_WORD = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_-]{{0,{_LONGEST_WORD - 1}}}")
+_OPERATION = re.compile(rf"[A-Za-z0-9_.][A-Za-z0-9_.-]{{0,{_LONGEST_OPERATION - 1}}}")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
+GRAMMAR = (
+    "it must be one word of letters, digits, '_' and '-', "
+    f"'{UNREPEATABLE}<operation>', or '<incoming or trained>.<train, val or test>.<metric>' "
+    "(docs/plugs.md lists the forms of a metric)"
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric's name, taken apart.
+
+    Attributes:
+        word: the word before ``-from-``; of a member of a family the family's name.
+        place: of a member of a family its label, bin or site, else an empty text.
+        part: of a member of a family what it counts, else an empty text.
+        source: the site whose model was measured, if the name says one, else an empty text.
+    """
+
+    word: str
+    place: str = ""
+    part: str = ""
+    source: str = ""
+
+    @property
+    def is_of_family(self) -> bool:
+        """Whether it is of one class, bin or site, and not of all samples."""
+        return bool(self.part)
+
+    @property
+    def is_of_bin(self) -> bool:
+        """Whether it counts the samples of a bin."""
+        return self.is_of_family and self.word in BIN_FAMILIES
+
+    @property
+    def site(self) -> str:
+        """The other site that the name says, or an empty text."""
+        return self.place if self.is_of_family and self.word == ROUTING else self.source
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measurement's key, taken apart."""
+
+    model: str  # INCOMING or TRAINED
+    split: str  # one of SPLITS
+    name: str  # the metric as it is written
+    metric: Metric  # the same, taken apart
+
+
+def read_metric(name: str) -> Metric | None:
+    """Return a metric's name taken apart, or None if the grammar has no such name."""
+    family, dot, rest = name.partition(".")
+    if dot and family in _PARTS:
+        return _member(family, rest)
+    word, between, source = name.partition(FROM)
+    if not _WORD.fullmatch(word) or word.startswith(TRAINED_PREFIX) or word in _PARTS:
+        return None
+    if between and not SITE_NAME.fullmatch(source):
+        return None
+    return Metric(word, source=source)
+
+
+def _member(family: str, rest: str) -> Metric | None:
+    """Return a member of a family; the part is what follows the last dot: sites may have dots."""
+    place, _, part = rest.rpartition(".")
+    if part not in _PARTS[family]:
+        return None
+    if family == ROUTING:
+        known = bool(SITE_NAME.fullmatch(place))
+    else:
+        known = bool(_NUMBER.fullmatch(place))
+    if family in BIN_FAMILIES and known:
+        known = int(place) < BINS
+    return Metric(family, place, part) if known else None
+
+
+def read_measurement(key: str) -> Measurement | None:
+    """Return a measurement's key taken apart, or None if it is no such key."""
+    model, _, rest = key.partition(".")
+    split, dot, name = rest.partition(".")
+    if model not in (INCOMING, TRAINED) or split not in SPLITS or not dot:
+        return None
+    metric = read_metric(name)
+    return Measurement(model, split, name, metric) if metric else None
+
+
+def is_metric_key(key: str) -> bool:
+    """Tell whether a reply may have a metric of this name."""
+    if _WORD.fullmatch(key):
+        return True
+    if key.startswith(UNREPEATABLE):
+        return bool(_OPERATION.fullmatch(key.removeprefix(UNREPEATABLE)))
+    return read_measurement(key) is not None
+
+
+@dataclass(frozen=True)
+class BinCounts:
+    """The samples of a bin: how many, how many of them are right, the mean of their certainty."""
+
+    count: float
+    right: float
+    mean: float
+
+
+def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
+    """Return the bins of a family by number, in rising order; a bin that lacks a part is left out.
+
+    Args:
+        values: metric -> value of one site and split.
+        family: one of BIN_FAMILIES.
+    """
+    bins: dict[int, BinCounts] = {}
+    for number in range(BINS):
+        parts = [values.get(f"{family}.{number}.{part}") for part in BIN_PARTS]
+        count, right, mean = parts
+        if count is not None and right is not None and mean is not None:
+            bins[number] = BinCounts(count, right, mean)
+    return bins
+
+
+def incomplete_bins(keys: Mapping[str, float]) -> Iterator[str]:
+    """Yield the start of each bin, as ``incoming.test.reliability.3``, that lacks a part."""
+    parts: dict[str, int] = {}
+    for key in keys:
+        read = read_measurement(key)
+        if read and read.metric.is_of_bin:
+            start = key.rpartition(".")[0]
+            parts[start] = parts.get(start, 0) + 1
+    for start, count in sorted(parts.items()):
+        if count < len(BIN_PARTS):
+            yield start

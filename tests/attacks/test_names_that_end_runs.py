@@ -1,0 +1,267 @@
+"""One hospital's names, texts and facts end nobody else's work: not at the end, nor in a report.
+
+A run of four hospitals of tables is taken once, as it was answered; each trial runs the server
+again over these answers, of which one hospital's are changed. Whatever it says, the run ends with
+its model, its summary and its privacy record, every picture is drawn, and every reader reads it.
+"""
+
+import contextlib
+import io
+import json
+import os
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from flwr.app import Error, RecordDict
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+
+from fedsilo.models.contract.errors import ERROR_CODES, EpsilonSpentError
+from fedsilo.models.contract.messages import CONFIG, EVALUATE, METRICS
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import flower_identity
+from fedsilo.server_app.run.runner import run
+from fedsilo.server_app.studies.compare.results import experiment_results
+from fedsilo.server_app.studies.export.card import card
+from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
+from fedsilo.server_app.studies.report.report import READERS, ReportOptions, report
+from tests.fuzz.mutations import hostile_text
+from tests.fuzz.replies import Key, ReplayGrid, _Answers, _taken
+from tests.fuzz.reply_mutations import copied, near_name
+
+LIAR = 1001
+TRIALS = int(os.environ.get("FUZZ_TRIALS", "5"))  # more by `make fuzz`
+SITES = 3
+TABLE: dict[str, Value] = {
+    "dataset": "heart-synthetic",
+    "method": "fedavg",
+    "standardise": "declared",
+    "rounds": 2,
+    "local-steps": 2,
+    "batch-size": 16,
+    "dropout": 0.0,
+    "mc-passes": 0,
+    "device": "cpu",
+}
+NAMES = (
+    "incoming.test.reliability.x",
+    "incoming.test.reliability.",
+    "incoming.test.reliability.0.count.count",
+    "incoming.test.certainty.0",
+    "incoming.test.reliability.0.mean",
+    "incoming.test.confidence.x.count",
+    "incoming.val.confidence.0.count",
+    "incoming.test.class.x.right",
+    "incoming.test.class.7.right",
+    "incoming.test.class.0.auc.auc",
+    "incoming.test.routing.nowhere.mean",
+    "incoming.test.accuracy-from-nowhere",
+    "incoming.test.trained-accuracy",
+    "incoming.update.norm",
+    "incoming.all.accuracy",
+    "trained.update.cosine",
+    "incoming.test..accuracy",
+)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> _Answers:
+    return _taken(tmp_path_factory.mktemp("honest"), TABLE)
+
+
+Changes = Mapping[Key, RecordDict | Error]
+
+
+@pytest.fixture(scope="module")
+def honest(answers: _Answers, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return ended(answers, {}, tmp_path_factory.mktemp("again"))
+
+
+def of_liar(answers: _Answers, kind: str, round_: int) -> Key:
+    """Return which message of the liar that is."""
+    found = [k for k in answers.by_key if (k[0], k[1], k[2]) == (LIAR, kind, round_)]
+    return found[0]
+
+
+def last(answers: _Answers) -> Key:
+    """Return the liar's last message: the final evaluation."""
+    return max(k for k in answers.by_key if k[0] == LIAR and k[1] == EVALUATE)
+
+
+def ended(answers: _Answers, changes: Changes, out: Path, **more: Value) -> RunDirectory:
+    """Run the server over the answers, some of them changed; the run must end well."""
+    answered = _Answers(answers.values | more, answers.by_key)
+    with flower_identity(), contextlib.redirect_stdout(io.StringIO()) as shown:
+        grid = ReplayGrid({**answers.by_key, **changes})
+        directory = run(grid, answered.settings(out, min_sites=2))
+    assert directory.has_ended()
+    assert "cannot be written" not in shown.getvalue()
+    return directory
+
+
+def read_everywhere(directory: RunDirectory) -> None:
+    """Draw every picture and have every reader read the run."""
+    draw_pictures(directory, pytest.fail)
+    for reader in READERS:
+        assert "</html>" in report([directory.path], ReportOptions(reader=reader))
+    assert card(directory.path)
+    summary = directory.read_json("summary.json")
+    metrics = ["accuracy", "auc", "loss"]
+    results = experiment_results("one", {7: summary}, metrics)
+    assert not results.duplicated(["group", "metric", "seed"]).any()
+
+
+def refused(directory: RunDirectory) -> list[str]:
+    """Return why the liar's replies were refused; each line names it."""
+    failures = directory.read_json("summary.json")["failures"]
+    sites = {failure["site"] for failure in failures}
+    assert len(sites) <= 1, "nobody else is blamed"
+    return [failure["reason"] for failure in failures]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_metric_of_another_name_is_refused_with_the_site_and_the_run_ends(
+    name: str, answers: _Answers, honest: RunDirectory, tmp_path: Path
+) -> None:
+    key = last(answers)
+    content = copied(answers.by_key[key])
+    content.metric_records[METRICS][name] = 0.0
+    directory = ended(answers, {key: content}, tmp_path)
+    (reason,) = refused(directory)
+    assert "metric" in reason
+    summary, before = (one.read_json("summary.json") for one in (directory, honest))
+    assert len(summary["sites"]) == SITES - 1
+    for site, row in summary["sites"].items():
+        assert row == before["sites"][site]
+    if name == NAMES[0]:
+        read_everywhere(directory)  # of a run without the liar's last reply, whatever its name
+
+
+def test_too_many_names_are_refused_before_a_checkpoint_holds_them(
+    answers: _Answers, tmp_path: Path
+) -> None:
+    key = of_liar(answers, "train", 1)
+    content = copied(answers.by_key[key])
+    for number in range(20_000):
+        content.metric_records[METRICS][f"incoming.test.m{number}"] = 0.5
+    directory = ended(answers, {key: content}, tmp_path)
+    (reason,) = refused(directory)
+    assert "at most 500" in reason
+
+
+@settings(
+    max_examples=TRIALS,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a run takes seconds: no shrinking
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(st.data())
+def test_whatever_one_reply_names_the_run_ends_and_is_read(
+    answers: _Answers, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    rng = random.Random(data.draw(st.integers(0, 2**32), label="seed"))
+    changes: dict[Key, RecordDict | Error] = {}
+    for key in rng.sample(sorted(k for k in answers.by_key if k[0] == LIAR and k[2]), 2):
+        content = copied(answers.by_key[key])
+        for _ in range(rng.choice([1, 1, 3])):
+            value = rng.choice([0.0, 0.5, 1.0, 3.0, 1e9])
+            content.metric_records[METRICS][near_name(rng)] = value
+        changes[key] = content
+    directory = ended(answers, changes, tmp_path_factory.mktemp("trial"))
+    refused(directory)
+    read_everywhere(directory)
+
+
+@pytest.mark.parametrize("reason", ["x" * 9000, "\x1b[2J[bold red]", "$\\frac{", "a\u2028b" * 99])
+def test_the_text_of_an_error_ends_no_run_and_no_reader(
+    reason: str, answers: _Answers, tmp_path: Path
+) -> None:
+    code = ERROR_CODES[EpsilonSpentError.code]
+    changes = {last(answers): Error(code, reason), of_liar(answers, "train", 2): Error(2, reason)}
+    directory = ended(answers, changes, tmp_path)
+    assert len(refused(directory)) == 2
+    read_everywhere(directory)
+
+
+FACTS: dict[str, Callable[[], object]] = {
+    "distribution-all": lambda: {"distribution": "all"},
+    "distribution-empty": lambda: {"distribution": ""},
+    "distribution-blank": lambda: {"distribution": " " * 200},
+    "distribution-markup": lambda: {"distribution": "<b>[red]x[/red]|`*_#"},
+    "classes": lambda: {"class-names": json.dumps(["", " "])},
+    "equal-classes": lambda: {"class-names": json.dumps(["a", "a"])},
+    "html-classes": lambda: {"class-names": json.dumps(["</table>", "{{x}}{% y %}"])},
+    "software": lambda: {"software": json.dumps({"|": "`[x](y)", "": ""})},
+    "dropped": lambda: {"dropped": 10**9},
+    "device": lambda: {"software": json.dumps({"device": "=1+1"})},
+}
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_no_fact_of_a_hello_ends_a_run_or_a_reader(
+    fact: str, answers: _Answers, tmp_path: Path
+) -> None:
+    (key,) = (k for k in answers.by_key if k[0] == LIAR and k[1].startswith("query"))
+    content = copied(answers.by_key[key])
+    for name, value in FACTS[fact]().items():  # type: ignore[attr-defined]
+        content.config_records[CONFIG][name] = value
+    directory = ended(answers, {key: content}, tmp_path)
+    read_everywhere(directory)
+
+
+@settings(
+    max_examples=TRIALS,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a run takes seconds: no shrinking
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(st.integers(0, 2**32))
+@example(0)
+def test_whatever_a_hello_says_the_run_ends_and_is_read(
+    answers: _Answers, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    rng = random.Random(seed)
+    (key,) = (k for k in answers.by_key if k[0] == LIAR and k[1].startswith("query"))
+    content = copied(answers.by_key[key])
+    record = content.config_records[CONFIG]
+    for name in rng.sample(sorted(record), 2):
+        text = hostile_text(rng)
+        if isinstance(record[name], str) and str(record[name])[:1] in ("{", "["):
+            record[name] = _with_text(rng, str(record[name]), text)
+        elif isinstance(record[name], str):
+            record[name] = text.encode(errors="replace").decode()
+    directory = ended(answers, {key: content}, tmp_path_factory.mktemp("trial"))
+    read_everywhere(directory)
+
+
+def _with_text(rng: random.Random, written: str, text: str) -> str:
+    """Return JSON with one of its texts replaced."""
+    content = json.loads(written)
+    if isinstance(content, list) and content:
+        content[rng.randrange(len(content))] = text
+    elif isinstance(content, dict) and content:
+        old = rng.choice(sorted(content))
+        content[rng.choice([old, text])] = content.pop(old)
+    return json.dumps(content)
+
+
+def test_a_refused_reply_is_refused_again_when_the_run_is_resumed(
+    answers: _Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it was one grammar, the run failed at its end, and at each resume."""
+    key = last(answers)
+    content = copied(answers.by_key[key])
+    content.metric_records[METRICS]["incoming.test.certainty.0.count"] = 1.0
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsilo.server_app.run.runner.write_end", die)
+        with pytest.raises(KeyboardInterrupt):
+            ended(answers, {key: content}, tmp_path)
+    directory = ended(answers, {key: content}, tmp_path, resume=True)
+    assert len(refused(directory)) == 1

@@ -1,0 +1,344 @@
+"""Small files that unpack to gigabytes: each is refused in one line, before it takes the memory.
+
+Each file is read by the reader of its form in a process of its own, whose memory is measured. The
+limit is lowered there, so that the files of this test are made in a moment; that the usual limit
+stands is looked at by the sizes alone.
+"""
+
+import gzip
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsilo.datasets.io.unpacked_size import TIMES, USUAL, VARIABLE, check_unpacked, most_unpacked
+from fedsilo.models.contract.errors import DataError, SettingError
+
+LIMIT = 8 * 2**20  # bytes, in the processes
+UNPACKED = 320 * 2**20  # bytes that each file would take, at least
+MOST_TAKEN = 96 * 2**20  # bytes of memory that reading it may take beyond its libraries
+ZEROS = bytes(2**20)
+
+
+def npy(shape: tuple[int, ...], dtype: str = "|u1") -> bytes:
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117)
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + header.encode() + b"\n"
+
+
+def zip_of(path: Path, name: str, start: bytes = b"", method: int = zipfile.ZIP_DEFLATED) -> None:
+    with (
+        zipfile.ZipFile(path, "w", method) as archive,
+        archive.open(name, "w", force_zip64=True) as file,
+    ):
+        file.write(start)
+        for _ in range(UNPACKED // len(ZEROS)):
+            file.write(ZEROS)
+
+
+def arrays_that_are_large(path: Path) -> None:
+    zip_of(path, "x.npy", npy((UNPACKED // 100, 1, 10, 10)))
+
+
+def arrays_whose_header_lies(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", npy((UNPACKED, 2, 10, 10)) + bytes(100))
+
+
+def arrays_of_long_texts(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", npy((2,), "<U100000000") + bytes(100))
+
+
+def archive_of_zeros(path: Path) -> None:
+    zip_of(path, "f")
+
+
+def archive_packed_by_bzip2(path: Path) -> None:
+    zip_of(path, "f", method=zipfile.ZIP_BZIP2)
+
+
+def archive_of_many(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(UNPACKED // len(ZEROS)):
+            archive.writestr(f"f{number}", ZEROS)
+
+
+def archive_whose_sizes_lie(path: Path) -> None:
+    """Write an archive that says of its file that it is of 4 bytes."""
+    zip_of(path, "f")
+    data = path.read_bytes()
+    large = struct.pack("<Q", UNPACKED)
+    assert large in data
+    path.write_bytes(data.replace(large, struct.pack("<Q", 4)))
+
+
+def tar_of_zeros(path: Path) -> None:
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        entry = tarfile.TarInfo("f")
+        entry.size = UNPACKED
+        archive.addfile(entry, io.BytesIO(bytes(UNPACKED)))
+
+
+def parquet_of_rows(path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = pa.table({"age": pa.array([1.0] * 10**6)})
+    with pq.ParquetWriter(path, rows.schema, compression="zstd") as writer:
+        for _ in range(20):
+            writer.write_table(rows)
+
+
+def parquet_of_one_long_text(path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), ["a" * 20_000])
+    pq.write_table(pa.table({"name": texts}), path, compression="zstd")
+    plain = pq.read_table(path).cast(pa.schema([("name", pa.string())]))
+    pq.write_table(plain, path, compression="zstd")
+
+
+def parquet_of_lists(path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    values = pa.ListArray.from_arrays([0, 10**7], pa.array(np.zeros(10**7)))
+    pq.write_table(pa.table({"age": values}), path, compression="zstd")
+
+
+SHEET = b'<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>'
+
+
+def workbook(path: Path, start: bytes, row: bytes, rows: int) -> None:
+    """Write a workbook whose sheet has a row that often."""
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.save(path)
+    whole = {}
+    with zipfile.ZipFile(path) as before:
+        whole = {name: before.read(name) for name in before.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as after:
+        for name, content in whole.items():
+            if name != "xl/worksheets/sheet1.xml":
+                after.writestr(name, content)
+        with after.open("xl/worksheets/sheet1.xml", "w", force_zip64=True) as sheet:
+            sheet.write(start + SHEET)
+            for _ in range(rows // 1000):
+                sheet.write(row * 1000)
+            sheet.write(b"</sheetData></worksheet>")
+
+
+def workbook_of_texts(path: Path) -> None:
+    cell = b'<row><c t="inlineStr"><is><t>' + b"a" * 1000 + b"</t></is></c></row>"
+    workbook(path, b"", cell, UNPACKED // 1000)
+
+
+def workbook_of_two_cells_far_apart(path: Path) -> None:
+    near = b'<row r="1"><c r="A1"><v>1</v></c></row>'
+    far = b'<row r="1048576"><c r="XFD1048576"><v>1</v></c></row>'
+    workbook(path, b"", near + far, 1000)
+
+
+def workbook_in_utf16(path: Path) -> None:
+    far = '<row r="1"><c r="A1"/></row><row r="1048576"><c r="&#88;FD1048576"><v>1</v></c></row>'
+    workbook(path, b"", b"", 0)
+    with zipfile.ZipFile(path) as before:
+        whole = {name: before.read(name) for name in before.namelist()}
+    text = f'<?xml version="1.0" encoding="UTF-16"?>{SHEET.decode()}{far}</sheetData></worksheet>'
+    whole["xl/worksheets/sheet1.xml"] = text.encode("utf-16")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as after:
+        for name, content in whole.items():
+            after.writestr(name, content)
+
+
+def idx_of_zeros(path: Path) -> None:
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(struct.pack(">HBB3I", 0, 8, 3, UNPACKED // 784, 28, 28))
+        for _ in range(UNPACKED // len(ZEROS)):
+            file.write(ZEROS)
+
+
+def idx_longer_than_its_header(path: Path) -> None:
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(struct.pack(">HBB3I", 0, 8, 3, 60, 28, 28))
+        for _ in range(UNPACKED // len(ZEROS)):
+            file.write(ZEROS)
+
+
+def state_that_is_sparse(path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [UNPACKED // 4], "data_offsets": [0, UNPACKED]}
+    header = json.dumps({"a": entry}).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + UNPACKED)
+
+
+def weights_that_are_packed(path: Path) -> None:
+    import torch
+
+    torch.save({"a": torch.zeros(UNPACKED // 4)}, path)
+    with zipfile.ZipFile(path) as before:
+        whole = {name: before.read(name) for name in before.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as after:
+        for name, content in whole.items():
+            after.writestr(name, content)
+
+
+def picture_of_many_pixels(path: Path) -> None:
+    from PIL import Image
+
+    Image.new("1", (20_000, 20_000)).save(path)
+
+
+Made = Callable[[Path], None]
+ARRAYS = (
+    "from fedsilo.datasets.io.array_files import read_arrays",
+    "read_arrays(path, ['x'], 2**40)",
+)
+ARCHIVE = ("from fedsilo.datasets.io.download import unpack", "unpack(path, path.parent / 'out')")
+TABLE = (
+    "import pandas, openpyxl, pyarrow.parquet\n"
+    "from fedsilo.datasets.tables.new_rows import read_table",
+    "read_table(path)",
+)
+IDX = ("from fedsilo.datasets.shifted.idx import read_idx", "read_idx(path)")
+STATE = ("from fedsilo.datasets.io.state_files import load_state", "load_state(path)")
+WEIGHTS = (
+    "import timm.models\nfrom fedsilo.datasets.weights.backbones import file_state",
+    "file_state(path)",
+)
+PICTURE = (
+    "import PIL.Image, PIL.PngImagePlugin\n"
+    "from fedsilo.datasets.images.decoding import decode_image",
+    "decode_image(path, 32)",
+)
+FILES: list[tuple[str, Made, tuple[str, str]]] = [
+    ("a.npz", arrays_that_are_large, ARRAYS),
+    ("b.npz", arrays_whose_header_lies, ARRAYS),
+    ("c.npz", arrays_of_long_texts, ARRAYS),
+    ("a.zip", archive_of_zeros, ARCHIVE),
+    ("b.zip", archive_packed_by_bzip2, ARCHIVE),
+    ("c.zip", archive_of_many, ARCHIVE),
+    ("d.zip", archive_whose_sizes_lie, ARCHIVE),
+    ("a.tar.gz", tar_of_zeros, ARCHIVE),
+    ("a.parquet", parquet_of_rows, TABLE),
+    ("b.parquet", parquet_of_one_long_text, TABLE),
+    ("c.parquet", parquet_of_lists, TABLE),
+    ("a.xlsx", workbook_of_texts, TABLE),
+    ("b.xlsx", workbook_of_two_cells_far_apart, TABLE),
+    ("c.xlsx", workbook_in_utf16, TABLE),
+    ("a.gz", idx_of_zeros, IDX),
+    ("b.gz", idx_longer_than_its_header, IDX),
+    ("a.safetensors", state_that_is_sparse, STATE),
+    ("a.pth", weights_that_are_packed, WEIGHTS),
+    ("a.png", picture_of_many_pixels, PICTURE),
+]
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+path = Path(sys.argv[1])
+{imports}
+from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.datasets.images.decoding import BrokenImageError
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**26, 2**26))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    {call}
+    said = "TAKEN"
+except (FedsiloError, BrokenImageError) as error:
+    said = str(error)
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+print(said)
+"""
+
+
+@pytest.mark.parametrize(("name", "make", "reader"), FILES, ids=[f[1].__name__ for f in FILES])
+def test_a_file_that_unpacks_to_too_much_is_refused_before_it_does(
+    name: str, make: Made, reader: tuple[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    make(path)
+    assert path.stat().st_blocks * 512 < LIMIT / 2, "the file itself is small"
+    imports, call = reader
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(imports=imports, call=call), str(path)],
+        env=os.environ | {VARIABLE: str(LIMIT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    taken, said = done.stdout.strip().split("\n")
+    assert said != "TAKEN"
+    assert int(taken) < MOST_TAKEN
+    assert not (tmp_path / "out" / "f").exists()
+
+
+def test_the_line_names_file_size_limit_and_how_to_raise_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"x")
+    with pytest.raises(DataError) as raised:
+        check_unpacked(path, USUAL + 1)
+    said = str(raised.value)
+    assert all(part in said for part in (str(path), f"{USUAL + 1:,}", f"{USUAL:,}", VARIABLE))
+    check_unpacked(path, USUAL)
+
+
+def test_a_large_file_may_take_a_multiple_of_its_own_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "own.npz"
+    path.write_bytes(os.urandom(2**16))
+    monkeypatch.setenv(VARIABLE, "1000")
+    on_disk = path.stat().st_blocks * 512
+    assert on_disk >= 2**16
+    assert most_unpacked(path) == TIMES * on_disk
+    monkeypatch.setenv(VARIABLE, str(2**40))
+    assert most_unpacked(path) == 2**40
+
+
+@pytest.mark.parametrize("given", ["a lot", "-1", "0", "1e9"])
+def test_a_limit_that_is_no_number_of_bytes_is_refused(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, given)
+    with pytest.raises(SettingError):
+        most_unpacked(tmp_path)
+
+
+def test_honest_tables_are_read_as_before(tmp_path: Path) -> None:
+    import pandas as pd
+
+    from fedsilo.datasets.tables.new_rows import read_table
+
+    frame = pd.DataFrame(
+        {"age": [63, 41, None], "name": ["x", " y", None], "ill": [True, False, True]}
+    )
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_excel(tmp_path / "t.xlsx", index=False)
+    names = ["age", "name", "ill"]
+    assert read_table(tmp_path / "t.parquet") == [
+        (0, names),
+        (1, ["63.0", "x", "True"]),
+        (2, ["41.0", "y", "False"]),
+        (3, ["", "", "True"]),
+    ]
+    assert read_table(tmp_path / "t.xlsx") == [
+        (1, names),
+        (2, ["63", "x", "True"]),
+        (3, ["41", "y", "False"]),
+        (4, ["", "", "True"]),
+    ]
