@@ -5,13 +5,15 @@ import io
 import re
 import stat
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedsilo.models.contract.errors import DataError
 
 _MOST_BYTES = 2**30
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)")
+# Tells whether a text without outer blanks is a plain decimal number, such as '-4.50'
+is_plain_number = _DECIMAL.fullmatch
 
 
 def read_text(path: Path) -> str:
@@ -64,6 +66,31 @@ def same_text(token: str) -> str:
     if abs(number) >= 2**53:
         return text
     return str(int(number)) if number.is_integer() else repr(number)
+
+
+class Marks:
+    """Texts that mean something else than a value, such as '?' or '-9' for a missing one.
+
+    A table has many cells and few marks, so that the answers for odd texts are remembered and
+    plain numbers are looked up only if one of the marks is a number.
+    """
+
+    _REMEMBERED = 10_000  # texts; a column of free text must not fill the memory
+
+    def __init__(self, marks: Iterable[str]) -> None:
+        self._marks = frozenset(same_text(mark) for mark in marks)
+        self.has_numbers = any(is_plain_number(mark) for mark in self._marks)
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, token: str) -> bool:
+        if not self._marks or (not self.has_numbers and is_plain_number(token)):
+            return False
+        known = self._known.get(token)
+        if known is None:
+            known = same_text(token) in self._marks
+            if len(self._known) < self._REMEMBERED:
+                self._known[token] = known
+        return known
 
 
 def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, list[str]]]:

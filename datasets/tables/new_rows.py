@@ -150,7 +150,7 @@ def parse_new_rows(
         except DataError as error:
             faults[number] = str(error).removeprefix(f"{where}, line {number}").lstrip(",: ")
             continue
-        if fault := _row_fault(schema, tokens):
+        if fault := _row_fault(schema, reader, tokens):
             faults[number] = fault
         else:
             kept[number] = features
@@ -190,19 +190,19 @@ def _id(line: Sequence[str], place: int) -> str:
     return one_line(line[place].strip(), _LONGEST_ID) if place < len(line) else ""
 
 
-def _row_fault(schema: TableSchema, tokens: Mapping[str, str]) -> str | None:
+def _row_fault(schema: TableSchema, reader: RowReader, tokens: Mapping[str, str]) -> str | None:
     """Return why a row whose values can be read is still not predicted, or None."""
     impossible = [
         f"column '{column.name}': {one_line(token, 30)} is impossible, the schema's range is "
         f"{column.range[0]:g} to {column.range[1]:g}"
         for column in schema.columns
-        if column.range and not schema.lacks(token := tokens[column.name])
-        if not column.is_unmeasured(token)
+        if column.range and (token := tokens[column.name]) not in reader.missing
+        if token not in reader.unmeasured[column.name]
         if not column.range[0] <= float(token) <= column.range[1]
     ]
     if impossible:
         return "; ".join(impossible)
-    lacking = [name for name in schema.used() if schema.lacks(tokens[name])]
+    lacking = [name for name in schema.used() if tokens[name] in reader.missing]
     if lacking and schema.policy == "drop":
         return f"has no value of {', '.join(lacking)}, and the schema drops such rows"
     return None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.text_files import csv_lines, normalise_name, same_text
+from fedsilo.datasets.io.text_files import Marks, csv_lines, normalise_name, same_text
 from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.contract.errors import DataError
@@ -23,13 +23,15 @@ _LARGEST = float(np.finfo(np.float32).max)  # what a feature can hold
 class Table:
     """A hospital's rows: ``rows`` (n, features) float32 with NaN, ``labels`` (n,) int64.
 
-    ``left_out`` counts the rows that are not among them. Errors about rows name line and column and
+    ``left_out`` counts the rows that are not among them. Rows of equal content, in ignored columns
+    too, have the same number in ``contents`` (n,) int64. Errors about rows name line and column and
     never a value, since errors travel to the server.
     """
 
     rows: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64]
     left_out: LeftOutRows
+    contents: npt.NDArray[np.int64]
 
 
 def parse_table(text: str, schema: TableSchema, where: str) -> Table:
@@ -46,22 +48,42 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
         _check_header(first, names, where)
         names, lines = first, lines[1:]
     reader = RowReader(schema, names, where)
-    used = [name for name in names if name in {*schema.used(), schema.label.column}]
+    label = schema.label.column
+    used = [name for name in names if name in {*schema.used(), label}]
     missing = dict.fromkeys(used, 0)
     rows: list[list[float]] = []
     labels: list[int] = []
+    ignored: list[tuple[str, ...]] = []
     for number, line in lines:
         tokens = reader.tokens(number, line)
-        lacking = [name for name in missing if schema.lacks(tokens[name])]
-        if schema.label.column not in lacking:
-            features, label = reader.features(number, tokens), reader.label(number, tokens)
+        lacking = [name for name in used if tokens[name] in reader.missing]
+        if label not in lacking:
+            features = reader.features(number, tokens)
+            truth = reader.label(number, tokens)
             if schema.policy == "impute" or not lacking:
                 rows.append(features)
-                labels.append(label)
+                labels.append(truth)
+                ignored.append(tuple(tokens[name] for name in names if name not in missing))
                 continue
-        missing |= {name: missing[name] + 1 for name in lacking}
+        for name in lacking:
+            missing[name] += 1
     left_out = LeftOutRows(len(lines) - len(rows), missing)
-    return Table(as_matrix(rows, schema), np.array(labels, dtype=np.int64), left_out)
+    matrix = as_matrix(rows, schema)
+    classes = np.array(labels, dtype=np.int64)
+    return Table(matrix, classes, left_out, _number_contents(matrix, classes, ignored))
+
+
+def _number_contents(
+    rows: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], ignored: list[tuple[str, ...]]
+) -> npt.NDArray[np.int64]:
+    """Number the contents of rows, (n,) from 0; equal rows have one number.
+
+    ``ignored`` has the texts of the columns that no feature is made of, row by row.
+    """
+    numbers: dict[tuple[bytes, int, tuple[str, ...]], int] = {}
+    contents = zip(rows, labels, ignored, strict=True)
+    found = [numbers.setdefault((r.tobytes(), int(y), i), len(numbers)) for r, y, i in contents]
+    return np.array(found, dtype=np.int64)
 
 
 def as_matrix(rows: list[list[float]], schema: TableSchema) -> npt.NDArray[np.float32]:
@@ -89,6 +111,13 @@ class RowReader:
     schema: TableSchema
     names: list[str]
     where: str
+    missing: Marks = field(init=False)
+    unmeasured: Mapping[str, Marks] = field(init=False)  # by the name of the column
+
+    def __post_init__(self) -> None:
+        marks = {column.name: column.unmeasured_marks() for column in self.schema.columns}
+        object.__setattr__(self, "missing", self.schema.missing_marks())
+        object.__setattr__(self, "unmeasured", marks)
 
     def tokens(self, number: int, line: list[str]) -> dict[str, str]:
         """Return the values of a line by column."""
@@ -101,43 +130,53 @@ class RowReader:
         return {name: token.strip() for name, token in zip(self.names, line, strict=True)}
 
     def features(self, number: int, tokens: Mapping[str, str]) -> list[float]:
-        """Return the features of a line's values, NaN where one is missing."""
+        """Read the features of a line: numbers, levels, indicators; NaN where one is missing."""
         numbers: list[float] = []
         levels: list[float] = []
         for column in self.schema.columns:
-            place = f"{self.where}, line {number}, column '{column.name}'"
+            token = tokens.get(column.name, "")
             if column.kind == "numeric":
-                numbers.append(self._number(tokens[column.name], column, place))
+                value = self._number(token, column)
+                if value is None:
+                    raise DataError(
+                        f"{self._place(number, column)}: this is not a number; correct it or use "
+                        f"a mark of a missing value ({quoted(self.schema.missing)})"
+                    )
+                numbers.append(value)
             elif column.kind == "categorical":
-                levels += self._one_hot(tokens[column.name], column, place)
-        imputed = [self._imputes(tokens[one.name], one) for one in self.schema.indicated()]
-        return numbers + levels + [float(one) for one in imputed]
+                levels += self._one_hot(number, token, column)
+        for column in self.schema.indicated():
+            levels.append(float(self._imputes(tokens[column.name], column)))
+        return numbers + levels
+
+    def _place(self, number: int, column: Column) -> str:
+        return f"{self.where}, line {number}, column '{column.name}'"
 
     def _imputes(self, token: str, column: Column) -> bool:
-        return self.schema.lacks(token) or column.is_unmeasured(token)
+        return token in self.missing or token in self.unmeasured[column.name]
 
-    def _number(self, token: str, column: Column, place: str) -> float:
+    def _number(self, token: str, column: Column) -> float | None:
+        """Read a number: NaN where it is imputed, None where the text is not a number."""
         if self._imputes(token, column):
             return math.nan
         try:
-            value = math.nan if "_" in token else float(token)
+            value = float(token)
         except ValueError:
-            value = math.nan
-        if not abs(value) < _LARGEST:  # also not a number
-            raise DataError(
-                f"{place}: this is not a number; correct it or use a mark of a missing value "
-                f"({quoted(self.schema.missing)})"
-            )
+            return None
+        # Python takes '_' for a separator of digits; the comparison is also false for NaN
+        if "_" in token or not abs(value) < _LARGEST:
+            return None
         return value
 
-    def _one_hot(self, token: str, column: Column, place: str) -> list[float]:
-        if self.schema.lacks(token):
+    def _one_hot(self, number: int, token: str, column: Column) -> list[float]:
+        if token in self.missing:
             return [math.nan] * (len(column.levels) - 1)
         level = same_text(token)
         if level not in column.levels:
             raise DataError(
-                f"{place}: this is not one of the declared levels {quoted(column.levels)}; "
-                "correct it, or declare the level in the schema of all sites"
+                f"{self._place(number, column)}: this is not one of the declared levels "
+                f"{quoted(column.levels)}; correct it, or declare the level in the schema of all "
+                "sites"
             )
         return [float(level == other) for other in column.levels[1:]]
 

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from fedsilo.datasets.io.declarations import FileModel, Text, fault, misfit, number, whole
 from fedsilo.datasets.io.sealed_folders import json_digest
-from fedsilo.datasets.io.text_files import same_text
+from fedsilo.datasets.io.text_files import Marks, same_text
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
 from fedsilo.models.contract.site_facts import FeatureStatistics
 
@@ -90,9 +90,9 @@ class Column(FileModel):
             )
         return self
 
-    def is_unmeasured(self, token: str) -> bool:
-        """Return whether ``token`` means that nothing was measured; '0.0' is the value 0."""
-        return same_text(token) in self.unmeasured
+    def unmeasured_marks(self) -> Marks:
+        """Return the values that mean that nothing was measured; '0.0' is the value 0."""
+        return Marks(self.unmeasured)
 
     def survey_edges(self) -> tuple[float, ...]:
         """Return the edges of its histogram, or none if nothing declares them."""
@@ -183,9 +183,9 @@ class TableSchema(FileModel):
             facts.append(declared)  # other schemas keep the digest that they had
         return json_digest(facts)
 
-    def lacks(self, token: str) -> bool:
-        """Return whether ``token`` marks a missing value; '-9.0' is the mark '-9'."""
-        return same_text(token) in {same_text(mark) for mark in self.missing}
+    def missing_marks(self) -> Marks:
+        """Return the texts that mark a missing value; '-9.0' is the mark '-9'."""
+        return Marks(self.missing)
 
     def declared(self) -> FeatureStatistics | None:
         """Return declared mean and standard deviation, or None if a numeric column has none.
