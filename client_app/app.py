@@ -14,7 +14,7 @@ from functools import partial
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.client_app.site.node import is_simulated, owner_only
+from fedsilo.client_app.site.node import for_simulated_site, is_simulated, owner_only
 from fedsilo.models.contract.errors import ERROR_CODES, FedsiloError, FileNamesError, RefusedError
 from fedsilo.models.contract.messages import CONFIG, Instruction
 from fedsilo.models.contract.versions import refuse_other_versions
@@ -97,6 +97,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     A real site answers within its own bounds, and what it sends is bundled last, when all that
     leaves has been checked; a site with a site file answers under it, and logs its answer.
     """
+    context = for_simulated_site(message, context)
     simulated, ruled = is_simulated(context), "site-file" in context.node_config
     if not simulated:
         from fedsilo.client_app.site.bounds import answer_within_bounds

@@ -24,6 +24,9 @@ FIGURES = "figures"  # mean and std to standardise a table by, float64
 CONFIG = "config"
 METRICS = "metrics"
 SURVEYED = "survey"  # a site's answer to a survey
+# In a simulation: which site answers, where a SuperNode answers for several. It holds what Flower
+# puts into the node config of a SuperNode with one site: 'partition-id' and 'num-partitions'
+SIMULATED_SITE = "simulated-site"
 
 NUM_EXAMPLES = "num-examples"
 SECONDS = "seconds"
