@@ -18,7 +18,7 @@ EXPERIMENT ?= uefl-digits
 
 .PHONY: run test test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker test-gpu lock docs docs-serve docs-version browser dist licences
 
-run: setup  ## train UEFL over nine silos of embedded real digits (Ray simulation)
+run: setup  ## train UEFL over nine silos of embedded real digits
 	$(BIN)/python -m fedsilo.server_app.cli simulate $(EXPERIMENT)
 
 test: setup  ## the whole test suite, a process a core; a file's tests stay together, long files first

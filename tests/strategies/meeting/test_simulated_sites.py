@@ -1,4 +1,4 @@
-"""Simulated sites that share SuperNodes: who answers, and what a hospital makes of such a message."""
+"""Simulated sites that share SuperNodes: who answers, and what a hospital does with a message."""
 
 from pathlib import Path
 from typing import Any
