@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from fedsilo.client_app.site.node import for_simulated_site, is_simulated, owner_only
 from fedsilo.models.contract.errors import ERROR_CODES, FedsiloError, FileNamesError, RefusedError
-from fedsilo.models.contract.messages import CONFIG, Instruction
+from fedsilo.models.contract.messages import CONFIG, SIMULATED_SITE, Instruction
 from fedsilo.models.contract.versions import refuse_other_versions
 from fedsilo.strategies.wire.records import bundle, unbundle
 
@@ -97,8 +97,9 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     A real site answers within its own bounds, and what it sends is bundled last, when all that
     leaves has been checked; a site with a site file answers under it, and logs its answer.
     """
-    context = for_simulated_site(message, context)
     simulated, ruled = is_simulated(context), "site-file" in context.node_config
+    if simulated and SIMULATED_SITE in message.content:
+        context = for_simulated_site(message, context)
     if not simulated:
         from fedsilo.client_app.site.bounds import answer_within_bounds
 
