@@ -42,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
     log = logging.getLogger("flwr")
     if not os.environ.get(VERBOSE):
         log.addFilter(_WITHOUT_TRACEBACK)
-    # Said at once, because PyTorch, Ray's processes and the data take half a minute on a small machine
+    # Said at once, because loading PyTorch, Ray and the data takes half a minute on a small machine
     log.info("fedsilo: loading PyTorch and asking the sites who they are")
     try:
         _run(grid, context)
