@@ -7,6 +7,7 @@ Only a simulation has such numbers: in a deployment one SuperNode is one hospita
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -41,16 +42,9 @@ class SimulatedSites(Grid):
         """The run that the simulation's grid operates in."""
         return self._grid.run
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
+    def create_message(self, *given: Any, **named: Any) -> Message:
         """Create a message (deprecated in Flower; use the Message constructor)."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+        return self._grid.create_message(*given, **named)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the sites' node numbers, or none while no SuperNode is connected."""
