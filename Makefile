@@ -16,13 +16,22 @@ export PATH := $(BIN):$(PATH)
 export PYTHONDONTWRITEBYTECODE :=
 EXPERIMENT ?= uefl-digits
 
-.PHONY: run test test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker test-gpu lock docs docs-serve docs-version browser dist licences
+.PHONY: run test test-kernels test-sse test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker test-gpu lock docs docs-serve docs-version browser dist licences
 
-run: setup  ## train UEFL over nine silos of embedded real digits (Ray simulation)
+run: setup  ## train UEFL over nine silos of embedded real digits
 	$(BIN)/python -m fedsilo.server_app.cli simulate $(EXPERIMENT)
 
 test: setup  ## the whole test suite, a process a core; a file's tests stay together, long files first
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
+# Other processors add in another order. Tests of numbers hold by the kernels of SSE too, as here, and
+# by this processor's newest (AVX-512, AMX), where 'make test' takes those of AVX2
+NUMERICAL := tests/models tests/client_app/training tests/client_app/methods tests/client_app/test_together.py tests/strategies/methods/test_fedavgm.py
+test-kernels: test-sse  ## the tests of numbers by two other sets of instructions; CI runs the first, 'make test-sse'
+	OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=DEFAULT $(BIN)/python -m pytest --numprocesses auto --dist loadfile $(NUMERICAL)
+
+test-sse: setup
+	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest --numprocesses auto --dist loadfile $(NUMERICAL)
 
 test-soak: setup  ## what `make test` tries at one place, at all others: deaths, seeds, engines; a quarter of an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile -m soak

@@ -14,9 +14,9 @@ from functools import partial
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.client_app.site.node import is_simulated, owner_only
+from fedsilo.client_app.site.node import for_simulated_site, is_simulated, owner_only
 from fedsilo.models.contract.errors import ERROR_CODES, FedsiloError, FileNamesError, RefusedError
-from fedsilo.models.contract.messages import CONFIG, Instruction
+from fedsilo.models.contract.messages import CONFIG, SIMULATED_SITE, Instruction
 from fedsilo.models.contract.versions import refuse_other_versions
 from fedsilo.strategies.wire.records import bundle, unbundle
 
@@ -98,6 +98,8 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     leaves has been checked; a site with a site file answers under it, and logs its answer.
     """
     simulated, ruled = is_simulated(context), "site-file" in context.node_config
+    if simulated and SIMULATED_SITE in message.content:
+        context = for_simulated_site(message, context)
     if not simulated:
         from fedsilo.client_app.site.bounds import answer_within_bounds
 

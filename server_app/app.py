@@ -13,7 +13,6 @@ from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.server_app.run.processes import VERBOSE
 
 app = ServerApp()
-_SIMULATION_GRID = "InMemoryGrid"  # Flower's class; its module moves from version to version
 
 
 class _WithoutTraceback(logging.Filter):
@@ -43,6 +42,8 @@ def main(grid: Grid, context: Context) -> None:
     log = logging.getLogger("flwr")
     if not os.environ.get(VERBOSE):
         log.addFilter(_WITHOUT_TRACEBACK)
+    # Said at once, because loading PyTorch, Ray and the data takes half a minute on a small machine
+    log.info("fedsilo: loading PyTorch and asking the sites who they are")
     try:
         _run(grid, context)
     except FedsiloError as error:
@@ -64,13 +65,14 @@ def _run(grid: Grid, context: Context) -> None:
     from fedsilo.server_app.run.terminal import make_console, printer
     from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
     from fedsilo.server_app.studies.survey.collect import run_survey
+    from fedsilo.strategies.meeting.simulated_sites import is_simulation, with_all_sites
     from fedsilo.strategies.wire.messaging import retry_soon
 
     retry_soon()
     settings = resolve(context.run_config)
     launch: dict[str, Any] = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
-    if not launch and type(grid).__name__ == _SIMULATION_GRID:  # 'flwr run' itself
-        ready.refuse_few_nodes(settings.common, len(list(grid.get_node_ids())))
+    if not launch and is_simulation(grid):  # 'flwr run' itself, with any number of SuperNodes
+        grid = with_all_sites(grid, settings.common)
         ready.refuse_without_a_silo(settings.common)
         ready.refuse_by_first_silo(settings.common)
     if settings.common.purpose == "meet":

@@ -25,6 +25,7 @@ from fedsilo.strategies.loop.asking import Session
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import meet_sites
+from fedsilo.strategies.meeting.simulated_sites import with_all_sites
 from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.records import from_record, to_record
 from fedsilo.strategies.wire.reply import Reply
@@ -106,6 +107,7 @@ class FlowerStrategy(Strategy):
         if self._loop is None:
             name = self._common.run_name or f"flower-{grid.run.run_id}"
             self._common = replace(self._common, run_name=name)
+            grid = with_all_sites(grid, self._common)
             participants = meet_sites(grid, self._common)
             method = strategy_class(self.method)(self._common, self._own, participants)
             self._loop = RoundLoop(method, [self._metrics], self._folder.name)

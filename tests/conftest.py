@@ -22,7 +22,10 @@ from tests.support.tiny import TINY, TINY_METHOD
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
-os.environ |= golden.KERNELS
+# The recorded bits are those of these kernels; whoever names others, as `make test-kernels` does,
+# tests by those
+if not golden.KERNELS.keys() & os.environ.keys():
+    os.environ |= golden.KERNELS
 
 # Minutes of `make test` together: begun last, one of them would be all that is left to do
 _LONG = (

@@ -7,8 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar, cast
 
-from flwr.app import Context
+from flwr.app import Context, Message, RecordDict
 
+from fedsilo.models.contract.messages import SIMULATED_SITE
 from fedsilo.models.contract.settings_schema import Value, build
 
 S = TypeVar("S")
@@ -20,6 +21,21 @@ def is_simulated(context: Context) -> bool:
     """Tell whether this is a site of a simulation: by its own node config, never by a message."""
     own = {"site", "state-dir", "site-file", "trust"} & context.node_config.keys()
     return "partition-id" in context.node_config and not own
+
+
+def for_simulated_site(message: Message, context: Context) -> Context:
+    """Return the context of the simulated site that a message names.
+
+    In a simulation a SuperNode answers for several sites, perhaps for two at once, and Flower keeps
+    one context for it. The site therefore gets a context of its own. A message that names no site
+    is for the site in the node config, and a hospital is only ever the site in its node config.
+    """
+    if not is_simulated(context) or SIMULATED_SITE not in message.content.config_records:
+        return context
+    named = message.content.config_records.pop(SIMULATED_SITE)
+    own = {key: int(str(named[key])) for key in ("partition-id", "num-partitions")}
+    config = {**context.node_config, **own}
+    return Context(context.run_id, context.node_id, config, RecordDict(), context.run_config)
 
 
 def own_folder(context: Context, site: str) -> Path | None:

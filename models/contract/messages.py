@@ -24,6 +24,9 @@ FIGURES = "figures"  # mean and std to standardise a table by, float64
 CONFIG = "config"
 METRICS = "metrics"
 SURVEYED = "survey"  # a site's answer to a survey
+# A simulation names the site that is to answer by this record, because a SuperNode has several. It
+# has the keys by which Flower tells its own SuperNodes apart: 'partition-id' and 'num-partitions'
+SIMULATED_SITE = "simulated-site"
 
 NUM_EXAMPLES = "num-examples"
 SECONDS = "seconds"

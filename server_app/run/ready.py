@@ -3,8 +3,8 @@
 import os
 from collections.abc import Mapping
 
-from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, silo_names
-from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_names
+from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.resources import free_memory
@@ -42,18 +42,6 @@ def refuse_by_first_silo(common: CommonSettings) -> None:
         from fedsilo.strategies.loop.method import starting_network
 
         starting_network(common, silo.task)
-
-
-def refuse_few_nodes(common: CommonSettings, nodes: int) -> None:
-    """Raise a SiteError if a plain ``flwr run`` would leave silos out unasked."""
-    silos = silo_count(common)
-    if silos is None or nodes >= silos or 0 < common.min_sites <= nodes:
-        return
-    raise SiteError(
-        f"Flower started {nodes} SuperNodes and there are {silos} silos: add --federation-config "
-        f"'num-supernodes={silos} client-resources-num-cpus=1' to train all of them, or set "
-        f"'min-sites' to {nodes} to train the first {nodes}"
-    )
 
 
 def refuse_little_memory(resources: Mapping[str, Value]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.models.contract.errors import DataError, SettingError, SiteError
+from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.run import ready
 
@@ -43,20 +43,6 @@ def test_missing_data_and_weights_of_another_network_are_refused(tmp_path: Path)
     weights.write_bytes(b"no weights")
     with pytest.raises(SettingError, match="not a weights file"):
         ready.refuse_by_first_silo(CommonSettings(silos=3, initial_weights=str(weights)))
-
-
-@pytest.mark.parametrize(
-    ("nodes", "min_sites", "refused"), [(2, 0, True), (2, 3, True), (2, 2, False), (9, 0, False)]
-)
-def test_fewer_nodes_than_silos_are_refused_unless_min_sites_allows_them(
-    nodes: int, min_sites: int, refused: bool
-) -> None:
-    common = CommonSettings(min_sites=min_sites)
-    if not refused:
-        ready.refuse_few_nodes(common, nodes)
-        return
-    with pytest.raises(SiteError, match="'num-supernodes=9 client-resources-num-cpus=1'"):
-        ready.refuse_few_nodes(common, nodes)
 
 
 def test_processes_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
