@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.datasets.io.text_files import file_fault
-from fedsilo.datasets.registry import check_data_settings, data_set, plugs_of, silo_count
+from fedsilo.datasets.registry import (
+    check_data_settings,
+    data_set,
+    plugin_modules,
+    plugs_of,
+    silo_count,
+)
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.methods import METHODS, load_plugin_files, settings_class
 from fedsilo.models.contract.one_line import one_line, shown
@@ -23,8 +29,11 @@ from fedsilo.models.contract.plugs import (
     PINS,
     digests_text,
     other_plugs,
+    other_version,
     plug_digests,
+    stated_digests,
     with_plugin_settings,
+    without_working_folder,
 )
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import (
@@ -35,6 +44,7 @@ from fedsilo.models.contract.settings_schema import (
     keys_with,
     unknown_key,
 )
+from fedsilo.models.contract.trusted_plugins import approve_plugins, remember_plugins
 from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
 from fedsilo.server_app.config.speeds import declared_speeds
@@ -85,10 +95,8 @@ class RunSettings:
             return self
         digests = plug_digests(plugs)
         if stated and (other := other_plugs(digests, stated)):
-            raise SettingError(
-                f"plug {' and '.join(other)} is not the one of 'plugin-digests', which the run "
-                "began with: bring that one back, or start a new run"
-            )
+            raise other_version(other)
+        remember_plugins(digests)
         pinned = replace(self.common, plugin_digests=digests_text(digests))
         return replace(self, common=pinned)
 
@@ -148,7 +156,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         values = with_plugin_settings(values)
     known = known_defaults()
     if values.get("plugin"):
-        load_plugin_files(str(values["plugin"]))
+        load_plugin_files(str(values["plugin"]), stated_digests(str(values.get(PINS, ""))))
     method = str(values.get("method", CommonSettings.method))
     if method not in METHODS:
         known |= _plugged_defaults(method, known)
@@ -176,6 +184,19 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         declared_speeds(common.speeds)
     own.check(common, is_table)
     return RunSettings(common, own)
+
+
+def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
+    """Build the settings that a run directory records, whoever has made the directory.
+
+    Its plugins are executed only if the reader named or ran them (``trusted_plugins``), and the
+    working folder, which may be the directory, is not on the import path meanwhile.
+
+    Raises:
+        SettingError: as ``resolve``, or a plugin may not be executed.
+    """
+    with without_working_folder():
+        return resolve(approve_plugins(values, plugin_modules(values)))
 
 
 def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:

@@ -24,6 +24,7 @@ from fedsilo.server_app.config.settings import (
     read_run_config,
     read_toml,
     resolve,
+    resolve_recorded,
 )
 from fedsilo.server_app.config.speeds import written_out
 from fedsilo.server_app.records.run_directory import (
@@ -141,7 +142,8 @@ def replanned(
     resources = {"num-supernodes": len(RunDirectory(path).read_json(SILOS))}
     resources |= before.launch.get("resources", {})
     resources |= {} if supernodes is None else {"num-supernodes": supernodes}
-    return resolve(values), check_resources(resources), str(before.launch.get("engine", "ray"))
+    settings = resolve_recorded(values)
+    return settings, check_resources(resources), str(before.launch.get("engine", "ray"))
 
 
 def _prepare(common: CommonSettings, engine: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import as_word
-from fedsilo.server_app.config.settings import RunSettings, read_run_config, resolve
+from fedsilo.server_app.config.settings import RunSettings, read_run_config, resolve_recorded
 from fedsilo.server_app.records.run_directory import CONFIG, SILOS, SUMMARY, RunDirectory
 
 Document = Mapping[str, Any]
@@ -52,7 +52,7 @@ class FinishedRun(RunDirectory):
         """The settings it was run with."""
         values = read_run_config(self.path / CONFIG).settings
         try:
-            return resolve(values)
+            return resolve_recorded(values)
         except SettingError as error:
             raise RunDirectoryError(f"{self.path / CONFIG}: {error}") from None
 
