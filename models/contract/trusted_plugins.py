@@ -83,14 +83,18 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
         )
 
 
-def approve_plugins(values: Mapping[str, Value], used: Iterable[str]) -> dict[str, Value]:
-    """Return a run's recorded settings with only plugins that may be executed in 'plugin'.
+def approve_plugins(
+    values: Mapping[str, Value], used: Iterable[str], needs_pins: bool = True
+) -> dict[str, Value]:
+    """Return a file's settings with only plugins that may be executed in 'plugin'.
 
     Modules that are no file of 'plugin' are imported here, while their digest is known.
 
     Args:
-        values: the settings that config.toml has.
+        values: the settings, as a config.toml has them.
         used: the modules, without their parents' names, in which the settings name an object.
+        needs_pins: whether 'plugin-digests' must have each plugin. If not, a plugin without a
+            digest there may have the bytes of the reader's own copy.
 
     Raises:
         SettingError: a plugin that the settings use may not be executed; says how it may.
@@ -98,6 +102,10 @@ def approve_plugins(values: Mapping[str, Value], used: Iterable[str]) -> dict[st
     recorded = {module_of(e): e for e in plugin_entries(str(values.get("plugin", "")))}
     pins = stated_digests(str(values.get(PINS, "")))
     used = sorted(set(used))
+    if not needs_pins:
+        for module in used:
+            entry = _named.get(module, recorded.get(module, ""))
+            pins.setdefault(module, _entry_digest(module, entry))
     approved = [_approve(module, recorded.get(module, ""), pins.get(module, "")) for module in used]
     # A file that no setting names may be one that another plugin imports. It has no pin, so only
     # bytes that this user has run are executed, and others are left out
@@ -124,15 +132,15 @@ def _approve(module: str, recorded: str, pin: str) -> str:
     )  # fmt: skip
     if not is_trusted:
         raise SettingError(
-            f"the run uses plugin {_text(module, pin)}, which you have not run here, and a run "
-            f"directory's own code is not executed: name your copy by --plugin {module}.py, or "
-            f"--plugin {module} if its package is installed"
+            f"plugin {_text(module, pin)} is named by a file and not by you, and you have not run it "
+            f"here, so it is not executed: read it, and name your copy by --plugin {module}.py, or "
+            f"by --plugin {module} if its package is installed"
         )
-    found = _file_digest(entry) if is_file else module_digest(module)
+    found = _entry_digest(module, entry)
     if not found:
         raise SettingError(
-            f"the run uses plugin {_text(module, pin)}, and {entry or 'no installed module'} "
-            f"cannot be read: name your copy by --plugin {module}.py"
+            f"plugin {_text(module, pin)} is needed, but {entry or 'no installed module'} cannot be "
+            f"read: name your copy by --plugin {module}.py"
         )
     if found != pin:
         raise SettingError(
@@ -147,6 +155,11 @@ def _approve(module: str, recorded: str, pin: str) -> str:
 def _text(module: str, pin: str) -> str:
     digest = one_line(pin, _SHOWN + 1) if pin else "not recorded"
     return f"'{one_line(module, 80)}' (SHA-256 {digest})"
+
+
+def _entry_digest(module: str, entry: str) -> str:
+    """Compute the digest of a plugin's file, or of an installed module; empty if there is none."""
+    return _file_digest(entry) if entry.endswith(".py") else module_digest(module)
 
 
 def _file_digest(entry: str) -> str:
