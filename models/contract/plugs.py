@@ -261,6 +261,12 @@ def plug_digests(plugs: Iterable[Plug]) -> dict[str, str]:
     return {top: _digest(top) for top in tops}
 
 
+def file_digests(entries: Iterable[str]) -> dict[str, str]:
+    """Return module -> SHA-256 of each file among the entries of 'plugin', which were executed."""
+    modules = [module_of(entry) for entry in entries if entry.endswith(".py")]
+    return {module: module_digest(module) for module in modules}
+
+
 def digests_text(digests: Mapping[str, str]) -> str:
     """Return digests as the setting 'plugin-digests' has them."""
     return ", ".join(f"{module}={digest}" for module, digest in digests.items())

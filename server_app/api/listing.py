@@ -164,10 +164,12 @@ def _section() -> Iterator[str]:
 def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[str]:
     """List the methods: ours, those of installed packages and of plugins."""
     from fedsilo.models.contract.methods import METHODS, about, load_plugin_files
-    from fedsilo.models.contract.plugs import module_of, offered
+    from fedsilo.models.contract.plugs import file_digests, module_of, offered
+    from fedsilo.models.contract.trusted_plugins import remember_plugins
 
     entries = plugin_texts(plugin)
     load_plugin_files(", ".join(entries))
+    remember_plugins(file_digests(entries))
     for name in [*sorted(METHODS), *sorted(offered("method", METHODS)), *map(module_of, entries)]:
         yield f"{name}: {about(name)}"
 

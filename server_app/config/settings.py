@@ -28,9 +28,11 @@ from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.plugs import (
     PINS,
     digests_text,
+    file_digests,
     other_plugs,
     other_version,
     plug_digests,
+    plugin_entries,
     stated_digests,
     with_plugin_settings,
     without_working_folder,
@@ -96,7 +98,7 @@ class RunSettings:
         digests = plug_digests(plugs)
         if stated and (other := other_plugs(digests, stated)):
             raise other_version(other)
-        remember_plugins(digests)
+        remember_plugins(digests | file_digests(plugin_entries(self.common.plugin)))
         pinned = replace(self.common, plugin_digests=digests_text(digests))
         return replace(self, common=pinned)
 
@@ -251,8 +253,27 @@ def read_run_config(config: Path) -> RunConfig:
         raise RunDirectoryError(
             f"{config.parent} was made by another version of fedsilo: start a new run"
         )
-    launch, environment = (content.pop(key, {}) for key in ("launch", "environment"))
+    launch = _table(content.pop("launch", {}), "launch", config)
+    environment = _table(content.pop("environment", {}), "environment", config)
+    _table(launch.get("resources", {}), "launch.resources", config)
+    _table(environment.get("packages", {}), "environment.packages", config)
     return RunConfig(flat_values(content, str(config)), launch, environment)
+
+
+def _table(content: Any, name: str, config: Path) -> dict[str, Any]:
+    """Check that a part of config.toml is a table of single values and of tables.
+
+    Raises:
+        RunDirectoryError: it is not.
+    """
+    if not isinstance(content, dict):
+        raise RunDirectoryError(f"{config} is of another form: '{name}' must be a table")
+    for key, value in content.items():
+        if not isinstance(value, bool | int | float | str | dict):
+            raise RunDirectoryError(
+                f"{config} is of another form: '{name}.{one_line(key, 80)}' must be a single value"
+            )
+    return dict(content)
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:

@@ -352,9 +352,20 @@ class State(RunObject):
     figures: Standardisation | None = None
 
 
+class Finetuned(RunObject):
+    """``finetune.json`` of a folder that ``fedsilo finetune`` writes, as far as it is read again."""
+
+    task: Line
+    network: Line
+    dataset: Line
+    classes: list[Line] | Whole
+    settings: dict[Line, Setting]
+
+
 FORMS: Mapping[str, Any] = {
     "silos.json": Silos,
     "summary.json": Summary,
     "privacy.json": Privacy,
     "standardisation.json": Standardisation,
+    "finetune.json": Finetuned,
 }

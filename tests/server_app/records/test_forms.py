@@ -10,44 +10,7 @@ import pytest
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.records.forms import State, Summary, check
 from fedsilo.server_app.records.run_directory import RunDirectory
-
-SILO = {
-    "distribution": "D1",
-    "sizes": {"train": 3, "val": 0, "test": 1},
-    "label_counts": {"train": [1, 2], "val": [0, 0], "test": [1, 0]},
-    "fingerprints": {"train": "a" * 64},
-    "dropped": 0,
-    "schema": "",
-    "classes": ["ill", "well"],
-    "backbone": "",
-}
-
-SUMMARY: dict[str, Any] = {
-    "method": "fedavg",
-    "title": "FedAvg",
-    "dataset": "digits",
-    "seed": 0,
-    "rounds": 1,
-    "sites": {"north": {"accuracy": 0.5}},
-    "mean": {"accuracy": 0.5},
-    "distributions": {"D1": {"accuracy": 0.5}},
-    "validation": {"mean": {}, "distributions": {}},
-    "stopped": None,
-    "marks": {},
-    "failures": [],
-    "seconds": {"total": 1.0, "rounds": 0.5, "sites": {"north": 0.1}},
-    "peak-memory-bytes": {"north": 1000},
-    "unrepeatable-operations": [],
-    "bytes": {"up": 1, "down": 1},
-    "privacy": {
-        "method": "fedavg",
-        "trust": {"level": "server", "promise": "nothing is hidden"},
-        "leaves each site": ["weights"],
-        "bytes up": 1,
-        "guarantee": "no differential-privacy guarantee",
-        "epsilon": "none",
-    },
-}
+from tests.support.run_files import SILO, SUMMARY
 
 
 def written(folder: Path, name: str, content: Any) -> RunDirectory:
