@@ -132,15 +132,15 @@ def _approve(module: str, recorded: str, pin: str) -> str:
     )  # fmt: skip
     if not is_trusted:
         raise SettingError(
-            f"plugin {_text(module, pin)} is named by a file and not by you, and you have not run it "
-            f"here, so it is not executed: read it, and name your copy by --plugin {module}.py, or "
-            f"by --plugin {module} if its package is installed"
+            f"plugin {_text(module, pin)} is named by a file and not by you, and you have not run "
+            f"it here, so it is not executed: read it, and name your copy by --plugin {module}.py, "
+            f"or by --plugin {module} if its package is installed"
         )
     found = _entry_digest(module, entry)
     if not found:
         raise SettingError(
-            f"plugin {_text(module, pin)} is needed, but {entry or 'no installed module'} cannot be "
-            f"read: name your copy by --plugin {module}.py"
+            f"plugin {_text(module, pin)} is needed, but {entry or 'no installed module'} cannot "
+            f"be read: name your copy by --plugin {module}.py"
         )
     if found != pin:
         raise SettingError(

@@ -160,9 +160,9 @@ def _setting(value: Any) -> Any:
 
 
 class RunObject(BaseModel):
-    """Base of an object in a run's file: kebab-case keys, values of their types, others let through.
+    """Base of an object in a run's file: kebab-case keys, and values of their types.
 
-    A field that may be None here may also be absent in the file.
+    Other keys are let through. A field that may be None here may also be absent in the file.
     """
 
     model_config = ConfigDict(
@@ -353,7 +353,7 @@ class State(RunObject):
 
 
 class Finetuned(RunObject):
-    """``finetune.json`` of a folder that ``fedsilo finetune`` writes, as far as it is read again."""
+    """``finetune.json`` of a folder that ``fedsilo finetune`` writes, as far as it is read."""
 
     task: Line
     network: Line

@@ -13,7 +13,12 @@ from fedsilo.models.contract.methods import title_of
 from fedsilo.models.contract.settings import AUTO
 from fedsilo.models.maths.pacing import has_quorum
 from fedsilo.server_app.config.operator_files import operator_terms
-from fedsilo.server_app.config.settings import RunSettings, differences, read_run_config, resolve_recorded
+from fedsilo.server_app.config.settings import (
+    RunSettings,
+    differences,
+    read_run_config,
+    resolve_recorded,
+)
 from fedsilo.server_app.config.speeds import seconds_of
 from fedsilo.server_app.records import run_directory
 from fedsilo.server_app.records.best_round import BestRound

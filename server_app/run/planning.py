@@ -90,7 +90,8 @@ def planned_settings(
 ) -> RunSettings:
     """Return the settings of ``planned``, for sites that are elsewhere: no data are needed here."""
     declared = find_experiment(simulation_file(sources.file), experiment).values
-    named_here = dict(parse_assignment(text) for text in sources.changes) | (overrides or {})
+    named_here = dict(parse_assignment(text) for text in sources.changes)
+    named_here.update(overrides or {})
     of_file = _read_settings(sources.config, named_here) if sources.config else {}
     values = {**declared, **of_file, **named_here}
     return named(resolve(_with_paths(values, sources))).pinned()

@@ -1,4 +1,4 @@
-"""A run directory that somebody sends: reading it runs none of its code, and shows its texts as text."""
+"""A run directory that somebody sends: reading it runs none of its code and shows texts as text."""
 
 import hashlib
 import json

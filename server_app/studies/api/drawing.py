@@ -217,6 +217,7 @@ def report(
     from fedsilo.server_app.studies.report.report import ReportOptions, write_report
 
     name_plugins(plugin_texts(plugin))
+
     def examined(run: ShownRun) -> Sequence[Section]:
         from fedsilo.server_app.studies.monitor.examined import examine
 

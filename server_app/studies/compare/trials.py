@@ -150,9 +150,7 @@ def run_trials(
         # A job of Slurm does not end with this command
         run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, ended)
     return [
-        {FAILED: failures[path]}
-        if path in failures
-        else _read_summary(path) | {"file": path.name}
+        {FAILED: failures[path]} if path in failures else _read_summary(path) | {"file": path.name}
         for path in paths
     ]
 

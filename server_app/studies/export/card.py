@@ -71,18 +71,18 @@ def card_text(
     sites = [site] if site else list(run.silos)
     metrics = _shown(run, sites)
     guarantee = run.summary["privacy"]["guarantee"]
-    data: dict[str, Any] = dict(
-        front_matter=Markdown(_front_matter(run, sites)),
-        name=run.path.resolve().name,
-        summary=run.summary,
-        silos=run.silos,
-        site=site,
-        terms=_terms_of(run.summary["dataset"]),
-        facts_of=dict(facts_of(reported)),
-        result=result(reported, site),
-        limit=limit(reported, site),
-        floor=floor,
-        sizes=[
+    data: dict[str, Any] = {
+        "front_matter": Markdown(_front_matter(run, sites)),
+        "name": run.path.resolve().name,
+        "summary": run.summary,
+        "silos": run.silos,
+        "site": site,
+        "terms": _terms_of(run.summary["dataset"]),
+        "facts_of": dict(facts_of(reported)),
+        "result": result(reported, site),
+        "limit": limit(reported, site),
+        "floor": floor,
+        "sizes": [
             [
                 name,
                 known["distribution"],
@@ -91,10 +91,10 @@ def card_text(
             ]
             for name, known in sorted(run.silos.items(), key=lambda one: -_size(one[1], "train"))
         ],
-        by_class=[row for name in sites for row in _by_class(reported, name)],
-        classes=reported.all_classes() or ["without names"],
-        metrics=metrics,
-        values=[
+        "by_class": [row for name in sites for row in _by_class(reported, name)],
+        "classes": reported.all_classes() or ["without names"],
+        "metrics": metrics,
+        "values": [
             [
                 name,
                 _samples(run.silos[name], "test", floor),
@@ -102,17 +102,17 @@ def card_text(
             ]
             for name in sites
         ],
-        epsilon=Markdown(_epsilon(guarantee)),
-        few=[
+        "epsilon": Markdown(_epsilon(guarantee)),
+        "few": [
             name
             for name in sites
             if "test" in run.silos[name]["sizes"] and _size(run.silos[name], "test") < _FEW
         ],
-        form=form,
-        usage=Markdown(yaml.safe_load(_USAGE.read_text())[form]) if form else "",
-        facts={name: markdown_code(value) for name, value in facts.items()},
-        settings=_changed_settings(run),
-    )
+        "form": form,
+        "usage": Markdown(yaml.safe_load(_USAGE.read_text())[form]) if form else "",
+        "facts": {name: markdown_code(value) for name, value in facts.items()},
+        "settings": _changed_settings(run),
+    }
     # Texts of the run directory: nothing of them is markup in the card
     return templates.get_template("model-card.md.j2").render(as_markdown(data))
 

@@ -19,8 +19,8 @@ from fedsilo.models.contract.plugs import (
     plug_digests,
     plugin_entries,
     stated_digests,
-    without_working_folder,
     with_plugin_settings,
+    without_working_folder,
 )
 
 

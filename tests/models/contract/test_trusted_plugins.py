@@ -1,4 +1,4 @@
-"""Which plugins of a run directory are executed: the reader's own, and none because it names them."""
+"""Which plugins of a run directory are executed: the reader's own, none that only it names."""
 
 import hashlib
 import os
@@ -49,7 +49,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plugin_that_nobody_named_is_not_executed(file: Path) -> None:
-    with pytest.raises(SettingError, match="--plugin ward_plugin.py"):
+    with pytest.raises(SettingError, match=r"--plugin ward_plugin\.py"):
         approve_plugins(recorded(file), ["ward_plugin"])
     assert "ward_plugin" not in sys.modules
 
