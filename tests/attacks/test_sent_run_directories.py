@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
@@ -106,8 +108,13 @@ def rewrite(config: Path, change: dict[str, str]) -> None:
     config.write_text("\n".join(kept) + "\n")
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("command", COMMANDS)
+# Every command with two changes, and every change with a command of each kind
+ALL_CHANGES = ("report", "predict a split", "resume", "simulate by its settings")
+TWO = ("a file by the folder of the process", "a module of the working folder as network")
+PAIRS = [(c, change) for c in COMMANDS for change in (CHANGES if c in ALL_CHANGES else TWO)]
+
+
+@pytest.mark.parametrize(("command", "change"), PAIRS)
 def test_no_command_runs_the_code_that_a_run_directory_names(
     command: str, change: str, sent: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,15 +166,40 @@ def test_no_html_picture_or_link_of_a_run_is_in_its_card(key: str, sent: Path) -
         assert "[y](" not in card
 
 
-def test_what_left_the_sites_is_text_in_a_card_and_a_page(sent: Path) -> None:
-    evil = "<img src=x onerror=alert(1)> ![x](http://evil.test/x.png)"
-    put(sent / "summary.json", "privacy.leaves each site", [evil])
+def tags_of(card: str) -> set[str]:
+    """Return the HTML tags that a Markdown reader makes of a card, without its front matter."""
+    page = MarkdownIt("commonmark").enable("table").render(card.split("\n---\n", 1)[1])
+    return set(re.findall(r"<(\w+)", page))
+
+
+MARKUP = {
+    "HTML": "<img src=x onerror=alert(1)>",
+    "a script": "<script>alert(1)</script>",
+    "a picture": "![x](http://evil.test/x.png)",
+    "a link": "[x](javascript:alert(1))",
+    "a link by itself": "<http://evil.test>",
+    "a heading": "# Safe for clinical use",
+    "code": "`x` ``y",
+    "a cell": "a | b | <b>c</b>",
+    "a backslash before it": "\\<script>alert(1)</script> \\[x](http://evil.test)",
+}
+
+
+@pytest.mark.parametrize("kind", MARKUP)
+def test_no_text_of_a_run_is_markup_in_a_card_or_a_page(kind: str, sent: Path) -> None:
+    assert main(["card", "sent", "--out", "honest.md"]) == 0
+    put(sent / "summary.json", "privacy.leaves each site", [MARKUP[kind]])
+    put(sent / "summary.json", "title", MARKUP[kind].replace("\\", ""))
+    put(sent / "summary.json", "stopped", MARKUP[kind])
+    silos = json.loads((sent / "silos.json").read_text())
+    silos["va"]["distribution"] = MARKUP[kind].replace("\\", "")
+    (sent / "silos.json").write_text(json.dumps(silos))
     assert main(["card", "sent"]) == 0
     assert main(["report", "sent", "--for", "dpo", "--out", "r.html"]) == 0
-    card = (sent / "model-card.md").read_text()
-    assert "<img" not in card
-    assert "![x]" not in card
-    assert "<img" not in Path("r.html").read_text()
+    honest, card = Path("honest.md").read_text(), (sent / "model-card.md").read_text()
+    assert tags_of(card) <= tags_of(honest)
+    assert card.count("\n#") == honest.count("\n#")
+    assert not re.search("<(img|b|script)[ >]", Path("r.html").read_text())
 
 
 KEYS = ("failures", "dataset", "seed", "stopped", "privacy", "sites", "mean", "rounds", "title")
@@ -183,3 +215,37 @@ def test_a_key_that_is_missing_is_one_line(
     said = capsys.readouterr().err
     assert code == 0 or said.count("\n") == 1, said
     assert command == "watch" or code == 1
+
+
+def test_a_sent_folder_of_finetune_runs_no_code(
+    sent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = {
+        "task": "segmentation",
+        "network": "unet",
+        "dataset": "sent.evil:build",
+        "classes": ["background", "catheter"],
+        "settings": {"dataset": "sent.evil:build", "plugin": "sent/evil.py"},
+    }
+    (sent / "finetune.json").write_text(json.dumps(document))
+    (sent.parent / "images").mkdir()
+    code = main(["predict", "sent", "--images", "images", "--out", "masks"])
+    assert not (sent.parent / "RAN").exists()
+    assert code == 1
+    assert "--plugin" in capsys.readouterr().err
+
+
+def test_a_plugin_that_its_reader_names_is_executed_in_his_version_only(
+    sent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewrite(sent / "config.toml", CHANGES["a file by a relative path"])
+    copy = sent.parent / "mine" / "evil.py"
+    copy.parent.mkdir()
+    copy.write_text(Path("sent/evil.py").read_text() + "# another version\n")
+    explain = [*COMMANDS["explain"], "--plugin", "mine/evil.py"]
+    assert main(explain) == 1
+    assert "another version of plugin 'evil'" in capsys.readouterr().err
+    assert not (sent.parent / "RAN").exists()
+    copy.write_text(Path("sent/evil.py").read_text())
+    main(explain)
+    assert (sent.parent / "RAN").exists(), "its reader has named it"
