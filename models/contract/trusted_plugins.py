@@ -117,6 +117,31 @@ def approve_plugins(
     return dict(values) | {"plugin": ", ".join(entry for entry in approved if entry)}
 
 
+def remember_files(named: str) -> None:
+    """Remember the files of a setting 'plugin' that the user himself gives."""
+    files = {module_of(entry): entry for entry in plugin_entries(named) if entry.endswith(".py")}
+    remember_plugins({module: _file_digest(entry) for module, entry in files.items()})
+
+
+def refuse_unknown_files(named: str, where: str) -> None:
+    """Refuse files of 'plugin' that a file names, unless this user gave or ran the same bytes.
+
+    Args:
+        named: the setting's value.
+        where: the file that names them, for the error.
+
+    Raises:
+        SettingError: names the first such file.
+    """
+    for entry in plugin_entries(named):
+        module = module_of(entry)
+        if entry.endswith(".py") and not _is_remembered(module, _file_digest(entry)):
+            raise SettingError(
+                f"{where} names plugin {one_line(entry, 200)}, whose bytes you have not run here: "
+                f"read it, and trust it by 'fedsilo methods --plugin {module}.py'"
+            )
+
+
 def _approve(module: str, recorded: str, pin: str) -> str:
     """Return the entry of 'plugin' by which a plugin may be loaded; empty for an installed module.
 

@@ -198,7 +198,7 @@ def experiments(*, file: AnyPath | None = None) -> Iterator[str]:
 
 def _summary(experiment: "Experiment") -> str:
     """Say of an experiment what it runs on; a SettingError if a setting is unknown or wrong."""
-    from fedsilo.datasets.registry import data_set, silo_count
+    from fedsilo.datasets.registry import DATA_SETS, data_set, silo_count
     from fedsilo.models.contract.methods import METHODS
     from fedsilo.models.contract.settings import CommonSettings
     from fedsilo.models.contract.settings_schema import build, unknown_key
@@ -208,6 +208,8 @@ def _summary(experiment: "Experiment") -> str:
     for key in experiment.values:
         if key not in known and common.method in METHODS:  # a plug's are in its module
             raise unknown_key(key, known)
+    if common.dataset not in DATA_SETS:  # a plugin's: a list of experiments executes nothing
+        return f"{common.dataset} of a plugin, {counted(common.rounds, 'round')}"
     silos = silo_count(common)
     public = data_set(common.dataset).licence
     size = f" ({public.size_text()})" if public and public.files else ""

@@ -1,4 +1,4 @@
-"""A run directory with one thing wrong: every command that reads it works, or ends with one line."""
+"""A run directory with one thing wrong: every command that reads it works or says a line."""
 
 import os
 import shutil

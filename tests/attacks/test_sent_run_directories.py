@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.deploy.deployment import plan, read_deployment
 from fedsilo.server_app.run.inline_engine import run_inline
 
 EVIL = """
@@ -249,3 +251,27 @@ def test_a_plugin_that_its_reader_names_is_executed_in_his_version_only(
     copy.write_text(Path("sent/evil.py").read_text())
     main(explain)
     assert (sent.parent / "RAN").exists(), "its reader has named it"
+
+
+def test_a_sent_deployment_starts_no_site_with_code_that_its_file_names(sent: Path) -> None:
+    mine = sent.parent / "mine.py"
+    mine.write_text("x = 1\n")
+    folder = sent.parent / "deployed"
+    made = plan(folder, ["north"], [8000, 9092, 9101], {"plugin": str(mine)})
+    assert str(mine) in " ".join(made.write().supernode_command("north")), "the user named it"
+    text = (folder / "deployment.json").read_text()
+    (folder / "deployment.json").write_text(text.replace(str(mine), str(sent / "evil.py")))
+    with pytest.raises(SettingError, match=r"evil\.py, whose bytes you have not run here"):
+        read_deployment(folder).command("north")
+
+
+def test_a_list_of_experiments_executes_no_code(
+    sent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    declared = (
+        "experiments:\n  x:\n    method: fedavg\n    config:\n      dataset: sent.evil:build\n"
+    )
+    Path("simulation.yaml").write_text(declared)
+    main(["experiments"])
+    assert not (sent.parent / "RAN").exists()
+    assert "Traceback" not in capsys.readouterr().err
