@@ -165,7 +165,7 @@ def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[st
     """List the methods: ours, those of installed packages and of plugins."""
     from fedsilo.models.contract.methods import METHODS, about, load_plugin_files
     from fedsilo.models.contract.plugs import file_digests, module_of, offered
-    from fedsilo.models.contract.trusted_plugins import remember_plugins
+    from fedsilo.server_app.config.trusted_plugins import remember_plugins
 
     entries = plugin_texts(plugin)
     load_plugin_files(", ".join(entries))

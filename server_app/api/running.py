@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import as_word
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.contract.trusted_plugins import name_plugins
+from fedsilo.server_app.config.trusted_plugins import name_plugins
 from fedsilo.server_app.run.arguments import (
     AnyPath,
     AnyRun,

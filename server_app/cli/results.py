@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.escaped_text import terminal_text
-from fedsilo.models.contract.one_line import as_word, counted
+from fedsilo.models.contract.one_line import as_word, counted, terminal_text
 from fedsilo.server_app.run.arguments import AnyPath, path_of
 
 if TYPE_CHECKING:

@@ -46,11 +46,11 @@ from fedsilo.models.contract.settings_schema import (
     keys_with,
     unknown_key,
 )
-from fedsilo.models.contract.trusted_plugins import approve_plugins, remember_plugins
 from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
 from fedsilo.server_app.config.speeds import declared_speeds
 from fedsilo.server_app.config.training import check_training
+from fedsilo.server_app.config.trusted_plugins import approve_plugins, remember_plugins
 
 PROJECT_FILE = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _MOST_BYTES = 2**20

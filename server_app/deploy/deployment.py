@@ -23,9 +23,9 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.silo.declared_silos import LONGEST, site_name_fault
 from fedsilo.models.contract.errors import FedsiloError, SettingError, SiteError
 from fedsilo.models.contract.settings_schema import Value, unknown_name
-from fedsilo.models.contract.trusted_plugins import refuse_unknown_files, remember_files
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.operator_files import REGISTRY
+from fedsilo.server_app.config.trusted_plugins import refuse_unknown_files, remember_files
 from fedsilo.server_app.run.processes import app_folder, process_of, tool
 
 SERVER = "server"

@@ -46,7 +46,8 @@ CONFIG, SUMMARY, SILOS = "config.toml", "summary.json", "silos.json"
 CUT, STANDARDISATION, LOCK = "cut.json", "standardisation.json", ".lock"
 MODEL, BEST = "model.safetensors", "best.safetensors"  # of the last round, of the best
 
-_MOST_BYTES = 2**30  # of a file of a run that is read as text
+# A larger file is not read as text
+_MOST_BYTES = 2**30
 _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
 
 

@@ -20,7 +20,6 @@ from fedsilo.models.contract.plugs import (
 )
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
-from fedsilo.models.contract.trusted_plugins import approve_plugins, name_plugins
 from fedsilo.models.maths.pacing import steps_of_round
 from fedsilo.server_app.config.experiments import find_experiment, simulation_file
 from fedsilo.server_app.config.resources import (
@@ -38,6 +37,7 @@ from fedsilo.server_app.config.settings import (
     resolve_recorded,
 )
 from fedsilo.server_app.config.speeds import written_out
+from fedsilo.server_app.config.trusted_plugins import approve_plugins, name_plugins
 from fedsilo.server_app.records.run_directory import (
     CONFIG,
     SILOS,

@@ -16,17 +16,14 @@ from rich.segment import Segment
 from rich.table import Table
 
 from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.models.contract.escaped_text import terminal_text
+from fedsilo.models.contract.one_line import terminal_text
 from fedsilo.server_app.records.progress import Progress
 
 _EVERY = 0.5  # seconds from one look to the next
 
 
 class SafeConsole(Console):
-    """A console that shows texts as they are: none is markup, and a terminal obeys none of them."""
-
-    def __init__(self, width: int | None = None) -> None:
-        super().__init__(width=width, markup=False)
+    """A console whose terminal obeys no character of a text."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -40,9 +37,12 @@ class SafeConsole(Console):
 
 
 def make_console() -> Console:
-    """Return a console on standard output, wide enough for a table where there is no terminal."""
-    console = SafeConsole()
-    return console if console.is_terminal else SafeConsole(width=120)
+    """Return a console on standard output, wide enough for a table where there is no terminal.
+
+    It shows texts as they are: none is Rich's markup.
+    """
+    console = SafeConsole(markup=False)
+    return console if console.is_terminal else SafeConsole(width=120, markup=False)
 
 
 def printer(console: Console) -> Callable[..., None]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fedsilo.models.contract.trusted_plugins import name_plugins
+from fedsilo.server_app.config.trusted_plugins import name_plugins
 from fedsilo.server_app.run.arguments import (
     AnyPath,
     AnyRun,

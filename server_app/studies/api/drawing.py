@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.trusted_plugins import name_plugins
+from fedsilo.server_app.config.trusted_plugins import name_plugins
 from fedsilo.server_app.run.arguments import (
     AnyPath,
     AnyRun,

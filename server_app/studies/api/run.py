@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.contract.trusted_plugins import name_plugins
+from fedsilo.server_app.config.trusted_plugins import name_plugins
 from fedsilo.server_app.run.arguments import Plugins, path_of, plugin_texts
 
 if TYPE_CHECKING:

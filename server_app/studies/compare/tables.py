@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from rich.table import Table
 
-from fedsilo.models.contract.escaped_text import markdown_text
-from fedsilo.models.contract.one_line import counted
+from fedsilo.models.contract.one_line import counted, markdown_text
 
 TIDY = ("experiment", "method", "seed", "group", "metric", "value", "published", "published_sd")
 FIGURE = ["experiment", "group", "metric"]  # what identifies a figure over seeds

@@ -15,7 +15,7 @@ import yaml
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_set
-from fedsilo.models.contract.escaped_text import (
+from fedsilo.models.contract.one_line import (
     Markdown,
     as_markdown,
     markdown_code,

@@ -25,10 +25,10 @@ from fedsilo.models.contract.methods import load_plugin_files
 from fedsilo.models.contract.plugs import without_working_folder
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
-from fedsilo.models.contract.trusted_plugins import approve_plugins
 from fedsilo.models.contract.versions import installed_software
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.segmentation.build import build_segmentation
+from fedsilo.server_app.config.trusted_plugins import approve_plugins
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.finetune.request import SEGMENTATION, refuse_target
 from fedsilo.server_app.studies.finetune.tasks import predicted_masks

@@ -31,8 +31,9 @@ from fedsilo.models.contract.plugs import (
 from fedsilo.models.contract.settings_schema import Value
 
 PLACE = "FEDSILO_TRUSTED_PLUGINS"
-_MOST_BYTES = 10**7  # of the file of digests
-_SHOWN = 12  # characters of a digest in an error
+# The file of digests is read up to here: 100,000 plugins
+_MOST_BYTES = 10**7
+_DIGITS = 12
 
 _named: dict[str, str] = {}  # module -> the file or module that the reader names as his copy
 _run_here: set[tuple[str, str]] = set()  # module and digest of what this process has run
@@ -68,7 +69,7 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
     if not new:
         return
     try:
-        new -= _remembered()
+        new -= _read_remembered()
         path = _place()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lines = "".join(f"{digest}  {module}\n" for module, digest in sorted(new))
@@ -170,7 +171,7 @@ def _approve(module: str, recorded: str, pin: str) -> str:
     if found != pin:
         raise SettingError(
             f"{entry or 'the installed module'} is another version of plugin {_text(module, pin)}, "
-            f"its SHA-256 is {found[:_SHOWN]}: name the run's version by --plugin {module}.py"
+            f"its SHA-256 is {found[:_DIGITS]}: name the run's version by --plugin {module}.py"
         )
     if not is_file:
         import_plugin(module)
@@ -178,7 +179,7 @@ def _approve(module: str, recorded: str, pin: str) -> str:
 
 
 def _text(module: str, pin: str) -> str:
-    digest = one_line(pin, _SHOWN + 1) if pin else "not recorded"
+    digest = one_line(pin, _DIGITS + 1) if pin else "not recorded"
     return f"'{one_line(module, 80)}' (SHA-256 {digest})"
 
 
@@ -197,7 +198,7 @@ def _file_digest(entry: str) -> str:
 
 def _is_remembered(module: str, digest: str) -> bool:
     known = (module, digest)
-    return bool(digest) and (known in _run_here or known in _remembered())
+    return bool(digest) and (known in _run_here or known in _read_remembered())
 
 
 def _place() -> Path:
@@ -205,7 +206,7 @@ def _place() -> Path:
     return Path(os.environ.get(PLACE, "") or "~/.fedsilo/trusted-plugins").expanduser()
 
 
-def _remembered() -> set[tuple[str, str]]:
+def _read_remembered() -> set[tuple[str, str]]:
     """Read module and digest of all plugins that this user has run.
 
     Raises:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract import trusted_plugins
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.trusted_plugins import (
+from fedsilo.server_app.config import trusted_plugins
+from fedsilo.server_app.config.trusted_plugins import (
     approve_plugins,
     name_plugins,
     remember_plugins,
