@@ -15,7 +15,7 @@ _NAME = 80  # characters of one of several names
 _KEPT = "\n\t"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Markup of Markdown and HTML, and what begins a link by itself in GitHub's Markdown
-_MARKUP = re.compile(r"[\\`*_\[\]<>~&@]|:(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):|^[#+=>-]")
+_MARKUP = re.compile(r"[\\`*_\[\]~&@]|<(?=\S)|:(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):|^[#+=>-]")
 
 
 def one_line(text: object, longest: int = LONGEST) -> str:

@@ -12,6 +12,7 @@ from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import RUN_FORMAT
 from fedsilo.server_app.studies.compare.per_site import SiteBars, draw_bars, site_bars
+from tests.support.run_files import SILO, SUMMARY
 
 Rows = list[tuple[int, str, str, str, float]]
 Write = Callable[..., Path]
@@ -37,12 +38,16 @@ def written(tmp_path: Path) -> Write:
         keys = {"format": RUN_FORMAT, "method": "fedavg", "seed": 0, **settings}
         config = "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
         (folder / "config.toml").write_text(config)
-        silos = {site: {"distribution": group} for site, group in groups.items()}
+        silos = {site: SILO | {"distribution": group} for site, group in groups.items()}
         (folder / "silos.json").write_text(json.dumps(silos))
         with (folder / "metrics.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("round", "site", "split", "metric", "value"), *measured])
         figures = {"accuracy": 0.0, "entropy": 0.0}
-        summary = {"rounds": 2, "mean": figures, "validation": {"mean": figures}}
+        summary = SUMMARY | {
+            "rounds": 2,
+            "mean": figures,
+            "validation": {"mean": figures, "distributions": {}},
+        }
         (folder / "summary.json").write_text(json.dumps(summary))
         return folder
 
