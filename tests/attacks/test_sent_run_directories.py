@@ -163,9 +163,8 @@ def test_no_html_picture_or_link_of_a_run_is_in_its_card(key: str, sent: Path) -
     put(sent / "summary.json", key, evil)
     if main(["card", "sent"]) == 0:
         card = (sent / "model-card.md").read_text()
-        assert "<script>" not in card
-        assert "![x]" not in card
-        assert "[y](" not in card
+        assert not tags_of(card) & {"script", "img", "a"}
+        assert "<script>" not in card.split("\n---\n", 1)[0], "the front matter has no escapes"
 
 
 def tags_of(card: str) -> set[str]:
