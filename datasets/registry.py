@@ -1,6 +1,8 @@
 """The data sets by name, and the silos in them; a data set's module is imported when first used."""
 
 import inspect
+import re
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -14,9 +16,17 @@ from fedsilo.datasets.silo.row_splits import check_folds
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.methods import METHODS
-from fedsilo.models.contract.plugs import Plug, located, plug, wrong
+from fedsilo.models.contract.plugs import (
+    Plug,
+    located,
+    module_of,
+    offered,
+    plug,
+    plugin_entries,
+    wrong,
+)
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, defaults
+from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults
 from fedsilo.models.networks.kinds import OWN_NETWORKS, TIMM
 
 _UNREAD = {
@@ -67,18 +77,44 @@ def _plugged(name: str) -> DataSet:
     return data
 
 
+# By each setting that may name a plugin, the names that are fedsilo's own
+_OURS: Mapping[str, Collection[str]] = {
+    "method": METHODS,
+    "network": OWN_NETWORKS,
+    "dataset": DATA_SETS,
+    "partition": cuts.PARTITIONS,
+}
+
+
+def _is_ours(key: str, name: str) -> bool:
+    return name in _OURS[key] or (key == "network" and name.startswith(TIMM))
+
+
 def plugs_of(settings: CommonSettings) -> list[Plug]:
     """Return the plugs that a run names, not imported; a ``SettingError`` if there is no such."""
+    names = {key: str(getattr(settings, key)) for key in _OURS}
     return [
-        located(key, name, ours)
-        for key, name, ours in (
-            ("method", settings.method, METHODS),
-            ("network", settings.network, OWN_NETWORKS),
-            ("dataset", settings.dataset, DATA_SETS),
-            ("partition", settings.partition, cuts.PARTITIONS),
-        )
-        if name not in ours and not (key == "network" and name.startswith(TIMM))
+        located(key, name, _OURS[key]) for key, name in names.items() if not _is_ours(key, name)
     ]
+
+
+def plugin_modules(values: Mapping[str, Value]) -> list[str]:
+    """Return the modules in which recorded settings name an object, without importing one.
+
+    Of a module in a package it is the package. A name that is neither fedsilo's nor could be a
+    module is left out: whoever builds the settings refuses it.
+    """
+    files = {module_of(entry) for entry in plugin_entries(str(values.get("plugin", "")))}
+    modules = []
+    for key, ours in _OURS.items():
+        name = values.get(key)
+        if not isinstance(name, str) or _is_ours(key, name):
+            continue
+        place = offered(key, ours).get(name, name) if ":" not in name else name
+        top = re.split("[.:]", place)[0]
+        if place != top or top in files:
+            modules.append(top)
+    return modules
 
 
 def check_data_settings(settings: CommonSettings) -> None:

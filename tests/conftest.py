@@ -42,8 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep decoded data of the tests out of the user's cache."""
+    """Keep decoded data of the tests out of the user's cache, and digests out of his home."""
     os.environ["FEDSILO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["FEDSILO_TRUSTED_PLUGINS"] = str(tmp_path_factory.mktemp("home") / "trusted")
     os.environ.pop("FEDSILO_RUNS", None)
 
 

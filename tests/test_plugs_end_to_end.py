@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.errors import RunDirectoryError, SettingError, SiteError
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.settings import read_run_config, resolve
+from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.studies.api.run import load_run
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
 
@@ -55,9 +57,16 @@ def test_a_run_is_not_resumed_with_another_plug(
         == f"own_method={run.read_json('summary.json')['plugs']['own_method']}"
     )
     inline_run(again)  # finished: nothing to do
-    own_file.write_text(own_file.read_text() + "# changed\n")
-    assert resolve(again).common.method == "own_method", "a finished run can be read"
-    with pytest.raises(SettingError, match="plug own_method is not the one of 'plugin-digests'"):
+    assert FinishedRun(run.path).settings.common.method == "own_method", "its own user reads it"
+    version = own_file.read_text()
+    own_file.write_text(version + "# changed\n")
+    with pytest.raises(RunDirectoryError, match="is another version of plugin 'own_method'"):
+        _ = FinishedRun(run.path).settings
+    copy = own_file.with_name("kept") / own_file.name
+    copy.parent.mkdir()
+    copy.write_text(version)
+    assert load_run(run.path, plugin=copy).settings["plugin"] == str(copy)
+    with pytest.raises(SettingError, match="plugin own_method is not the one of 'plugin-digests'"):
         inline_run(again)
 
 

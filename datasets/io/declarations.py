@@ -116,7 +116,8 @@ def _sentence(error: ErrorDetails, quoted: bool) -> str:
         return said
     usual = error["msg"].replace("Input should be", "must be").replace("a valid", "a")
     place = place_of(error["loc"]) or "it"
-    place += f" is {shown(error['input'])}: it" if quoted else ""
+    if quoted and not isinstance(error["input"], dict):  # which would be long and say little
+        place += f" is {shown(error['input'])}: it"
     between = ": " if error["type"] == "within" else " "
     return f"{place}{between}{said or _WORDS.get(error['type'], usual)}"
 

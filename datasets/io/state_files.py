@@ -48,6 +48,8 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
     Raises:
         CheckpointError: the file is cut short, altered, too large, or no state file.
     """
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise CheckpointError(f"{path} is not a file: restore it")
     try:
         # Its arrays are as long as the file, which may be sparse: next to nothing on the disk
         fault = unpacked_fault(path, path.stat().st_size)
@@ -58,7 +60,8 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
             if not isinstance(content, dict) or not isinstance(content.get("facts"), dict):
                 raise ValueError("its metadata are not fedsilo's")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
+        # TypeError: numpy has no such type of numbers, RecursionError: lists within lists
         raise CheckpointError(f"{path} is truncated or not a state file ({error})") from None
     facts = content["facts"]
     if content.get("sha256") != state_digest(arrays, facts):

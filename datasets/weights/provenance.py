@@ -54,7 +54,7 @@ def run_beside(weights: Path) -> CommonSettings | None:
         return None
     try:
         values = tomllib.loads(config.read_text(encoding="utf-8"))
-    except (ValueError, OSError):
+    except (ValueError, OSError, RecursionError):
         return None
     known = defaults(CommonSettings)
     return build(CommonSettings, {key: values[key] for key in values if key in known})

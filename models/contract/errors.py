@@ -103,10 +103,11 @@ class CheckpointError(FedsiloError):
 
 
 class RunDirectoryError(FedsiloError):
-    """A run directory exists already, is missing, or has no finished run.
+    """A run directory exists already, is missing, has no finished run, or a file has another form.
 
     Fix: check the path; ``fedsilo resume RUN-DIR`` finishes an interrupted run, and ``--name``
-    chooses another directory.
+    chooses another directory. If the message names a file, restore it from the run's own copy; if
+    it names a plugin, give your copy by ``--plugin``.
     """
 
     code = "run-directory"

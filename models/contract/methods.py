@@ -11,6 +11,7 @@ server, ``OwnMethodSettings`` and ``OwnMethodSite``. What it lacks is that of th
 
 import ast
 import inspect
+from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -222,13 +223,17 @@ _BASES = {
 }
 
 
-def load_plugin_files(named: str) -> None:
+def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
     """Execute the files of the setting 'plugin', of which none may be called as a method of ours.
 
+    Args:
+        named: the setting's value.
+        pins: module -> the only SHA-256 that its file may have.
+
     Raises:
-        SettingError: one is, or cannot be executed.
+        SettingError: a file has such a name or another digest, or cannot be executed.
     """
-    load_plugins(named, {name.replace("-", "_") for name in METHODS})
+    load_plugins(named, {name.replace("-", "_") for name in METHODS}, pins)
 
 
 def _server_side(name: str) -> type:

@@ -11,7 +11,8 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
@@ -45,25 +46,40 @@ def module_of(entry: str) -> str:
     return Path(entry).stem if entry.endswith(".py") else entry
 
 
-def load_plugins(named: str, taken: Collection[str]) -> None:
+def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {}) -> None:
     """Execute the files that the setting 'plugin' names, unless the same bytes have been already.
 
+    Args:
+        named: the setting's value.
+        taken: names that no file may have.
+        pins: module -> the only SHA-256 that its file may have. The bytes that are compared are
+            the bytes that are executed.
+
     Raises:
-        SettingError: a file cannot be read or executed, or its name is one of ``taken`` or another
-            module's.
+        SettingError: a file cannot be read or executed, has another digest than its pin, or its
+            name is one of ``taken`` or another module's.
     """
     for entry in plugin_entries(named):
         if entry.endswith(".py"):
-            _load_file(Path(entry).expanduser().absolute(), taken)
+            _load_file(Path(entry).expanduser().absolute(), taken, pins)
 
 
-def _load_file(path: Path, taken: Collection[str]) -> None:
-    name = path.stem
+def read_plugin(path: Path) -> bytes:
+    """Read a plugin's file, or raise a ``SettingError``: it is missing, or a pipe or device."""
+    if path.exists() and not path.is_file():
+        raise SettingError(f"plugin {path} is not a file: name a file FILE.py")
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise SettingError(f"plugin {path} cannot be read: {error.strerror}") from None
+
+
+def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> None:
+    name = path.stem
+    content = read_plugin(path)
     digest = hashlib.sha256(content).hexdigest()
+    if pins.get(name, digest) != digest:
+        raise other_version([name])
     loaded = sys.modules.get(name)
     if getattr(loaded, _DIGEST, "") == digest and getattr(loaded, "__file__", "") == str(path):
         return
@@ -206,6 +222,35 @@ def with_plugin_settings(values: Mapping[str, Value]) -> dict[str, Value]:
     return rest | carried
 
 
+def import_plugin(module: str) -> None:
+    """Import a module that has no parent, or raise a ``SettingError``."""
+    _imported(module, f"plugin '{module}'")
+
+
+def is_offered(module: str) -> bool:
+    """Tell whether an installed package offers plugins of fedsilo from this module's package."""
+    groups = (entry_points(group=group) for group in _GROUPS.values())
+    values = (entry.value for entries in groups for entry in entries)
+    return any(re.split("[.:]", value)[0] == module for value in values)
+
+
+@contextmanager
+def without_working_folder() -> Iterator[None]:
+    """Take the working folder off the import path while a block runs.
+
+    Somebody may work inside a folder that was sent to him, and ``python -m`` puts it on the path.
+    """
+    before = list(sys.path)
+    here = Path.cwd()
+    sys.path[:] = [entry for entry in before if Path(entry).absolute() != here]
+    kept = list(sys.path)
+    try:
+        yield
+    finally:
+        added = [entry for entry in sys.path if entry not in kept]
+        sys.path[:] = [*before, *added]
+
+
 def plug_digests(plugs: Iterable[Plug]) -> dict[str, str]:
     """Return a SHA-256 of each file or package that has one of ``plugs``, by name.
 
@@ -214,6 +259,12 @@ def plug_digests(plugs: Iterable[Plug]) -> dict[str, str]:
     """
     tops = sorted({plug.module.partition(".")[0] for plug in plugs})
     return {top: _digest(top) for top in tops}
+
+
+def file_digests(entries: Iterable[str]) -> dict[str, str]:
+    """Return module -> SHA-256 of each file among the entries of 'plugin', which were executed."""
+    modules = [module_of(entry) for entry in entries if entry.endswith(".py")]
+    return {module: module_digest(module) for module in modules}
 
 
 def digests_text(digests: Mapping[str, str]) -> str:
@@ -231,12 +282,37 @@ def other_plugs(digests: Mapping[str, str], text: str) -> list[str]:
     return sorted({module for module, _ in digests.items() ^ stated_digests(text).items()})
 
 
+def other_version(modules: Iterable[str]) -> SettingError:
+    """Build the error for plugins whose bytes are not those that the run began with."""
+    return SettingError(
+        f"plugin {' and '.join(modules)} is not the one of 'plugin-digests', which the run began "
+        "with: bring that version back, or start a new run"
+    )
+
+
 def _digest(module: str) -> str:
-    """Return the SHA-256 of a module's file, or of a package's files with their paths."""
+    """Import a module, and compute the SHA-256 of its file or of all text files of its package."""
+    if not getattr(sys.modules.get(module), _DIGEST, ""):
+        _imported(module, f"plugin '{module}'")
+    digest = module_digest(module)
+    if not digest:
+        raise SettingError(f"plugin '{module}' has no file that hospitals could compare")
+    return digest
+
+
+def module_digest(module: str) -> str:
+    """Compute the SHA-256 of a module that has no parent, without importing the module.
+
+    Returns:
+        The digest of its file, of all text files of its package with their paths, or an empty
+        text if there is no such module or it has no file.
+    """
     if known := getattr(sys.modules.get(module), _DIGEST, ""):
         return str(known)
-    _imported(module, f"plug '{module}'")
-    spec = find_spec(module)
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):  # a module that is in sys.modules without a spec
+        return ""
     if spec and spec.submodule_search_locations:
         total = hashlib.sha256()
         for folder in map(Path, spec.submodule_search_locations):
@@ -246,4 +322,4 @@ def _digest(module: str) -> str:
         return total.hexdigest()
     if spec and spec.origin and (path := Path(spec.origin)).is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
-    raise SettingError(f"plug '{module}' has no file that hospitals could compare")
+    return ""

@@ -155,10 +155,12 @@ def _section() -> Iterator[str]:
 def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[str]:
     """List the methods: ours, those of installed packages and of plugins."""
     from fedsilo.models.contract.methods import METHODS, about, load_plugin_files
-    from fedsilo.models.contract.plugs import module_of, offered
+    from fedsilo.models.contract.plugs import file_digests, module_of, offered
+    from fedsilo.server_app.config.trusted_plugins import remember_plugins
 
     entries = plugin_texts(plugin)
     load_plugin_files(", ".join(entries))
+    remember_plugins(file_digests(entries))
     for name in [*sorted(METHODS), *sorted(offered("method", METHODS)), *map(module_of, entries)]:
         yield f"{name}: {about(name)}"
 
@@ -187,7 +189,7 @@ def experiments(*, file: AnyPath | None = None) -> Iterator[str]:
 
 def _summary(experiment: "Experiment") -> str:
     """Say of an experiment what it runs on; a SettingError if a setting is unknown or wrong."""
-    from fedsilo.datasets.registry import data_set, silo_count
+    from fedsilo.datasets.registry import DATA_SETS, data_set, silo_count
     from fedsilo.models.contract.methods import METHODS
     from fedsilo.models.contract.settings import CommonSettings
     from fedsilo.models.contract.settings_schema import build, unknown_key
@@ -197,6 +199,8 @@ def _summary(experiment: "Experiment") -> str:
     for key in experiment.values:
         if key not in known and common.method in METHODS:  # a plug's are in its module
             raise unknown_key(key, known)
+    if common.dataset not in DATA_SETS:  # a plugin's: a list of experiments executes nothing
+        return f"{common.dataset} of a plugin, {counted(common.rounds, 'round')}"
     silos = silo_count(common)
     public = data_set(common.dataset).licence
     size = f" ({public.size_text()})" if public and public.files else ""

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Unpack
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import as_word
 from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.config.trusted_plugins import name_plugins
 from fedsilo.server_app.run.arguments import (
     AnyPath,
     AnyRun,
     Engine,
+    Plugins,
     Sources,
     Tell,
     Track,
     folder_of,
     path_of,
+    plugin_texts,
     run_sources,
     silent,
     texts_of,
@@ -148,10 +151,12 @@ def resume(
     supernodes: int | None = None,
     ray_address: str | None = None,
     track: Track | None = None,
+    plugin: Plugins = None,
 ) -> Run:
     """Continue a run that was interrupted."""
     from fedsilo.server_app.run.planning import replanned, start
 
+    name_plugins(plugin_texts(plugin))
     settings, resources, before = replanned(folder_of(run_dir), supernodes=supernodes, track=track)
     directory = start(settings, resources, engine or before, ray_address)
     _draw(directory)

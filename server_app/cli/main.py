@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         reason = error.strerror or one_line(error)
-        print(f"fedsilo: error: {error.filename or 'system'}: {reason}", file=sys.stderr)
+        said = f"fedsilo: error: {error.filename or 'system'}: {reason}"
+        print(one_line(said, 1000), file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
         hint = f"; to continue: fedsilo resume {as_word(Path(error.args[0]))}" if error.args else ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import as_word, counted
+from fedsilo.models.contract.one_line import as_word, counted, terminal_text
 from fedsilo.server_app.run.arguments import AnyPath, path_of
 
 if TYPE_CHECKING:
@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 
 
 def line(text: object) -> None:
-    """Print a line at once: a pipe or a log shows it while the command goes on."""
-    print(text, flush=True)
+    """Print a line at once: a pipe or a log shows it while the command goes on.
+
+    A terminal obeys none of its characters, as it may quote a run of somebody else.
+    """
+    print(terminal_text(str(text)), flush=True)
 
 
 def shown(result: Any) -> None:

@@ -15,16 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.datasets.io.text_files import file_fault
-from fedsilo.datasets.registry import check_data_settings, data_set, plugs_of, silo_count
+from fedsilo.datasets.registry import (
+    check_data_settings,
+    data_set,
+    plugin_modules,
+    plugs_of,
+    silo_count,
+)
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.methods import METHODS, load_plugin_files, settings_class
 from fedsilo.models.contract.one_line import one_line, shown
 from fedsilo.models.contract.plugs import (
     PINS,
     digests_text,
+    file_digests,
     other_plugs,
+    other_version,
     plug_digests,
+    plugin_entries,
+    stated_digests,
     with_plugin_settings,
+    without_working_folder,
 )
 from fedsilo.models.contract.removed import SETTINGS as REMOVED
 from fedsilo.models.contract.removed import without_removed
@@ -40,6 +51,7 @@ from fedsilo.models.contract.settings_schema import (
 from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
 from fedsilo.server_app.config.training import check_training
+from fedsilo.server_app.config.trusted_plugins import approve_plugins, remember_plugins
 
 PROJECT_FILE = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _MOST_BYTES = 2**20
@@ -86,10 +98,8 @@ class RunSettings:
             return self
         digests = plug_digests(plugs)
         if stated and (other := other_plugs(digests, stated)):
-            raise SettingError(
-                f"plug {' and '.join(other)} is not the one of 'plugin-digests', which the run "
-                "began with: bring that one back, or start a new run"
-            )
+            raise other_version(other)
+        remember_plugins(digests | file_digests(plugin_entries(self.common.plugin)))
         pinned = replace(self.common, plugin_digests=digests_text(digests))
         return replace(self, common=pinned)
 
@@ -150,7 +160,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         values = with_plugin_settings(values)
     known = known_defaults()
     if values.get("plugin"):
-        load_plugin_files(str(values["plugin"]))
+        load_plugin_files(str(values["plugin"]), stated_digests(str(values.get(PINS, ""))))
     method = str(values.get("method", CommonSettings.method))
     if method not in METHODS:
         known |= _plugged_defaults(method, known)
@@ -176,6 +186,19 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         refuse_site_count(common, silos)
     own.check(common, is_table)
     return RunSettings(common, own)
+
+
+def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
+    """Build the settings that a run directory records, whoever has made the directory.
+
+    Its plugins are executed only if the reader named or ran them (``trusted_plugins``), and the
+    working folder, which may be the directory, is not on the import path meanwhile.
+
+    Raises:
+        SettingError: as ``resolve``, or a plugin may not be executed.
+    """
+    with without_working_folder():
+        return resolve(approve_plugins(values, plugin_modules(values)))
 
 
 def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
@@ -230,9 +253,28 @@ def read_run_config(config: Path) -> RunConfig:
         raise RunDirectoryError(
             f"{config.parent} was made by another version of fedsilo: start a new run"
         )
-    launch, environment = (content.pop(key, {}) for key in ("launch", "environment"))
+    launch = _table(content.pop("launch", {}), "launch", config)
+    environment = _table(content.pop("environment", {}), "environment", config)
+    _table(launch.get("resources", {}), "launch.resources", config)
+    _table(environment.get("packages", {}), "environment.packages", config)
     settings = without_removed(flat_values(content, str(config)), str(config))
     return RunConfig(settings, launch, environment)
+
+
+def _table(content: Any, name: str, config: Path) -> dict[str, Any]:
+    """Check that a part of config.toml is a table of single values and of tables.
+
+    Raises:
+        RunDirectoryError: it is not.
+    """
+    if not isinstance(content, dict):
+        raise RunDirectoryError(f"{config} is of another form: '{name}' must be a table")
+    for key, value in content.items():
+        if not isinstance(value, bool | int | float | str | dict):
+            raise RunDirectoryError(
+                f"{config} is of another form: '{name}.{one_line(key, 80)}' must be a single value"
+            )
+    return dict(content)
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:

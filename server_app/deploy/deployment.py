@@ -25,6 +25,7 @@ from fedsilo.models.contract.errors import FedsiloError, SettingError, SiteError
 from fedsilo.models.contract.settings_schema import Value, unknown_name
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.operator_files import REGISTRY
+from fedsilo.server_app.config.trusted_plugins import refuse_unknown_files, remember_files
 from fedsilo.server_app.run.processes import app_folder, process_of, tool
 
 SERVER = "server"
@@ -175,7 +176,13 @@ class Deployment:
         ]
 
     def supernode_command(self, site: str) -> list[str]:
-        """Return the command that starts a site."""
+        """Return the command that starts a site.
+
+        Raises:
+            SettingError: deployment.json names a plugin that this user has not given or run.
+        """
+        named = str(self.node_config[site].get("plugin", ""))
+        refuse_unknown_files(named, str(self.folder / _FILE))
         superlink, own = f"127.0.0.1:{self.ports['fleet']}", ("127.0.0.1", self.ports[site])
         files = self.secrets / "ca.crt", self.secrets / f"{site}.key"
         return node_command(superlink, *files, *own, self.node_config[site])
@@ -289,6 +296,7 @@ def plan(
         raise SettingError("no site is named: a deployment needs at least one")
     names = sorted(sites)  # a site's port must not depend on the order in which sites were named
     refuse_twice(names)
+    remember_files(str(shared.get("plugin", "")))
     return Deployment(
         folder,
         dict(zip(["http", "fleet", *names], ports, strict=True)),

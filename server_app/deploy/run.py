@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tomli_w
-from rich.console import Console
 
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
@@ -26,6 +25,7 @@ from fedsilo.server_app.run.meeting import Meeting, meeting_file, read_meeting
 from fedsilo.server_app.run.planning import planned_settings
 from fedsilo.server_app.run.processes import app_folder, tool
 from fedsilo.server_app.run.ray_engine import stream
+from fedsilo.server_app.run.terminal import make_console
 
 _AWAY = 5.0  # seconds that a meeting waits for a site that is away: it loses nothing by it
 _PAUSE = 3.0  # seconds between looks at a run whose log has broken off
@@ -61,7 +61,7 @@ def run(
     number = _start(deployment, settings, deployment.home(SERVER) / f"{run_name}.toml", say)
     log = [tool("flwr"), "log", number, FEDERATION, "--stream"]
     tell(log, say)
-    error, _ = stream(log, deployment.environment(SERVER), Console())
+    error, _ = stream(log, deployment.environment(SERVER), make_console())
     status = _end(deployment, number)
     if status != _COMPLETED:
         again = resume_command(experiment, folder, sources, seed, run_name)

@@ -1,23 +1,40 @@
-"""What the files of a run directory must hold, or one line that says what is wrong.
+"""The typed model of a run directory's files: one pydantic class for each kind of object in them.
 
-A file may come from another machine or version, or may have been edited. What it has is checked
-when it is read; what it lacks is an error when it is needed.
+A run directory may come from anybody. A file is checked as a whole when it is read: what it has
+must be of its type, and what every run writes must be there. So whoever reads a file may take its
+keys without looking again. Keys of later versions are let through.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import GenericAlias
 from typing import Annotated, Any, NoReturn
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from fedsilo.datasets.io.declarations import checked, misfit
 from fedsilo.datasets.silo.declared_silos import SiteName
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.settings import NOBODY, SERVER, SUMS
+from fedsilo.models.contract.settings_schema import key_of
+from fedsilo.server_app.records.summary import NO_PRIVACY
 
 _LARGEST, _LONGEST = 10**15, 4000
+_SPLITS = ("train", "val", "test")
+_UNIT = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error")
+# Columns that a table must have
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "metrics.csv": ("round", "site", "split", "metric", "value"),
+    "traffic.csv": ("round", "phase", "site", "bytes_down", "bytes_up", "seconds"),
+}
 
 
 class Content(dict[str, Any]):
@@ -48,6 +65,13 @@ def check(form: Any, content: Any, where: str) -> None:
     checked(form, content, lambda sentence: _other_form(where, sentence), quoted=True)
 
 
+def check_columns(name: str, columns: Iterable[str], where: str) -> None:
+    """Raise a RunDirectoryError if a table lacks a column."""
+    for column in COLUMNS.get(name, ()):
+        if column not in columns:
+            raise _other_form(where, f"line 1 lacks the column '{column}'")
+
+
 def check_table(rows: Iterable[Mapping[Any, Any]], where: str) -> None:
     """Raise a RunDirectoryError for rows of metrics.csv or traffic.csv of another form."""
     for line, cells in enumerate(rows, start=2):
@@ -56,14 +80,29 @@ def check_table(rows: Iterable[Mapping[Any, Any]], where: str) -> None:
         for column, cell in cells.items():
             if fault := _cell_fault(column, cell):
                 raise _other_form(where, f"line {line}, '{column}' is {shown(cell)}, {fault}")
+        if not _is_possible(cells.get("metric", ""), float(cells.get("value", 0))):
+            raise _other_form(where, f"line {line}, 'value' is not possible for its metric")
 
 
 def _cell_fault(column: str, cell: str) -> str | None:
     if column in ("round", "bytes_down", "bytes_up", "steps", "samples") and not _is_count(cell):
         return "no whole number"
-    if column in ("value", "seconds") and not _is_number(cell):
+    if column == "value" and not _is_number(cell):
         return "no number"
+    if column == "seconds" and not (_is_number(cell) and 0 <= float(cell) <= _LARGEST):
+        return "no seconds"
     return None if cell.isprintable() else "no text that can be printed"
+
+
+def _is_possible(metric: str, value: float) -> bool:
+    """Tell whether a metric can have a value: a share is never far from 0 and 1, even with noise.
+
+    Numbers by class or by bin are counts and shares. Every other metric may be anything, also nan.
+    """
+    if "." in metric:
+        return 0 <= value <= _LARGEST
+    name = metric.removeprefix("trained-").removeprefix("own-").partition("-from-")[0]
+    return name not in _UNIT or abs(value) <= _LARGEST
 
 
 def _is_count(text: str) -> bool:
@@ -103,88 +142,230 @@ def _count_as_text(text: str) -> str:
     return text
 
 
+def _one_of(*known: str) -> AfterValidator:
+    """Build the check of a text that must be one of several."""
+
+    def check(text: str) -> str:
+        if text not in known:
+            raise misfit(f"must be {' or '.join(known)}")
+        return text
+
+    return AfterValidator(check)
+
+
 def _setting(value: Any) -> Any:
     if not isinstance(value, bool | int | float | str):
         raise misfit("must be a setting")
     return value
 
 
-def _record(fields: Mapping[str, Any]) -> Any:
-    """Return the type of a mapping whose values must be of these types where they are there."""
-    optional: dict[str, Any] = {}
-    for name, kind in fields.items():  # a field cannot have a name of BaseModel's, as 'schema' is
-        optional[f"{name}_"] = (kind, Field(None, alias=name))
-    return create_model("Record", __config__=ConfigDict(strict=True), **optional)
+class RunObject(BaseModel):
+    """Base of an object in a run's file: kebab-case keys, and values of their types.
+
+    Other keys are let through. A field that may be None here may also be absent in the file.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="ignore", hide_input_in_errors=True, alias_generator=key_of
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_its_keys(cls, content: Any) -> Any:
+        """Name a missing key of the object as its fault."""
+        if not isinstance(content, dict):
+            raise misfit("must be a mapping")
+        for field in cls.model_fields.values():
+            if field.is_required() and field.alias not in content:
+                raise misfit(f"lacks the key '{field.alias}'")
+        return content
 
 
-_Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
-_Number = Annotated[float, Field(strict=True)]  # NaN too, where a metric is undefined
-_Line = Annotated[str, Field(strict=True), AfterValidator(_printable)]
-_Label = Annotated[_Line, AfterValidator(_plain)]
-_Metrics = dict[_Line, _Number]
-_Round = Annotated[str, AfterValidator(_count_as_text)]
-
-_SILO = _record(
-    {
-        "distribution": _Label,
-        "sizes": dict[_Line, _Whole],
-        "label_counts": dict[_Line, list[_Whole]],
-        "fingerprints": dict[_Line, _Line],
-        "dropped": _Whole,
-        "schema": _Line,
-        "classes": list[_Label],
-        "backbone": _Line,
-        "software": dict[_Line, _Line],
-        "agreed": _Whole,
-    }
-)
+def _possible(metrics: dict[str, float]) -> dict[str, float]:
+    for metric, value in metrics.items():
+        if not _is_possible(metric, value):
+            raise misfit(f"must have a possible value of '{one_line(metric, 80)}'")
+    return metrics
 
 
-def _consistent(silos: dict[str, Any]) -> dict[str, Any]:
+def _of_splits(parts: dict[str, Any]) -> dict[str, Any]:
+    if odd := [part for part in parts if part not in _SPLITS]:
+        raise misfit(f"must be of train, val and test, not of '{one_line(odd[0], 80)}'")
+    return parts
+
+
+Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
+Number = Annotated[float, Field(strict=True)]  # NaN too, where a metric is undefined
+Amount = Annotated[float, Field(strict=True, ge=0, le=_LARGEST, allow_inf_nan=False)]
+Line = Annotated[str, Field(strict=True), AfterValidator(_printable)]
+Label = Annotated[Line, AfterValidator(_plain)]
+Metrics = Annotated[dict[Line, Number], AfterValidator(_possible)]
+Round = Annotated[str, AfterValidator(_count_as_text)]
+Setting = Annotated[Any, BeforeValidator(_setting)]
+
+
+class Standardisation(RunObject):
+    """Mean and standard deviation of each feature, by which tables are standardised."""
+
+    mean: list[Number]
+    std: list[Number]
+
+
+class Site(RunObject):
+    """One site of ``silos.json``: samples of each split and class, and digests of its data."""
+
+    distribution: Label
+    sizes: Annotated[dict[Line, Whole], AfterValidator(_of_splits)]
+    label_counts: Annotated[dict[Line, list[Whole]], AfterValidator(_of_splits)] = Field(
+        alias="label_counts"
+    )
+    fingerprints: Annotated[dict[Line, Line], AfterValidator(_of_splits)]
+    dropped: Whole
+    data_schema: Line = Field("", alias="schema")
+    classes: list[Label]
+    backbone: Line = ""
+    software: dict[Line, Line] | None = None
+    agreed: Whole | None = None
+
+
+def _consistent(silos: dict[str, Site]) -> dict[str, Site]:
     if not silos:
         raise misfit("must name a site")
-    counts = [counts for silo in silos.values() for counts in (silo.label_counts_ or {}).values()]
-    named = [silo.classes_ for silo in silos.values() if silo.classes_]
+    counts = [counts for site in silos.values() for counts in site.label_counts.values()]
+    named = [site.classes for site in silos.values() if site.classes]
     if len({len(classes) for classes in (*counts, *(named if counts else ()))}) > 1:
         raise misfit("must have 'classes' and 'label_counts' of one number of classes")
     return silos
 
 
-_FAILURE = _record({"round": _Whole, "phase": _Line, "site": _Line, "reason": _Line})
-FIGURES = _record({"mean": list[_Number], "std": list[_Number]})
-SILOS: Any = Annotated[GenericAlias(dict, (SiteName, _SILO)), AfterValidator(_consistent)]
-SUMMARY = _record(
-    {
-        "method": _Label,
-        "title": _Label,
-        "dataset": _Label,
-        "seed": _Whole,
-        "rounds": _Whole,
-        "aggregation": _Label,
-        "sites": dict[SiteName, _Metrics],
-        "mean": _Metrics,
-        "distributions": dict[_Label, _Metrics],
-        "validation": _record({"mean": _Metrics, "distributions": dict[_Label, _Metrics]}),
-        "published": dict[_Line, _Metrics] | None,
-        "stopped": _Line | None,
-        "best": _record({"round": _Whole, "metric": _Line, "value": _Number, "model": bool}),
-        "marks": dict[_Round, _Label],
-        "failures": GenericAlias(list, (_FAILURE,)),
-        "seconds": _record({"total": _Number, "rounds": _Number, "sites": _Metrics}),
-        "peak-memory-bytes": _Metrics,
-        "unrepeatable-operations": list[_Line],
-        "bytes": _record({"down": _Whole, "up": _Whole}),
-        "privacy": _record({"leaves each site": list[_Line], "bytes up": _Whole}),
-    }
-)
-STATE = _record(  # of a checkpoint or model file, in its metadata
-    {
-        "round": _Whole,
-        "extras": dict[str, Any],
-        "keepers": dict[SiteName, _Whole],
-        "settings": dict[_Line, Annotated[Any, BeforeValidator(_setting)]],
-        "hooks": dict[str, Any],
-        "figures": FIGURES,
-    }
-)
-FORMS = {"silos.json": SILOS, "summary.json": SUMMARY, "standardisation.json": FIGURES}
+Silos = Annotated[dict[SiteName, Site], AfterValidator(_consistent)]
+
+
+class Failure(RunObject):
+    """What a run continued without."""
+
+    round: Whole
+    phase: Line
+    site: Line
+    reason: Line
+
+
+class Means(RunObject):
+    """Means over all sites, and over the sites of each distribution."""
+
+    mean: Metrics
+    distributions: dict[Label, Metrics]
+
+
+class Best(RunObject):
+    """The best round of a run with early stopping; no field if no site has measured one."""
+
+    round: Whole | None = None
+    metric: Line | None = None
+    value: Number | None = None
+    model: bool | None = None
+
+
+class Seconds(RunObject):
+    """Seconds of a run, of its rounds, and of the work of each site."""
+
+    total: Amount
+    rounds: Amount
+    sites: dict[SiteName, Amount]
+
+
+class Bytes(RunObject):
+    """Bytes of all messages, to the sites and from them."""
+
+    down: Whole
+    up: Whole
+
+
+class Trust(RunObject):
+    """The level of trust that a run is made for, and what the level means."""
+
+    level: Annotated[str, _one_of(SERVER, SUMS, NOBODY)]
+    promise: Line
+
+
+class Guarantee(RunObject):
+    """Differential privacy: what each site has spent, and by which mechanism."""
+
+    epsilon: Amount
+    sites: dict[SiteName, Amount]
+    delta: Amount
+    sample_clip_norm: Amount
+    noise_multiplier: Amount
+    statistics_noise: Amount
+    accountant: Line
+    mechanism: Line
+    of: Line
+
+
+class Privacy(RunObject):
+    """``privacy.json``: what left each site, and what bounds it."""
+
+    method: Line
+    trust: Trust
+    leaves_each_site: list[Line] = Field(alias="leaves each site")
+    bytes_up: Whole = Field(alias="bytes up")
+    guarantee: Guarantee | Annotated[str, _one_of(NO_PRIVACY)]
+    epsilon: Amount | Annotated[str, _one_of("none")]
+    perturbation: Line = ""
+
+
+class Summary(RunObject):
+    """``summary.json``: what a run found and took; docs/run-directory.md has each key."""
+
+    method: Label
+    title: Label
+    dataset: Label
+    seed: Whole
+    rounds: Whole
+    aggregation: Label = ""
+    sites: dict[SiteName, Metrics]
+    mean: Metrics
+    distributions: dict[Label, Metrics]
+    validation: Means
+    published: dict[Line, Metrics] | None = None
+    published_unlike: Line | None = None
+    stopped: Line | None
+    best: Best | None = None
+    marks: dict[Round, Label]
+    plugs: dict[Line, Line] | None = None
+    failures: list[Failure]
+    seconds: Seconds
+    peak_memory_bytes: dict[SiteName, Amount]
+    unrepeatable_operations: list[Line]
+    bytes: Bytes
+    privacy: Privacy
+
+
+class State(RunObject):
+    """The metadata of a checkpoint or a model."""
+
+    round: Whole
+    extras: dict[str, Any]
+    keepers: dict[SiteName, Whole]
+    settings: dict[Line, Setting] | None = None
+    hooks: dict[str, Any] | None = None
+    figures: Standardisation | None = None
+
+
+class Finetuned(RunObject):
+    """``finetune.json`` of a folder that ``fedsilo finetune`` writes, as far as it is read."""
+
+    task: Line
+    network: Line
+    dataset: Line
+    classes: list[Line] | Whole
+    settings: dict[Line, Setting]
+
+
+FORMS: Mapping[str, Any] = {
+    "silos.json": Silos,
+    "summary.json": Summary,
+    "privacy.json": Privacy,
+    "standardisation.json": Standardisation,
+    "finetune.json": Finetuned,
+}

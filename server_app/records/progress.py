@@ -110,6 +110,8 @@ def read_progress(folder: Path) -> Progress | None:
         RunDirectoryError: it cannot be read, or is of another version of fedsilo.
     """
     path = folder / FILE
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # a pipe would be waited for
+        raise RunDirectoryError(f"{path} is not a file of its own: restore the run's own file")
     try:
         return Progress.model_validate_json(path.read_bytes())
     except FileNotFoundError:

@@ -26,12 +26,18 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.models.contract.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.models.contract.one_line import as_word, one_line, shown
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, grouped
-from fedsilo.server_app.records.forms import Content, check_table, read_content
+from fedsilo.server_app.records.forms import (
+    Content,
+    check_columns,
+    check_table,
+    read_content,
+)
 
 if TYPE_CHECKING:  # PyTorch comes with it
     from fedsilo.strategies.meeting.participants import Participants
@@ -41,6 +47,8 @@ CUT, STANDARDISATION, LOCK = "cut.json", "standardisation.json", ".lock"
 ENDING = ".ending"  # is there while the documents that follow summary.json are written
 MODEL, BEST = "model.safetensors", "best.safetensors"  # of the last round, of the best
 
+# A larger file is not read as text
+_MOST_BYTES = 2**30
 _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
 
 
@@ -55,6 +63,19 @@ class RunDirectory:
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
+    def file(self, name: str) -> Path:
+        """Return the path of a file to read.
+
+        Raises:
+            RunDirectoryError: it is a pipe or a folder, too large, or a link out of the directory.
+        """
+        path = self.path / name
+        refuse_outside(self.path, path)
+        fault = file_fault(path, _MOST_BYTES)
+        if fault or path.is_dir():
+            raise RunDirectoryError(f"{path} {fault or 'is a folder'}: restore the run's own file")
+        return path
+
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file."""
         write_atomically(self.path / name, json.dumps(content, indent=2, sort_keys=False) + "\n")
@@ -65,8 +86,8 @@ class RunDirectory:
         Raises:
             RunDirectoryError: it is missing, as the run has not ended, or has another form.
         """
-        path = self.path / name
-        if not path.is_file():
+        path = self.file(name)
+        if not path.exists():
             raise RunDirectoryError(
                 f"{path} is not there: the run has not ended, or this is not a run directory; "
                 "resume it or name another"
@@ -79,10 +100,12 @@ class RunDirectory:
 
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Read a CSV file as one mapping a row; errors as ``read_json``."""
-        path = self.path / name
+        path = self.file(name)
         try:
             with path.open(newline="", encoding="utf-8") as file:
-                rows = [Content(cells.items(), path) for cells in csv.DictReader(file)]
+                reader = csv.DictReader(file)
+                check_columns(name, reader.fieldnames or (), str(path))
+                rows = [Content(cells.items(), path) for cells in reader]
         except OSError as error:
             raise RunDirectoryError(f"{path}: {error.strerror}") from None
         except (ValueError, csv.Error) as error:
@@ -93,6 +116,38 @@ class RunDirectory:
     def has_ended(self) -> bool:
         """Tell whether nothing of the run is missing but perhaps its pictures."""
         return (self.path / SUMMARY).is_file() and not (self.path / ENDING).is_file()
+
+
+def refuse_outside(run_dir: Path, path: Path) -> None:
+    """Refuse a file of a run that is a link to somewhere outside of the run directory.
+
+    Whoever sent the directory would choose which of the reader's own files are read or written.
+
+    Raises:
+        RunDirectoryError: it is such a link, or a link that leads nowhere or to itself.
+    """
+    if not path.is_symlink():
+        return
+    try:
+        is_inside = path.resolve(strict=True).is_relative_to(run_dir.resolve())
+    except (OSError, RuntimeError):
+        is_inside = False
+    if not is_inside:
+        raise RunDirectoryError(
+            f"{path} is a link to outside of the run directory: put a copy of the file there"
+        )
+
+
+def refuse_links(run_dir: Path) -> None:
+    """Refuse a run directory in which a file or folder of the contract leads outside.
+
+    Raises:
+        RunDirectoryError: names the link.
+    """
+    for folder in (run_dir, run_dir / "checkpoints", run_dir / "sites"):
+        if folder.is_dir():
+            for path in folder.iterdir():
+                refuse_outside(run_dir, path)
 
 
 def runs_folder(out: str) -> Path:
@@ -154,6 +209,7 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
         raise RunDirectoryError(
             f"there is no run directory {path} to resume: check 'out' and 'run-name'"
         )
+    refuse_links(path)
     return RunDirectory(path)
 
 
@@ -215,7 +271,9 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
         RunDirectoryError: another process writes to it, or it is to be ``new`` and holds a run.
     """
     directory.path.mkdir(parents=True, exist_ok=True)
-    with (directory.path / LOCK).open("w") as file:
+    # A link would let whoever sent the directory choose a file of ours that is emptied
+    handle = os.open(directory.path / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    with os.fdopen(handle, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

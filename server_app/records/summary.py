@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
 from rich.table import Table
 
 from fedsilo.client_app.site.trust import MEANINGS
@@ -125,7 +124,7 @@ def result_table(
 
     def add_row(label: str, name: str, row: Mapping[str, float], style: str = "") -> None:
         paper = published.get(name, {})
-        table.add_row(escape(label), *_cells(row, metrics), *_cells(paper, compared), style=style)
+        table.add_row(label, *_cells(row, metrics), *_cells(paper, compared), style=style)
 
     groups = by_distribution(values, distribution_of)
     groups = groups if len(groups) <= MANY else {}

@@ -20,6 +20,7 @@ class HasPath(Protocol):
 
 AnyPath = Path | str
 AnyRun = HasPath | Path | str  # a run, or its directory
+Plugins = Sequence[AnyPath] | AnyPath | None  # files FILE.py, or modules of installed packages
 Settings = Mapping[str, Value] | Sequence[str]  # by key, {"uefl.gamma": 0.2}, or as key=value
 Tell = Callable[[str], None]  # takes a line about what goes on
 Watch = Callable[[int, int], None]  # takes how much is done, and of how much
@@ -42,7 +43,7 @@ class Changes(TypedDict, total=False):
     """
 
     settings: Settings | None
-    plugin: Sequence[AnyPath] | AnyPath | None
+    plugin: Plugins
     config: AnyPath | None
     file: AnyPath | None
 
@@ -103,7 +104,7 @@ def texts_of(settings: Settings | None) -> tuple[str, ...]:
     return tuple(several(settings))
 
 
-def plugin_texts(plugin: Sequence[AnyPath] | AnyPath | None) -> list[str]:
+def plugin_texts(plugin: Plugins) -> list[str]:
     """Return the files and modules of plugs as texts."""
     return [str(entry) for entry in several(plugin)]
 

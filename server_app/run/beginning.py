@@ -12,7 +12,12 @@ from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.methods import title_of
 from fedsilo.models.contract.settings import AUTO
 from fedsilo.server_app.config.operator_files import operator_terms
-from fedsilo.server_app.config.settings import RunSettings, differences, read_run_config, resolve
+from fedsilo.server_app.config.settings import (
+    RunSettings,
+    differences,
+    read_run_config,
+    resolve_recorded,
+)
 from fedsilo.server_app.records import run_directory
 from fedsilo.server_app.records.best_round import BestRound
 from fedsilo.server_app.records.checkpoints import CheckpointHook
@@ -105,7 +110,7 @@ def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
     if not path.is_file():
         return
     if other := differences(
-        resolve(read_run_config(path).settings).decisive(), settings.decisive()
+        resolve_recorded(read_run_config(path).settings).decisive(), settings.decisive()
     ):
         raise RunDirectoryError(
             f"{directory.path} holds a run of another config: {other}; resume with the same "

@@ -29,7 +29,7 @@ def describe_sites(participants: Participants) -> Iterator[str]:
         if facts.label_counts:
             sizes = facts.sizes()
             samples = ", ".join(f"{sizes.get(split, 0)} {split}" for split in SPLITS)
-            classes = listed(facts.class_names or range(facts.classes))
+            classes = listed(facts.class_names or [str(label) for label in range(facts.classes)])
             yield f"site {site}: classes {classes}; samples: {samples}"
 
 

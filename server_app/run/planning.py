@@ -4,10 +4,20 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedsilo.datasets.registry import DATA_SETS, data_set, load_silo, silo_names
+from fedsilo.datasets.registry import (
+    DATA_SETS,
+    data_set,
+    load_silo,
+    plugin_modules,
+    silo_names,
+)
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import counted, one_line, shown
-from fedsilo.models.contract.plugs import module_of, plugin_entries
+from fedsilo.models.contract.plugs import (
+    module_of,
+    plugin_entries,
+    without_working_folder,
+)
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.models.maths.pacing import steps_of_round
@@ -24,7 +34,9 @@ from fedsilo.server_app.config.settings import (
     read_run_config,
     read_toml,
     resolve,
+    resolve_recorded,
 )
+from fedsilo.server_app.config.trusted_plugins import approve_plugins, name_plugins
 from fedsilo.server_app.records.run_directory import (
     CONFIG,
     SILOS,
@@ -76,10 +88,27 @@ def planned_settings(
 ) -> RunSettings:
     """Return the settings of ``planned``, for sites that are elsewhere: no data are needed here."""
     declared = find_experiment(simulation_file(sources.file), experiment).values
-    of_file = read_toml(sources.config) if sources.config else {}
-    changes = dict(parse_assignment(text) for text in sources.changes)
-    values = {**declared, **of_file, **changes, **(overrides or {})}
+    named_here = dict(parse_assignment(text) for text in sources.changes)
+    named_here.update(overrides or {})
+    of_file = _read_settings(sources.config, named_here) if sources.config else {}
+    values = {**declared, **of_file, **named_here}
     return named(resolve(_with_paths(values, sources))).pinned()
+
+
+def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Value]:
+    """Read a TOML file of settings, without plugins that only the file names.
+
+    The file may be the config.toml of somebody else's run. What the user gave on the command line
+    or in Python, ``named_here``, is left out, as it replaces the file's.
+
+    Raises:
+        SettingError: the file cannot be read, or a plugin may not be executed.
+    """
+    values = {key: value for key, value in read_toml(path).items() if key not in named_here}
+    name_plugins(plugin_entries(str(named_here.get("plugin", ""))))
+    placed = _with_plugins(values)
+    with without_working_folder():
+        return approve_plugins(placed, plugin_modules(placed), needs_pins=False)
 
 
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
@@ -137,7 +166,8 @@ def replanned(
     resources = {"num-supernodes": len(RunDirectory(path).read_json(SILOS))}
     resources |= before.launch.get("resources", {})
     resources |= {} if supernodes is None else {"num-supernodes": supernodes}
-    return resolve(values), check_resources(resources), str(before.launch.get("engine", "ray"))
+    settings = resolve_recorded(values)
+    return settings, check_resources(resources), str(before.launch.get("engine", "ray"))
 
 
 def _prepare(common: CommonSettings, engine: str) -> None:

@@ -36,7 +36,7 @@ from fedsilo.server_app.records.progress import mark_interrupted, read_progress
 from fedsilo.server_app.records.run_directory import CONFIG, RunDirectory, runs_folder
 from fedsilo.server_app.run import processes
 from fedsilo.server_app.run.ray_cluster import check_cluster, ray_variables, unused_cluster
-from fedsilo.server_app.run.terminal import progress_bars
+from fedsilo.server_app.run.terminal import make_console, progress_bars
 
 LAUNCH_VARIABLE = "FEDSILO_LAUNCH"  # tells the app, inside the Flower run, how it was launched
 _START_LIMIT = 60.0  # seconds
@@ -177,7 +177,7 @@ def _flwr_run(
     )
     options = ["--run-config", str(config), "--stream", "--federation-config", wanted]
     command = [processes.tool("flwr"), "run", str(app), *options]
-    console = Console()
+    console = make_console()
     with progress_bars(console, lambda: read_progress(directory.path)):
         last_error, code = stream(command, environment, console)
     return last_error or ("" if code == 0 else f"'flwr run' ended with code {code}: see above")

@@ -9,21 +9,40 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Event, Thread
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.segment import Segment
 from rich.table import Table
 
 from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.models.contract.one_line import terminal_text
 from fedsilo.server_app.records.progress import Progress
 
 _EVERY = 0.5  # seconds from one look to the next
 
 
+class SafeConsole(Console):
+    """A console whose terminal obeys no character of a text."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Yield the segments of a renderable, with control characters of its texts replaced."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(terminal_text(segment.text), segment.style)
+
+
 def make_console() -> Console:
-    """Return a console on standard output, wide enough for a table where there is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
+    """Return a console on standard output, wide enough for a table where there is no terminal.
+
+    It shows texts as they are: none is Rich's markup.
+    """
+    console = SafeConsole(markup=False)
+    return console if console.is_terminal else SafeConsole(width=120, markup=False)
 
 
 def printer(console: Console) -> Callable[..., None]:

@@ -11,8 +11,14 @@ from typing import Any
 
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import as_word
-from fedsilo.server_app.config.settings import RunSettings, read_run_config, resolve
-from fedsilo.server_app.records.run_directory import CONFIG, SILOS, SUMMARY, RunDirectory
+from fedsilo.server_app.config.settings import RunSettings, read_run_config, resolve_recorded
+from fedsilo.server_app.records.run_directory import (
+    CONFIG,
+    SILOS,
+    SUMMARY,
+    RunDirectory,
+    refuse_links,
+)
 
 Document = Mapping[str, Any]
 Rows = list[dict[str, str]]
@@ -35,6 +41,10 @@ class FinishedRun(RunDirectory):
     Every property raises a ``RunDirectoryError`` where its file is missing or damaged.
     """
 
+    def __post_init__(self) -> None:
+        """Refuse links out of the directory, before any file is read."""
+        refuse_links(self.path)
+
     @cached_property
     def summary(self) -> Document:
         """The content of ``summary.json``."""
@@ -51,8 +61,10 @@ class FinishedRun(RunDirectory):
     def settings(self) -> RunSettings:
         """The settings it was run with."""
         values = read_run_config(self.path / CONFIG).settings
+        # A folder of this user's, and not one that the directory names: decoded data are written
+        values = values | {"cache-dir": ""}
         try:
-            return resolve(values)
+            return resolve_recorded(values)
         except SettingError as error:
             raise RunDirectoryError(f"{self.path / CONFIG}: {error}") from None
 

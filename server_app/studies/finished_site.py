@@ -143,7 +143,7 @@ def _last_message(
         # A run may have been stopped before its last round
         return content, Instruction(round=int(run.summary["rounds"]) + 1, phase=EVALUATE)
     arrays, facts = load_state(path)
-    forms.check(forms.STATE, facts, f"the metadata of {path}")
+    forms.check(forms.State, facts, f"the metadata of {path}")
     cls = strategy_class(common.method)
     last = cls.state_class.restored(arrays, facts)
     method = cls(common, settings.own, _participants(run, silo))
@@ -162,7 +162,7 @@ def _last_message(
 
 
 def _arrays(figures: Mapping[str, Sequence[float]], path: Path) -> dict[str, NDArray]:
-    forms.check(forms.FIGURES, figures, f"'figures' of {path}")
+    forms.check(forms.Standardisation, figures, f"'figures' of {path}")
     return {part: np.array(values) for part, values in figures.items()}
 
 

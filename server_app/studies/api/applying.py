@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fedsilo.server_app.config.trusted_plugins import name_plugins
 from fedsilo.server_app.run.arguments import (
     AnyPath,
     AnyRun,
+    Plugins,
     Settings,
     Split,
     Tell,
     Watch,
     folder_of,
     path_of,
+    plugin_texts,
     several,
     silent,
     texts_of,
@@ -46,12 +49,14 @@ def finetune(
     from_site: str | None = None,
     state_dir: AnyPath | None = None,
     images: int = 4,
+    plugin: Plugins = None,
     tell: Tell = silent,
 ) -> FinetuneResult:
     """Fine-tune a finished run's model for a task."""
     from fedsilo.server_app.studies.finetune.command import finetune
     from fedsilo.server_app.studies.finetune.request import FinetuneRequest
 
+    name_plugins(plugin_texts(plugin))
     request = FinetuneRequest(
         task=task,
         weights=tuple(several(weights)),
@@ -89,6 +94,7 @@ def predict(
     data_dir: AnyPath | None = None,
     state_dir: AnyPath | None = None,
     best: bool = False,
+    plugin: Plugins = None,
     watch: Watch = lambda done, total: None,
 ) -> Predictions | MaskPredictions:
     """Predict new cases with a finished run's model.
@@ -100,6 +106,7 @@ def predict(
     from fedsilo.server_app.studies.predict.prediction import predict
     from fedsilo.server_app.studies.predict.request import PredictRequest
 
+    name_plugins(plugin_texts(plugin))
     request = PredictRequest(
         run_dir=folder_of(run_dir),
         site=site,
@@ -129,10 +136,12 @@ def calibrate(
     out: AnyPath | None = None,
     data_dir: AnyPath | None = None,
     state_dir: AnyPath | None = None,
+    plugin: Plugins = None,
 ) -> Calibration:
     """Calibrate a finished run's model at a site."""
     from fedsilo.server_app.studies.predict.calibration import calibrate
 
+    name_plugins(plugin_texts(plugin))
     folders = (path_of(out), path_of(data_dir), path_of(state_dir))
     return calibrate(folder_of(run_dir), site, coverage, *folders)
 
@@ -145,6 +154,7 @@ def monitor(
     coverage: float = 0.9,
     calibration: AnyPath | None = None,
     data_dir: AnyPath | None = None,
+    plugin: Plugins = None,
 ) -> Monitored:
     """Check whether new cases are still like those a run was trained on.
 
@@ -152,6 +162,7 @@ def monitor(
     """
     from fedsilo.server_app.studies.monitor.monitor import monitor
 
+    name_plugins(plugin_texts(plugin))
     return monitor(
         folder_of(run_dir),
         Path(data),
@@ -170,18 +181,27 @@ def export(
     out: AnyPath | None = None,
     data_dir: AnyPath | None = None,
     state_dir: AnyPath | None = None,
+    plugin: Plugins = None,
 ) -> Export:
     """Write a run's model as a program that needs no fedsilo."""
     from fedsilo.server_app.studies.export.command import export
 
+    name_plugins(plugin_texts(plugin))
     folders = (path_of(out), path_of(data_dir), path_of(state_dir))
     return export(folder_of(run_dir), form, site, *folders)
 
 
-def card(run_dir: AnyRun, *, site: str | None = None, out: AnyPath | None = None) -> Path:
+def card(
+    run_dir: AnyRun,
+    *,
+    site: str | None = None,
+    out: AnyPath | None = None,
+    plugin: Plugins = None,
+) -> Path:
     """Write the model card of a run; return its path."""
     from fedsilo.server_app.studies.export.card import card
 
+    name_plugins(plugin_texts(plugin))
     path = path_of(out) or folder_of(run_dir) / "model-card.md"
     card(folder_of(run_dir), site, path)
     return path

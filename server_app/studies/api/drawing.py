@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.config.trusted_plugins import name_plugins
 from fedsilo.server_app.run.arguments import (
     AnyPath,
     AnyRun,
     Layer,
+    Plugins,
     Reader,
     Split,
     Tell,
     folder_of,
     folders_of,
     path_of,
+    plugin_texts,
     refuse_below,
     several,
     silent,
@@ -49,6 +52,7 @@ def explain(
     state_dir: AnyPath | None = None,
     json_file: AnyPath | None = None,
     picture: AnyPath | None = None,
+    plugin: Plugins = None,
 ) -> Explanation:
     """Explain a prediction for one patient of the site, or for a new one."""
     from fedsilo.client_app.explain.sample import explain_sample
@@ -56,6 +60,7 @@ def explain(
     from fedsilo.server_app.studies.figures.learning_curves import write_picture
     from fedsilo.server_app.studies.finished_site import finished_site
 
+    name_plugins(plugin_texts(plugin))
     run, folders = folder_of(run_dir), (path_of(data_dir), path_of(state_dir))
     if table is not None or image is not None:
         from fedsilo.server_app.studies.predict.explain_new import explain_new
@@ -79,6 +84,7 @@ def attention(
     data_dir: AnyPath | None = None,
     state_dir: AnyPath | None = None,
     pictures: AnyPath | None = None,
+    plugin: Plugins = None,
 ) -> Iterator[Path | str]:
     """Draw the attention of a run's ViT, a sheet per site.
 
@@ -87,6 +93,7 @@ def attention(
     """
     from fedsilo.server_app.studies.figures.attention import attention
 
+    name_plugins(plugin_texts(plugin))
     refuse_below(1, "images", images)
     folders = (path_of(data_dir), path_of(state_dir), path_of(pictures))
     yield from attention(folder_of(run_dir), several(site), split, images, *folders)
@@ -99,12 +106,14 @@ def histograms(
     split: Split = "train",
     picture: AnyPath | None = None,
     data_dir: AnyPath | None = None,
+    plugin: Plugins = None,
     tell: Tell = silent,
 ) -> Path:
     """Draw how the brightness of images differs between sites."""
     from fedsilo.server_app.studies.figures import intensity_histograms as intensity
     from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
+    name_plugins(plugin_texts(plugin))
     measured = intensity.histograms(
         folder_of(run_dir), several(site), split, path_of(data_dir), tell
     )
@@ -125,6 +134,7 @@ def embeddings(
     seed: int = 0,
     state_dir: AnyPath | None = None,
     csv: AnyPath | None = None,
+    plugin: Plugins = None,
     tell: Tell = silent,
 ) -> Iterator[Path | str]:
     """Draw the embeddings of all sites' samples.
@@ -140,6 +150,7 @@ def embeddings(
     from fedsilo.server_app.studies.figures import embeddings as embedding
     from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
+    name_plugins(plugin_texts(plugin))
     refuse_below(1, "limit", limit)
     runs = folders_of(run_dirs)
     selection = embedding.Selection(several(site), split, layer, limit, seed)
@@ -167,11 +178,13 @@ def gradcam(
     data_dir: AnyPath | None = None,
     label: str | None = None,
     state_dir: AnyPath | None = None,
+    plugin: Plugins = None,
 ) -> Path:
     """Draw where convolutional networks find a class (Grad-CAM)."""
     from fedsilo.server_app.studies.figures import gradcam as grad_cam
     from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
+    name_plugins(plugin_texts(plugin))
     if bool(rows) == (scenarios is not None):
         raise SettingError("name images by either --rows or --scenarios")
     refuse_below(1, "scenarios", scenarios)
@@ -194,12 +207,15 @@ def report(
     by: Sequence[str] = (),
     decisions: bool = False,
     data_dir: AnyPath | None = None,
+    plugin: Plugins = None,
 ) -> list[Path]:
     """Write a page about finished runs; return its file.
 
     ``by`` and ``decisions`` examine test samples again, where the data are.
     """
     from fedsilo.server_app.studies.report.report import ReportOptions, write_report
+
+    name_plugins(plugin_texts(plugin))
 
     def examined(run: ShownRun) -> Sequence[Section]:
         from fedsilo.server_app.studies.monitor.examined import examine

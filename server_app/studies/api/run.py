@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.run.arguments import path_of
+from fedsilo.server_app.config.trusted_plugins import name_plugins
+from fedsilo.server_app.run.arguments import Plugins, path_of, plugin_texts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,10 +110,11 @@ class Run:
         ).frame()
 
 
-def load_run(path: Path | str) -> Run:
-    """Read a finished run."""
+def load_run(path: Path | str, *, plugin: Plugins = None) -> Run:
+    """Read a finished run; ``plugin`` are the reader's own copies of the run's plugins."""
     from fedsilo.server_app.studies.finished_run import finished_run
 
+    name_plugins(plugin_texts(plugin))
     return Run(finished_run(Path(path)))
 
 

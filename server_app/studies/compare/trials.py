@@ -25,11 +25,19 @@ from rich.progress import Progress
 from fedsilo.client_app.worker.polling import end_with
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import silo_names
-from fedsilo.models.contract.errors import FedsiloError, RunFailedError, SiteError
+from fedsilo.models.contract.errors import (
+    FedsiloError,
+    RunDirectoryError,
+    RunFailedError,
+    SiteError,
+)
 from fedsilo.models.contract.methods import load_plugin_files
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.plugs import stated_digests
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings, resolve
+from fedsilo.server_app.records.forms import Summary, check
 from fedsilo.server_app.run.terminal import make_console
 from fedsilo.server_app.studies.compare.pooled import pooled_figure
 from fedsilo.server_app.studies.compare.slurm import Jobs, Slurm, SlurmPool
@@ -142,11 +150,25 @@ def run_trials(
         # A job of Slurm does not end with this command
         run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, ended)
     return [
-        {FAILED: failures[path]}
-        if path in failures
-        else json.loads(path.read_text()) | {"file": path.name}
+        {FAILED: failures[path]} if path in failures else _read_summary(path) | {"file": path.name}
         for path in paths
     ]
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    """Read the summary that an earlier search kept of a trial.
+
+    Raises:
+        RunDirectoryError: the file is damaged, or is not what a search writes.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunDirectoryError(
+            f"{path} is damaged ({one_line(error, 100)}): remove it, and the trial is run again"
+        ) from None
+    check(Summary, content, str(path))
+    return dict(content)
 
 
 def _pool(jobs: Jobs, folder: Path, runs: int) -> Executor:
@@ -182,7 +204,9 @@ def _run_quietly(work: _Work) -> _Failure | None:
     """Run a trial and write its summary; return what went wrong, or None."""
     trial, path = work
     try:
-        load_plugin_files(trial.settings.common.plugin)  # this process was spawned
+        common = trial.settings.common
+        # This process was spawned
+        load_plugin_files(common.plugin, stated_digests(common.plugin_digests))
         with run_and_forget(trial.settings) as run:
             # Equal where settings that differ change nothing: it has all digits, and no seconds
             digest = hashlib.sha256((run.path / "metrics.csv").read_bytes()).hexdigest()

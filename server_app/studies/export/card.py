@@ -7,7 +7,6 @@ What only a person can know, such as its intended use and its licence, is left o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,12 @@ import yaml
 
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_set
+from fedsilo.models.contract.one_line import (
+    Markdown,
+    as_markdown,
+    markdown_code,
+    markdown_text,
+)
 from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
 from fedsilo.models.measures.intervals import Estimate, Interval, of_auc, wilson
@@ -29,7 +34,6 @@ from fedsilo.server_app.studies.report.numbers import NONE, at_most, floored, wi
 from fedsilo.server_app.studies.report.page import environment
 from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
 
-_MARKUP = re.compile(r"[\\`*_\[\]<>~&:.@]")  # of Markdown, HTML and what becomes a link by itself
 _USAGE = Path(__file__).parent / "templates" / "usage.yaml"  # of a program of each format
 _FEW = 100  # test samples: with fewer an interval is wide
 _SPLITS = ("train", "val", "test")
@@ -62,36 +66,35 @@ def card_text(
     ``form`` is the format of an exported program, or empty; ``facts`` say more about its file.
     """
     templates = environment("export", html=False)
-    templates.filters["as_text"] = as_text
     (reported,) = reported_runs([run.path])
     run, floor = reported, reported.floor
     sites = [site] if site else list(run.silos)
     metrics = _shown(run, sites)
     guarantee = run.summary["privacy"]["guarantee"]
-    return templates.get_template("model-card.md.j2").render(
-        front_matter=_front_matter(run, sites),
-        name=run.path.resolve().name,
-        summary=run.summary,
-        silos=run.silos,
-        site=site,
-        terms=_terms_of(run.summary["dataset"]),
-        facts_of=dict(facts_of(reported)),
-        result=result(reported, site),
-        limit=limit(reported, site),
-        floor=floor,
-        sizes=[
+    data: dict[str, Any] = {
+        "front_matter": Markdown(_front_matter(run, sites)),
+        "name": run.path.resolve().name,
+        "summary": run.summary,
+        "silos": run.silos,
+        "site": site,
+        "terms": _terms_of(run.summary["dataset"]),
+        "facts_of": dict(facts_of(reported)),
+        "result": result(reported, site),
+        "limit": limit(reported, site),
+        "floor": floor,
+        "sizes": [
             [
                 name,
-                as_text(known["distribution"]),
+                known["distribution"],
                 *(_samples(known, split, floor) for split in _SPLITS),
                 floored(known["dropped"], floor) if reported.trust == SERVER else NONE,
             ]
             for name, known in sorted(run.silos.items(), key=lambda one: -_size(one[1], "train"))
         ],
-        by_class=[row for name in sites for row in _by_class(reported, name)],
-        classes=reported.all_classes() or ["without names"],
-        metrics=metrics,
-        values=[
+        "by_class": [row for name in sites for row in _by_class(reported, name)],
+        "classes": reported.all_classes() or ["without names"],
+        "metrics": metrics,
+        "values": [
             [
                 name,
                 _samples(run.silos[name], "test", floor),
@@ -99,17 +102,19 @@ def card_text(
             ]
             for name in sites
         ],
-        epsilon=_epsilon(guarantee),
-        few=[
+        "epsilon": Markdown(_epsilon(guarantee)),
+        "few": [
             name
             for name in sites
             if "test" in run.silos[name]["sizes"] and _size(run.silos[name], "test") < _FEW
         ],
-        form=form,
-        usage=yaml.safe_load(_USAGE.read_text()),
-        facts=facts,
-        settings=_changed_settings(run),
-    )
+        "form": form,
+        "usage": Markdown(yaml.safe_load(_USAGE.read_text())[form]) if form else "",
+        "facts": {name: markdown_code(value) for name, value in facts.items()},
+        "settings": _changed_settings(run),
+    }
+    # Texts of the run directory: nothing of them is markup in the card
+    return templates.get_template("model-card.md.j2").render(as_markdown(data))
 
 
 def _size(known: Mapping[str, Any], split: str) -> int:
@@ -129,14 +134,14 @@ def _by_class(run: ReportedRun, site: str) -> Iterator[list[str]]:
     # At 'trust: sums' no count of a single site is there
     names = run.class_names(site) if counts else []
     for one in class_outcomes(figures, names, counts, _size(run.silos[site], "test")):
-        row = [site, as_text(one.name), *one.cells()]
+        row = [site, one.name, *one.cells()]
         if any(cell != NONE for cell in row[3:]):
             yield row
 
 
-def as_text(said: str) -> str:
-    """Return what a site said so that Markdown shows it as it is: no link, picture or HTML."""
-    return _MARKUP.sub(r"\\\g<0>", said)
+def _plain(name: str) -> str:
+    """Leave out of a name what is markup where the front matter is shown as text."""
+    return "".join(c for c in name if c.isalnum() or c in "-_.: ")
 
 
 def _front_matter(run: FinishedRun, sites: Sequence[str]) -> str:
@@ -148,11 +153,11 @@ def _front_matter(run: FinishedRun, sites: Sequence[str]) -> str:
     results = [
         EvalResult(
             task_type=task,
-            dataset_type=summary["dataset"],
-            dataset_name=summary["dataset"],
+            dataset_type=_plain(summary["dataset"]),
+            dataset_name=_plain(summary["dataset"]),
             dataset_config=site,
             dataset_split="test",
-            metric_type=metric,
+            metric_type=_plain(metric),
             metric_value=summary["sites"][site][metric],
         )
         for site in sites
@@ -162,8 +167,8 @@ def _front_matter(run: FinishedRun, sites: Sequence[str]) -> str:
     return ModelCardData(
         library_name="fedsilo",
         pipeline_tag=task,
-        tags=["federated-learning", "medical", summary["method"]],
-        model_name=run.path.resolve().name,
+        tags=["federated-learning", "medical", _plain(summary["method"])],
+        model_name=_plain(run.path.resolve().name),
         eval_results=results or None,
     ).to_yaml()
 
@@ -183,7 +188,7 @@ def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
     if isinstance(guarantee, str):
         return f"ε: **none** ({guarantee})"
     spent, delta = at_most(guarantee["epsilon"]), guarantee["delta"]
-    return f"ε: **{spent}** at δ {delta:g} ({guarantee['of']})"
+    return f"ε: **{spent}** at δ {delta:g} ({markdown_text(guarantee['of'])})"
 
 
 def _shown(run: FinishedRun, sites: Sequence[str]) -> list[str]:
@@ -206,9 +211,9 @@ def _cell(run: FinishedRun, site: str, metric: str) -> str:
     return with_interval(Estimate(value, interval))
 
 
-def _changed_settings(run: FinishedRun) -> list[tuple[str, str]]:
+def _changed_settings(run: FinishedRun) -> list[tuple[Markdown, Markdown]]:
     values = as_mapping(run.settings.common) | as_mapping(run.settings.own)
     usual = defaults(CommonSettings) | as_mapping(type(run.settings.own)())
     unshown = {*keys_with(CommonSettings, "circumstance"), "method", "dataset", "seed"}
     changed = sorted(k for k, v in values.items() if k not in unshown and usual.get(k) != v)
-    return [(f"`{key}`", f"`{values[key]}`") for key in changed]
+    return [(markdown_code(key), markdown_code(values[key])) for key in changed]

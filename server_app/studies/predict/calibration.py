@@ -149,7 +149,7 @@ def open_calibration(model: SiteModel, path: Path | None) -> Calibration:
         SettingError: there is none, or it is of other weights or another site.
         CheckpointError: the file is damaged.
     """
-    found = path or calibration_path(model.run.path, model.site)
+    found = path or model.run.file(calibration_path(Path(), model.site).name)
     if not found.is_file():
         raise SettingError(
             f"{found} does not exist: run 'fedsilo calibrate {model.run.path} --site {model.site}' "

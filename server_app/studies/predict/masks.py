@@ -19,13 +19,17 @@ from torch import Tensor, nn
 from fedsilo.client_app.training.compute import compute_of
 from fedsilo.datasets.io.atomic_files import build_folder
 from fedsilo.datasets.io.state_files import load_state, state_digest
-from fedsilo.datasets.registry import image_reader
-from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError
+from fedsilo.datasets.registry import image_reader, plugin_modules
+from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.models.contract.methods import load_plugin_files
+from fedsilo.models.contract.plugs import without_working_folder
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.contract.versions import installed_software
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.segmentation.build import build_segmentation
+from fedsilo.server_app.config.trusted_plugins import approve_plugins
+from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.finetune.request import SEGMENTATION, refuse_target
 from fedsilo.server_app.studies.finetune.tasks import predicted_masks
 from fedsilo.server_app.studies.predict.inputs import FileInputs, Watch, file_inputs
@@ -97,11 +101,14 @@ def predict_masks(
 
 
 def _opened(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor], str]:
-    """Return finetune's document, and the arrays of its model with their digest."""
-    try:
-        document: Mapping[str, Any] = json.loads((folder / _DOCUMENT).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / _DOCUMENT} cannot be read ({error})") from None
+    """Return finetune's document, and the arrays of its model with their digest.
+
+    Raises:
+        RunDirectoryError: the document is not what finetune writes.
+        CheckpointError: the model is damaged.
+        SettingError: it is a classifier.
+    """
+    document: Mapping[str, Any] = RunDirectory(folder).read_json(_DOCUMENT)
     if document["task"] != SEGMENTATION:
         raise SettingError(
             f"{folder} holds a classifier that was fine-tuned, and masks are of --task "
@@ -113,10 +120,14 @@ def _opened(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor], str]
 
 
 def _settings(document: Mapping[str, Any], data_dir: Path | None) -> CommonSettings:
-    values = dict(document["settings"])
+    values = dict(document["settings"]) | {"cache-dir": ""}
     if data_dir is not None:
-        values |= {"data-dir": str(data_dir), "cache-dir": ""}
-    return build(CommonSettings, values)
+        values |= {"data-dir": str(data_dir)}
+    # The folder may come from anybody: it names no code, but that which its reader has named
+    with without_working_folder():
+        approved = approve_plugins(values, plugin_modules(values), needs_pins=False)
+        load_plugin_files(str(approved["plugin"]))
+        return build(CommonSettings, approved)
 
 
 def _network(
@@ -126,7 +137,9 @@ def _network(
     batch: Tensor,
 ) -> nn.Module:
     """Return the network, on the device; DataError if it was trained on images of another shape."""
-    task = Task(tuple(batch.shape[1:]), len(document["classes"]))
+    classes = document["classes"]
+    count = classes if isinstance(classes, int) else len(classes)
+    task = Task(tuple(batch.shape[1:]), count)
     network = build_segmentation(document["network"], settings, task)
     try:
         network.load_state_dict(dict(arrays))

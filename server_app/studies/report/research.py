@@ -114,7 +114,7 @@ def _values(runs: Runs, key: str) -> str:
 def _software(run: ReportedRun) -> str:
     environment = read_run_config(run.path / "config.toml").environment
     packages = environment.get("packages", {})
-    named = [("fedsilo", environment.get("fedsilo-revision", "")[:12]), *packages.items()]
+    named = [("fedsilo", str(environment.get("fedsilo-revision", ""))[:12]), *packages.items()]
     return ", ".join(f"{name} {version}" for name, version in named if version)
 
 

@@ -15,6 +15,7 @@ from fedsilo.server_app.records.progress import (
     clock,
     read_progress,
 )
+from fedsilo.server_app.records.run_directory import refuse_links
 from fedsilo.server_app.run.processes import process_of
 
 _SILENT = 60.0  # seconds after which a run of another machine counts as silent: it writes every 15
@@ -109,6 +110,7 @@ def look_at(folder: Path) -> Watched:
         raise RunDirectoryError(
             f"there is no run directory {folder}: name one, or a deployment by --deployment"
         )
+    refuse_links(folder)
     progress = read_progress(folder)
     if progress is None:
         raise RunDirectoryError(

@@ -12,6 +12,7 @@ from fedsilo.models.contract.plugs import (
     digests_text,
     load_plugins,
     located,
+    module_digest,
     offered,
     other_plugs,
     plug,
@@ -19,6 +20,7 @@ from fedsilo.models.contract.plugs import (
     plugin_entries,
     stated_digests,
     with_plugin_settings,
+    without_working_folder,
 )
 
 
@@ -145,7 +147,7 @@ def test_a_digest_is_of_a_files_bytes_or_of_all_text_files_of_a_package(package:
 
 
 def test_a_plug_without_a_file_cannot_be_compared() -> None:
-    with pytest.raises(SettingError, match="plug 'sys' has no file that hospitals could compare"):
+    with pytest.raises(SettingError, match="plugin 'sys' has no file that hospitals could compare"):
         plug_digests([located("network", "sys:exit", ())])
 
 
@@ -157,3 +159,27 @@ def test_settings_of_a_plugged_method_travel_as_one_text() -> None:
             with_plugin_settings({"plugin-settings": text})
     with pytest.raises(SettingError, match="has 'seed', which does not belong to a method"):
         with_plugin_settings({"plugin-settings": '{"own.mu": 0.5, "seed": 1}'})
+
+
+def test_a_digest_needs_no_import(package: Path) -> None:
+    (package / "lab_nets" / "__init__.py").write_text("raise SystemExit\n")
+    assert len(module_digest("lab_nets")) == 64
+    assert "lab_nets" not in sys.modules
+    assert module_digest("no_such_module") == ""
+
+
+def test_only_the_bytes_of_a_pin_are_executed(tmp_path: Path) -> None:
+    named = _file(tmp_path, "raise SystemExit\n")
+    with pytest.raises(SettingError, match="plugin own_plug is not the one of 'plugin-digests'"):
+        load_plugins(named, (), {"own_plug": "0" * 64})
+
+
+def test_the_working_folder_is_off_the_path_and_back_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), ".", "/elsewhere"])
+    with without_working_folder():
+        assert sys.path == ["/elsewhere"]
+        sys.path.append("/added")
+    assert sys.path == ["", str(tmp_path), ".", "/elsewhere", "/added"]

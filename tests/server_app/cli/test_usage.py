@@ -142,7 +142,7 @@ def test_each_command_has_help_and_no_markup_in_it(
             "simulate",
             "set config out file plugin engine ray-address supernodes seed name track no-pictures",
         ),
-        ("resume", "engine ray-address supernodes track"),
+        ("resume", "engine ray-address supernodes track plugin"),
         ("watch", "deployment once port"),
         ("survey", "deployment set config out file plugin supernodes name"),
         (
@@ -171,21 +171,21 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("deploy status", "deployment"),
         ("privacy plan", "samples epsilon delta set config file plugin"),
         ("pretrain", "set config out file plugin save-as"),
-        ("explain", "site row split table image data-dir state-dir json-file picture"),
-        ("attention", "site split images data-dir state-dir pictures"),
+        ("explain", "site row split table image data-dir state-dir json-file picture plugin"),
+        ("attention", "site split images data-dir state-dir pictures plugin"),
         ("settings", "pyproject"),
         ("experiments", "file"),
         ("methods", "plugin"),
-        ("report", "for out audit-log site-file overwrite by decisions data-dir"),
+        ("report", "for out audit-log site-file overwrite by decisions data-dir plugin"),
         (
             "predict",
             "out best site images manifest table id split coverage calibration answer-all html "
-            "data-dir state-dir",
+            "data-dir state-dir plugin",
         ),
-        ("calibrate", "site coverage out data-dir state-dir"),
-        ("monitor", "data site coverage calibration data-dir out overwrite"),
-        ("export", "format site out data-dir state-dir"),
-        ("card", "site out"),
+        ("calibrate", "site coverage out data-dir state-dir plugin"),
+        ("monitor", "data site coverage calibration data-dir out overwrite plugin"),
+        ("export", "format site out data-dir state-dir plugin"),
+        ("card", "site out plugin"),
     ],
 )
 def test_a_command_has_these_options_and_no_others(

@@ -1,25 +1,16 @@
 """A run directory's files are held against their forms when they are read."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.records.forms import STATE, SUMMARY, check
+from fedsilo.server_app.records.forms import State, Summary, check
 from fedsilo.server_app.records.run_directory import RunDirectory
-
-SILO = {
-    "distribution": "D1",
-    "sizes": {"train": 3, "val": 0, "test": 1},
-    "label_counts": {"train": [1, 2], "val": [0, 0], "test": [1, 0]},
-    "fingerprints": {"train": "a" * 64},
-    "dropped": 0,
-    "schema": "",
-    "classes": ["ill", "well"],
-    "backbone": "",
-}
+from tests.support.run_files import SILO, SUMMARY
 
 
 def written(folder: Path, name: str, content: Any) -> RunDirectory:
@@ -65,12 +56,16 @@ def test_what_is_no_site_name_is_none_of_a_run(name: str, tmp_path: Path) -> Non
         written(tmp_path, "silos.json", {name: SILO}).read_json("silos.json")
 
 
-def test_a_key_that_is_missing_is_told_when_it_is_asked_for(tmp_path: Path) -> None:
-    summary = written(tmp_path, "summary.json", {"method": "fedavg"}).read_json("summary.json")
-    assert summary["method"] == "fedavg"
-    assert summary.get("title") is None
-    with pytest.raises(RunDirectoryError, match=r"summary\.json lacks 'title': start a new run"):
-        summary["title"]
+@pytest.mark.parametrize("key", SUMMARY)
+def test_a_key_that_is_missing_is_told_when_the_file_is_read(key: str, tmp_path: Path) -> None:
+    content = {name: value for name, value in SUMMARY.items() if name != key}
+    with pytest.raises(RunDirectoryError, match=rf"summary\.json .* lacks the key '{key}'"):
+        written(tmp_path, "summary.json", content).read_json("summary.json")
+
+
+def test_a_key_of_a_later_version_is_let_through(tmp_path: Path) -> None:
+    content = SUMMARY | {"later": 1}
+    assert written(tmp_path, "summary.json", content).read_json("summary.json") == content
 
 
 @pytest.mark.parametrize(
@@ -83,16 +78,21 @@ def test_a_key_that_is_missing_is_told_when_it_is_asked_for(tmp_path: Path) -> N
         {"mean": []},
         {"published": "x"},
         {"seed": 10**20},
-        [],
+        {"sites": {"north": {"accuracy": float("nan")}}},
+        {"privacy": SUMMARY["privacy"] | {"trust": {"level": "all", "promise": ""}}},
+        {"privacy": SUMMARY["privacy"] | {"guarantee": "some"}},
+        {"privacy": SUMMARY["privacy"] | {"guarantee": {"epsilon": 1.0}}},
+        {"seconds": SUMMARY["seconds"] | {"total": float("inf")}},
     ],
 )
 def test_a_summary_of_another_form_is_told(content: Any) -> None:
     with pytest.raises(RunDirectoryError, match="of another form"):
-        check(SUMMARY, content, "it")
+        check(Summary, SUMMARY | content, "it")
 
 
 def test_figures_that_are_undefined_are_numbers_all_the_same() -> None:
-    check(SUMMARY, {"sites": {"north": {"auc": float("nan")}}, "published": None}, "it")
+    undefined = {"sites": {"north": {"loss": float("nan")}}, "published": None}
+    check(Summary, SUMMARY | undefined, "it")
 
 
 @pytest.mark.parametrize(
@@ -113,17 +113,31 @@ def test_a_row_of_another_form_is_told_with_its_line(text: str, told: str, tmp_p
         RunDirectory(tmp_path).read_csv("metrics.csv")
 
 
-def test_a_column_that_is_missing_is_told_when_it_is_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("round,site\n1,north\n")
-    (row,) = RunDirectory(tmp_path).read_csv("metrics.csv")
-    assert row == {"round": "1", "site": "north"}
-    with pytest.raises(RunDirectoryError, match=r"metrics\.csv lacks 'value'"):
-        row["value"]
+@pytest.mark.parametrize("name", ["metrics.csv", "traffic.csv"])
+def test_a_column_that_is_missing_is_told(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("round,site\n1,north\n")
+    with pytest.raises(RunDirectoryError, match="line 1 lacks the column"):
+        RunDirectory(tmp_path).read_csv(name)
+
+
+def test_a_file_that_leads_out_of_the_directory_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(json.dumps(SUMMARY))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "summary.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(RunDirectoryError, match="is a link to outside of the run directory"):
+        RunDirectory(run).read_json("summary.json")
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "summary.json")
+    with pytest.raises(RunDirectoryError, match="is not a file"):
+        RunDirectory(tmp_path).read_json("summary.json")
 
 
 @pytest.mark.parametrize("change", [{"keepers": "north"}, {"settings": {"seed": [1]}}])
 def test_a_checkpoint_of_another_form_is_refused(change: dict[str, Any]) -> None:
     kept = {"round": 1, "extras": {}, "keepers": {"north": 1}, "settings": {"seed": 1}, "hooks": {}}
-    check(STATE, kept, "it")
+    check(State, kept, "it")
     with pytest.raises(RunDirectoryError, match="it is of another form: "):
-        check(STATE, kept | change, "it")
+        check(State, kept | change, "it")

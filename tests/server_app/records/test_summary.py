@@ -18,6 +18,7 @@ from fedsilo.server_app.records.summary import (
     result_table,
 )
 from fedsilo.server_app.studies.figures.learning_curves import draw_curves, series
+from tests.support.run_files import SILO, SUMMARY
 
 VALUES = {
     "s1a": {"accuracy": 0.8, "entropy": 0.2},
@@ -134,9 +135,9 @@ def test_the_picture_has_a_panel_per_metric_that_was_measured(
     tmp_path: Path, metrics: tuple[str, ...], across: int, down: int
 ) -> None:
     directory = RunDirectory(tmp_path)
-    summary = {"title": "UEFL", "dataset": "digits", "seed": 1, "marks": {"1": "new codewords"}}
+    summary = SUMMARY | {"title": "UEFL", "marks": {"1": "new codewords"}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    (tmp_path / "silos.json").write_text(json.dumps({"s1a": {"distribution": "D1"}}))
+    (tmp_path / "silos.json").write_text(json.dumps({"s1a": SILO}))
     rows = [[r, "s1a", "test", m, 0.5] for r in (0, 1, 2) for m in metrics]
     GrowingCsv(tmp_path / "metrics.csv", METRICS_HEADER).write(rows)
     draw_curves(directory)

@@ -8,6 +8,7 @@ from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory, config_document
 from fedsilo.server_app.studies.finished_run import finished_run, has_begun, has_ended
+from tests.support.run_files import SUMMARY
 
 
 def test_a_run_has_ended_when_its_summary_is_there(tmp_path: Path) -> None:
@@ -20,14 +21,14 @@ def test_a_run_has_ended_when_its_summary_is_there(tmp_path: Path) -> None:
         finished_run(tmp_path)
     assert str(caught.value) == f"the run in {tmp_path} has not ended: 'fedsilo resume {tmp_path}'"
     directory = RunDirectory(tmp_path)
-    directory.write_json("summary.json", {"method": "uefl"})
-    (tmp_path / "metrics.csv").write_text("round,value\n1,0.5\n")
+    directory.write_json("summary.json", SUMMARY)
+    (tmp_path / "metrics.csv").write_text("round,site,split,metric,value\n1,a,test,loss,0.5\n")
     run = finished_run(tmp_path)
     assert has_ended(tmp_path)
     assert run.path == tmp_path
-    assert run.summary == {"method": "uefl"}
+    assert run.summary == SUMMARY
     assert run.settings == settings
-    assert run.metrics == [{"round": "1", "value": "0.5"}]
+    assert [(row["round"], row["value"]) for row in run.metrics] == [("1", "0.5")]
 
 
 def test_a_folder_that_is_missing_is_not_a_run_that_can_be_resumed(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from fedsilo.server_app.studies.finished_site import (
     refuse_shared_state,
     sites_of,
 )
+from tests.support.run_files import SILO
 
 
 def test_what_goes_wrong_with_a_run_names_it_once() -> None:
@@ -32,7 +33,7 @@ def test_one_folder_of_state_is_for_one_site_of_one_run(runs: int, sites: int) -
 
 
 def test_sites_are_those_of_the_run_in_its_order(tmp_path: Path) -> None:
-    (tmp_path / "silos.json").write_text(json.dumps({"b": {}, "a": {}, "c": {}}))
+    (tmp_path / "silos.json").write_text(json.dumps(dict.fromkeys("bac", SILO)))
     assert sites_of(tmp_path) == ["b", "a", "c"]
     assert sites_of(tmp_path, ["c", "b"]) == ["b", "c"]
     with pytest.raises(SettingError, match=r"no site 'd' in .*: its sites are b, a, c"):

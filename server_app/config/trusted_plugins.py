@@ -1,0 +1,232 @@
+"""Which plugins of a run directory may be executed: none because the directory names it.
+
+A run directory may come from anybody, so its plugins are executed only if their SHA-256 is the
+run's and one of these holds, as Jupyter trusts a notebook:
+
+- the reader names his own copy, by ``--plugin`` (``name_plugins``);
+- an installed package offers it to fedsilo, by an entry point;
+- this user has run a plugin of this name and digest on this machine (``remember_plugins``). The
+  digests are in ``~/.fedsilo/trusted-plugins``, or in the file that $FEDSILO_TRUSTED_PLUGINS names.
+"""
+
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.plugs import (
+    PINS,
+    import_plugin,
+    is_offered,
+    module_digest,
+    module_of,
+    plugin_entries,
+    read_plugin,
+    stated_digests,
+)
+from fedsilo.models.contract.settings_schema import Value
+
+PLACE = "FEDSILO_TRUSTED_PLUGINS"
+# The file of digests is read up to here: 100,000 plugins
+_MOST_BYTES = 10**7
+_DIGITS = 12
+
+_named: dict[str, str] = {}  # module -> the file or module that the reader names as his copy
+_run_here: set[tuple[str, str]] = set()  # module and digest of what this process has run
+
+
+def name_plugins(entries: Iterable[object]) -> None:
+    """Let the runs that this process reads use the reader's own copies of their plugins.
+
+    Args:
+        entries: files FILE.py, or modules of installed packages.
+
+    Raises:
+        SettingError: a file does not exist.
+    """
+    for entry in (part for text in entries for part in plugin_entries(str(text))):
+        if not entry.endswith(".py"):
+            _named[entry.partition(".")[0]] = entry
+            continue
+        path = Path(entry).expanduser().absolute()
+        if not path.is_file():
+            raise SettingError(f"--plugin {path} is not a file: name your copy of the plugin")
+        _named[module_of(entry)] = str(path)
+
+
+def remember_plugins(digests: Mapping[str, str]) -> None:
+    """Remember plugins that this user runs, so that his runs are read without an option.
+
+    Args:
+        digests: module -> SHA-256.
+    """
+    new = set(digests.items()) - _run_here
+    _run_here.update(new)
+    if not new:
+        return
+    try:
+        new -= _read_remembered()
+        path = _place()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lines = "".join(f"{digest}  {module}\n" for module, digest in sorted(new))
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(lines)  # one write, so that two processes do not mix their lines
+    except (OSError, RuntimeError, SettingError) as error:  # a home that is missing or read-only
+        print(
+            f"fedsilo: the plugins of this run are not remembered ({one_line(error, 200)}): to "
+            "read the run later, name them by --plugin",
+            file=sys.stderr,
+        )
+
+
+def approve_plugins(
+    values: Mapping[str, Value], used: Iterable[str], needs_pins: bool = True
+) -> dict[str, Value]:
+    """Return a file's settings with only plugins that may be executed in 'plugin'.
+
+    Modules that are no file of 'plugin' are imported here, while their digest is known.
+
+    Args:
+        values: the settings, as a config.toml has them.
+        used: the modules, without their parents' names, in which the settings name an object.
+        needs_pins: whether 'plugin-digests' must have each plugin. If not, a plugin without a
+            digest there may have the bytes of the reader's own copy.
+
+    Raises:
+        SettingError: a plugin that the settings use may not be executed; says how it may.
+    """
+    recorded = {module_of(e): e for e in plugin_entries(str(values.get("plugin", "")))}
+    pins = stated_digests(str(values.get(PINS, "")))
+    used = sorted(set(used))
+    if not needs_pins:
+        for module in used:
+            entry = _named.get(module, recorded.get(module, ""))
+            pins.setdefault(module, _entry_digest(module, entry))
+    approved = [_approve(module, recorded.get(module, ""), pins.get(module, "")) for module in used]
+    # A file that no setting names may be one that another plugin imports. It has no pin, so only
+    # bytes that this user has run are executed, and others are left out
+    for module, entry in recorded.items():
+        if module not in used and entry.endswith(".py"):
+            helper = _named.get(module, entry)
+            if module in _named or _is_remembered(module, _file_digest(helper)):
+                approved.insert(0, helper)
+    return dict(values) | {"plugin": ", ".join(entry for entry in approved if entry)}
+
+
+def remember_files(named: str) -> None:
+    """Remember the files of a setting 'plugin' that the user himself gives."""
+    files = {module_of(entry): entry for entry in plugin_entries(named) if entry.endswith(".py")}
+    remember_plugins({module: _file_digest(entry) for module, entry in files.items()})
+
+
+def refuse_unknown_files(named: str, where: str) -> None:
+    """Refuse files of 'plugin' that a file names, unless this user gave or ran the same bytes.
+
+    Args:
+        named: the setting's value.
+        where: the file that names them, for the error.
+
+    Raises:
+        SettingError: names the first such file.
+    """
+    for entry in plugin_entries(named):
+        module = module_of(entry)
+        if entry.endswith(".py") and not _is_remembered(module, _file_digest(entry)):
+            raise SettingError(
+                f"{where} names plugin {one_line(entry, 200)}, whose bytes you have not run here: "
+                f"read it, and trust it by 'fedsilo methods --plugin {module}.py'"
+            )
+
+
+def _approve(module: str, recorded: str, pin: str) -> str:
+    """Return the entry of 'plugin' by which a plugin may be loaded; empty for an installed module.
+
+    Args:
+        module: the plugin's module.
+        recorded: the file that the run directory names for it, or empty.
+        pin: the SHA-256 that the run directory has of it, or empty.
+    """
+    entry = _named.get(module, recorded)
+    is_file = entry.endswith(".py")
+    is_trusted = module in _named or _is_remembered(module, pin) or (
+        not is_file and is_offered(module)
+    )  # fmt: skip
+    if not is_trusted:
+        raise SettingError(
+            f"plugin {_text(module, pin)} is named by a file and not by you, and you have not run "
+            f"it here, so it is not executed: read it, and name your copy by --plugin {module}.py, "
+            f"or by --plugin {module} if its package is installed"
+        )
+    found = _entry_digest(module, entry)
+    if not found:
+        raise SettingError(
+            f"plugin {_text(module, pin)} is needed, but {entry or 'no installed module'} cannot "
+            f"be read: name your copy by --plugin {module}.py"
+        )
+    if found != pin:
+        raise SettingError(
+            f"{entry or 'the installed module'} is another version of plugin {_text(module, pin)}, "
+            f"its SHA-256 is {found[:_DIGITS]}: name the run's version by --plugin {module}.py"
+        )
+    if not is_file:
+        import_plugin(module)
+    return entry if is_file else ""
+
+
+def _text(module: str, pin: str) -> str:
+    digest = one_line(pin, _DIGITS + 1) if pin else "not recorded"
+    return f"'{one_line(module, 80)}' (SHA-256 {digest})"
+
+
+def _entry_digest(module: str, entry: str) -> str:
+    """Compute the digest of a plugin's file, or of an installed module; empty if there is none."""
+    return _file_digest(entry) if entry.endswith(".py") else module_digest(module)
+
+
+def _file_digest(entry: str) -> str:
+    """Compute the SHA-256 of a plugin's file; empty if it cannot be read."""
+    try:
+        return hashlib.sha256(read_plugin(Path(entry).expanduser().absolute())).hexdigest()
+    except (SettingError, OSError, RuntimeError, ValueError):  # a null byte, no home
+        return ""
+
+
+def _is_remembered(module: str, digest: str) -> bool:
+    known = (module, digest)
+    return bool(digest) and (known in _run_here or known in _read_remembered())
+
+
+def _place() -> Path:
+    """Return the file of digests; RuntimeError if the user has no home."""
+    return Path(os.environ.get(PLACE, "") or "~/.fedsilo/trusted-plugins").expanduser()
+
+
+def _read_remembered() -> set[tuple[str, str]]:
+    """Read module and digest of all plugins that this user has run.
+
+    Raises:
+        SettingError: somebody else could have written the file.
+    """
+    try:
+        path = _place()
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, RuntimeError):
+        return set()
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {error.strerror}") from None
+    with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
+        found = os.fstat(handle)
+        theirs = found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if theirs or not stat.S_ISREG(found.st_mode):
+            raise SettingError(
+                f"{path} can be written by others, who could trust plugins in your name: remove "
+                "it, or 'chmod 600' it after reading it"
+            )
+        lines = file.read(_MOST_BYTES).splitlines()
+    pairs = (line.split("  ", 1) for line in lines if "  " in line)
+    return {(module, digest) for digest, module in pairs}
