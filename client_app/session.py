@@ -35,7 +35,7 @@ from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import SPLITS, Silo
 from fedsilo.models.contract.errors import DataError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
-from fedsilo.models.contract.methods import method_part, settings_class
+from fedsilo.models.contract.methods import settings_class, site_class
 from fedsilo.models.contract.plugs import with_plugin_settings
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SUMS, CommonSettings
@@ -95,7 +95,7 @@ class SiteSession:
             self._refuse_few_weighed()  # now, not when it trains
         refuse_forgetful(self.settings, self.limits.minimum_steps_per_reply)
         own: Any = built(settings_class(self.settings.method), self.run_config)
-        method = method_part("client_app", self.settings.method, "Site")(own)
+        method = site_class(self.settings.method)(own)
         method.admit(self)
         # A hospital may change its own cap during a run: the digest is of the run's settings
         self.digest = settings_digest_of(built(CommonSettings, self.run_config), own)
@@ -288,7 +288,7 @@ def open_session(context: Context) -> SiteSession:
 def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:
     """Return the session of a run that has ended, with the method's ``own`` settings."""
     session = SiteSession(settings, silo, True, NO_LIMITS, {}, {}, None)
-    session.method = method_part("client_app", settings.method, "Site")(own)
+    session.method = site_class(settings.method)(own)
     session.compute, session.sampling = compute_of(settings), settings
     session.digest = settings_digest_of(settings, own)
     return session

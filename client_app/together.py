@@ -27,7 +27,7 @@ from fedsilo.client_app.training.rates import rate_setter
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import FedsiloError, SettingError
 from fedsilo.models.contract.messages import ARRAYS, CONFIG, SAMPLES, STEPS, TRAIN, Instruction
-from fedsilo.models.contract.methods import METHODS, method_part
+from fedsilo.models.contract.methods import METHODS, site_class
 from fedsilo.models.contract.one_line import listed, shown
 from fedsilo.models.contract.seeding import derive_seed, generator
 from fedsilo.models.contract.settings import CommonSettings
@@ -71,7 +71,7 @@ def check_vectorised(common: CommonSettings) -> None:
                 f"are trained as one only where it is {wanted}; set 'vectorised' to 1"
             )
     plain = common.method in METHODS  # a plug may extend such a method
-    if not (plain and method_part("client_app", common.method, "Site").trains_plainly):
+    if not (plain and site_class(common.method).trains_plainly):
         raise SettingError(
             f"setting 'vectorised' is {common.vectorised}, and a site of method '{common.method}' "
             "does more than train the model that it is sent: set 'vectorised' to 1"

@@ -37,6 +37,10 @@ _HIDDEN = 100  # of the embedding, as in the authors' code
 class DisTransSettings(OwnSettings):
     """Settings of DisTrans; defaults are those of the authors' code, whose network takes SGD."""
 
+    title = "DisTrans"
+    server = "fedsilo.strategies.methods.distrans:DisTrans"
+    site = "fedsilo.client_app.methods.distrans:DisTransSite"
+
     offset_alpha: float = setting(
         0.2, "alpha: how far the channels are moved to the offset and from it", above=0.0
     )

@@ -41,6 +41,10 @@ ENTROPY = measurement(INCOMING, "val", "entropy")  # in an uncertainty reply
 class UEFLSettings(OwnSettings):
     """UEFL's own settings; defaults are the paper's for MNIST."""
 
+    title = "UEFL"
+    server = "fedsilo.strategies.methods.uefl:UEFL"
+    site = "fedsilo.client_app.methods.uefl:UEFLSite"
+
     gamma: float = setting(
         0.3, "a silo is uncertain above (1+gamma) times the least entropy", minimum=0.0
     )

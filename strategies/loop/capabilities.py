@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.methods import needs_sums_only
 from fedsilo.models.contract.settings import AUTO, CommonSettings
 from fedsilo.models.maths.pacing import has_quorum
 
@@ -23,9 +24,6 @@ class Capabilities:
     # How the weights of sites may become one; "mean" alone where there is no such step, or where it
     # would guard a part of what sites send
     aggregations: tuple[str, ...] = ("mean",)
-    # What sites send is weights of which it needs the mean by samples alone, so that they can be
-    # summed in secret, or come late
-    secure: bool = False
     # What sites send is made of the arrays of the same names that they were sent, and is averaged,
     # so that it can travel as updates, in fewer bytes
     updates: bool = False
@@ -67,7 +65,7 @@ class Capabilities:
     def _of_messages(self, common: CommonSettings) -> Iterator[str]:
         """Say the same of what travels and of who may be late."""
         method, secure = f"method '{common.method}'", common.secure_aggregation != "none"
-        if has_quorum(common) and not self.secure:
+        if has_quorum(common) and not needs_sums_only(common.method):
             yield (
                 f"{method} does not average what all sites send: set 'round-quorum' to 1 and leave "
                 "'speeds' empty, or choose another method"

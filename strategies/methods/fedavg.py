@@ -24,7 +24,6 @@ class FedAvg(Method):
         initial_weights=True,
         some_sites=True,
         aggregations=AGGREGATIONS,
-        secure=True,
         updates=True,
     )
 

@@ -17,7 +17,7 @@ from fedsilo.client_app.site.policy import SiteFile, log_path, matches, read_sit
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
-from fedsilo.models.contract.methods import METHODS, method_part, settings_class
+from fedsilo.models.contract.methods import METHODS, settings_class, site_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import key_of
 from fedsilo.models.networks.build import build_classifier
@@ -410,7 +410,7 @@ def test_every_consent_that_a_method_asks_for_is_a_key_of_the_file(
     session, asked = session_with(common, silo), set()
     monkeypatch.setattr(session, "require_consent", lambda key, purpose: asked.add(key))
     for name in METHODS:
-        method_part("client_app", name, "Site")(settings_class(name)()).admit(session)
+        site_class(name)(settings_class(name)()).admit(session)
     assert asked == {"allow-embeddings"}
     assert asked <= {key_of(name) for name in SiteFile.__dataclass_fields__}
 
