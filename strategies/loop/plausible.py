@@ -200,9 +200,13 @@ def far_out(
 def update_statistics(
     before: Mapping[str, Arrays], after: Arrays, replies: Mapping[str, Reply]
 ) -> dict[str, UpdateStatistics]:
-    """Return the statistics of each site whose reply was an update of weights that it was sent.
+    """Compare each site's update of its weights with the step that the model took.
 
-    ``before`` has by site what its reply is an update of, ``after`` what that became.
+    Args:
+        before: by site, the arrays that its reply is an update of.
+        after: the model's arrays once the replies were combined.
+        replies: the sites' replies. A site without weights in both ``before`` and ``after`` is left
+            out.
     """
     weights = {
         site: [n for n in before.get(site, ()) if n in after and not is_statistic(n)]

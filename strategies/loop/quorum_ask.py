@@ -122,7 +122,8 @@ class QuorumAsk(GridAsk):
         """Return what counts of ``replies``: those in time, and late ones discounted."""
         if self.session.common.late_replies != "discounted":
             timely = replies.of(site for site, reply in replies.items() if not reply.asked)
-            self._last = TRAIN, timely
+            question, _ = self._answered[-1]
+            self._answered[-1] = question, timely
             return timely
         moved = {
             site: discounted(reply, sent[reply.asked], now, self.round - reply.asked)
@@ -130,4 +131,4 @@ class QuorumAsk(GridAsk):
             else reply
             for site, reply in replies.items()
         }
-        return Replies(moved, replies.became)
+        return Replies(moved)
