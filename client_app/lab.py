@@ -1,13 +1,14 @@
 """One message at one site, the same for every method: its arrays, training, measuring, the reply.
 
-A method (``client_app/methods``) says in what order these happen. Whatever leaves a site leaves by
-``Lab.reply``; ``Lab.fit`` and ``Lab.privacy`` hide each patient in what is trained and averaged.
+A method (``client_app/methods``) says in what order these happen, and ends with an ``Outgoing``.
+``Lab.pack`` makes the reply of it; ``Lab.fit`` and ``Lab.privacy`` hide each patient in what is
+trained and averaged.
 """
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
-from functools import cached_property, partial
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -23,12 +24,11 @@ from fedsilo.client_app.training.evaluation import measure, of_labels
 from fedsilo.client_app.training.initial_network import class_weights, initial_classifier
 from fedsilo.client_app.training.loop import (
     AfterStep,
+    LocalTraining,
     Objective,
-    Options,
     Penalty,
     annealed,
     counted_steps,
-    train_locally,
 )
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
 from fedsilo.datasets.silo.silos import Split
@@ -57,6 +57,23 @@ from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 from fedsilo.strategies.wire.records import unpack
 
 _COUNTED = "counted/"  # in a site's state what it kept with the last reply that counted
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What a phase of a method returns: what leaves the site, and what stays there.
+
+    The lab packs it after the site's own checks. Nothing else can leave.
+    """
+
+    # The network that was trained: it is measured again, and sent unless ``send`` is given
+    network: SiteNetwork | None = None
+    _: KW_ONLY
+    # The arrays that leave, by name, or None for those of ``network``. Nothing leaves if the server
+    # asks for no arrays
+    send: Arrays | None = None
+    # The arrays that this site keeps for itself, by name, or None for none
+    keep: Arrays | None = None
 
 
 class Lab:
@@ -91,9 +108,8 @@ class Lab:
         self._trained: SiteNetwork | None = None
         self._continued: Arrays | None = None  # what training continues from in the next round
         self._counted: Arrays = {}  # ``counted_state``, by the names under which it is kept
-        # The way out, which ``reply`` takes
+        # The way out, which ``pack`` takes
         self.outbound = Outbound(session, instruction, content, self.state_files.folder)
-        self.packed: RecordDict | None = None  # what ``reply`` has packed
         # Names of the operations that were not deterministic
         self.unrepeatable: Collection[str] = ()
         self._started = time.perf_counter()
@@ -199,44 +215,70 @@ class Lab:
             RefusedError: fewer samples or steps than the hospital allows are behind the training.
             SiteError: training diverged.
         """
-        settings, split = settings or self.sampling, self.silo.train if split is None else split
-        limits, smallest = self.session.limits, self.session.smallest_batch
+        settings = settings or self.sampling
         own = replace(settings, local_steps=steps) if steps else settings
-        private = self.privacy.training(own, aside) if own.is_private() and not stays else None
-        # The real number of samples would be in the learning rate and in the loss
-        samples = private.told if private else len(split.labels)
-        course = settings, self.instruction.round - 1, samples, smallest
-        counted = weights = None
-        scheduled = plan is None and (settings.schedule != "constant" or settings.warm_up)
-        if scheduled or settings.rate_decay != "none":
-            counted = counted_steps(own, *course, private, bool(aside))
-        if settings.class_weights != "none":
-            weights = class_weights(self.common, self.silo)[split.labels]
-        options = Options(
-            *(objective, penalty, after_step, beside, plan),
-            before_pass=annealed(network, *course) if evidences(network) else None,
-            counted=counted,
-            # Not even a refusal may reveal what stays
-            minimum_steps=0 if stays and self.session.cap else limits.minimum_steps_per_reply,
-            minimum_batch=smallest,
-            weights=weights,
-            private=private,
+        training = LocalTraining(
+            network,
+            self.silo.train if split is None else split,
+            own,
+            self.compute,
+            (self.instruction.round, self.site, *aside),
+            objective=objective,
+            penalty=penalty,
+            after_step=after_step,
+            beside=beside,
+            plan=plan,
+            minimum_steps=self.session.limits.minimum_steps_per_reply,
+            minimum_batch=self.session.smallest_batch,
             work=self.outbound.work,
         )
-        key: tuple[int | str, ...] = (self.instruction.round, self.site, *aside)
-        trainer = self.session.trainer or train_locally
-        train = partial(trainer, network, split, own, self.compute, key)
+        if own.is_private() and not stays:
+            training.private = self.privacy.training(own, aside)
+        if stays and self.session.cap:
+            training.minimum_steps = 0  # not even a refusal may reveal what stays
+        if settings.class_weights != "none":
+            training.weights = class_weights(self.common, self.silo)[training.split.labels]
+        self._follow_rounds(training, settings, bool(aside))
+        train = self.session.trainer or LocalTraining.run
         if aside:
-            train(options)
+            train(training)
             return
         self._continued, self._trained = {}, network
-        alone = stays and settings.is_private()  # its moments have no noise: they end with it
-        if settings.epoch_steps or (settings.optimiser_state == "run" and not alone):
-            here = (self.stored, settings, samples, self.instruction.round, self.site, order)
-            loss, self._continued = train_continued(train, options, network, *here)
+        # The moments of a model that stays have no noise, so they end with this training
+        drops_moments = stays and settings.is_private()
+        if settings.epoch_steps or (settings.optimiser_state == "run" and not drops_moments):
+            round_ = self.instruction.round
+            loss, self._continued = train_continued(training, self.stored, round_, self.site, order)
         else:
-            loss = train(options)
+            loss = train(training)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
+
+    def _follow_rounds(
+        self, training: LocalTraining, settings: CommonSettings, aside: bool
+    ) -> None:
+        """Set what depends on earlier rounds: the learning rate and the evidential KL weight.
+
+        Args:
+            training: gets both; its own settings say how many steps this training has.
+            settings: the same without ``steps`` of ``fit``, by which rounds are counted.
+            aside: whether another model is trained.
+        """
+        rounds, smallest = self.instruction.round - 1, training.minimum_batch
+        has_schedule = settings.schedule != "constant" or bool(settings.warm_up)
+        if settings.rate_decay != "none" or (has_schedule and training.plan is None):
+            training.counted = counted_steps(
+                training.settings,
+                settings,
+                rounds,
+                training.samples,
+                smallest,
+                training.private,
+                aside,
+            )
+        if evidences(training.network):
+            training.before_pass = annealed(
+                training.network, settings, rounds, training.samples, smallest
+            )
 
     def reply(
         self,
@@ -244,29 +286,41 @@ class Lab:
         *,
         send: Arrays | None = None,
         keep: Arrays | None = None,
-    ) -> RecordDict:
-        """Store what stays here and pack what leaves; the one way out of a site.
+    ) -> Outgoing:
+        """Return ``Outgoing(...)``; this is for plugins of version 0.1, and ends after 0.2."""
+        return Outgoing(network, send=send, keep=keep)
 
-        Args:
-            network: what was trained; it is measured again, and sent unless ``send`` says what is.
-            send: the arrays that leave, by name.
-            keep: the arrays that this site keeps for itself.
+    def pack(self, outgoing: Outgoing) -> RecordDict:
+        """Store what stays here and pack what leaves; nothing else leaves a site.
 
         Raises:
-            FedsiloError: it cannot be stored, or must not leave.
+            FedsiloError: something cannot be stored, or must not leave.
         """
+        network, keep = outgoing.network, outgoing.keep or {}
         if network is not None and network is self._trained and self.instruction.evaluate:
             self.metrics |= self.measured(network, TRAINED, ("val",))
-        if send is None and network is not None and self.instruction.returns:
-            send = exchanged_arrays(network)
-        send = (send or {}) if self.instruction.returns else {}
-        updates = None  # in fewer bytes than 'send'
+        send: Arrays = {}
+        if self.instruction.returns:
+            if outgoing.send is not None:
+                send = outgoing.send
+            elif network is not None:
+                send = exchanged_arrays(network)
+        updates = None  # the same in fewer bytes
         if self.session.compression and send:
             updates, left = self.outbound.compressed(send, self.arrays(), self.stored)
-            keep = {**(keep or {}), **left}
-        kept = bool(keep or self._continued) and self._keep(keep or {})
+            keep = {**keep, **left}
+        has_kept = bool(keep or self._continued) and self._keep(keep)
+        packed = RecordDict({METRICS: self._leaving_metrics(has_kept)})
+        # Measurements are summed in secret, also at the end, when no arrays are sent
+        if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
+            record = updates or self.outbound.record(send, self.arrays(), self.metrics)
+            packed[ARRAYS] = record
+        return packed
+
+    def _leaving_metrics(self, has_kept: bool) -> MetricRecord:
+        """Return what the reply says in numbers, among them whether the site ``has_kept`` state."""
         metrics = dict(self.outbound.metrics(self.metrics))  # under a cap they cost epsilon
-        if self.common.trust == SERVER:  # what an answer takes depends on the data
+        if self.common.trust == SERVER:  # time and memory of an answer depend on the data
             metrics[SECONDS] = time.perf_counter() - self._started
             metrics[PEAK_MEMORY] = self.compute.peak_memory()
         if self.common.trust != SUMS:
@@ -274,13 +328,7 @@ class Lab:
         if self.common.is_private():
             metrics[DP_EPSILON] = self.outbound.ledger.epsilon()
         marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)}
-        record = MetricRecord({**metrics, KEPT_STATE: int(kept), **marks})
-        self.packed = RecordDict({METRICS: record})
-        # Measurements are summed in secret, though at the end no arrays are
-        if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
-            parts = (send, self.arrays(), self.metrics)
-            self.packed[ARRAYS] = updates or self.outbound.record(*parts)
-        return self.packed
+        return MetricRecord({**metrics, KEPT_STATE: int(has_kept), **marks})
 
     def measured(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]

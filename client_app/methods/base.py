@@ -1,12 +1,12 @@
 """What a method says at a site: how its network is opened, and the steps of each phase.
 
-A method is a class with a function per phase, named as the phase with dashes as underscores. Its
-author meets eight names: of the class ``open`` and ``train``; of the ``Lab``, which each phase is
-given, ``arrays`` (as received), ``state`` (what this site has kept), ``classifier`` (the run's
-network), ``measure``, ``fit`` and ``reply``. Two more have defaults: ``measured`` (which networks
-are measured, and what else of them) and ``admit`` (whether this site can take part). A class whose
-model stays at the site says so for private runs: ``measures_what_stays``. ``__all__`` are the names
-that a method's file takes from here.
+A method is a class with a function per phase, named as the phase with dashes as underscores. A
+phase is given the ``Lab`` and returns ``Outgoing``. An author meets eight names: of the class
+``open`` and ``train``; of the lab ``arrays`` (as received), ``state`` (what this site has kept),
+``classifier`` (the run's network), ``measure`` and ``fit``; and ``Outgoing``. Two more functions
+have defaults: ``measured`` (which networks are measured, and what else of them) and ``admit``
+(whether this site can take part). A class whose model stays at the site says so for private runs:
+``measures_what_stays``. ``__all__`` are the names that a method's file takes from here.
 """
 
 from abc import ABC, abstractmethod
@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from flwr.app import RecordDict
 
-from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import Measured
 from fedsilo.client_app.training.evidence_probe import EvidenceProbe, vacuity_of
@@ -28,17 +27,15 @@ from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 __all__ = [
-    "Answer",
     "Lab",
     "Measured",
+    "Outgoing",
     "SiteMethod",
     "SiteNetwork",
     "TokenClassifier",
     "exchanged_arrays",
     "load_exchanged",
 ]
-
-Answer = RecordDict  # what ``Lab.reply`` returns
 
 
 class SiteMethod(ABC):
@@ -66,8 +63,8 @@ class SiteMethod(ABC):
         return lab.classifier(lab.arrays())
 
     @abstractmethod
-    def train(self, lab: Lab) -> Answer:
-        """Train here and return ``lab.reply(...)``."""
+    def train(self, lab: Lab) -> Outgoing:
+        """Train here, and return what leaves and what stays."""
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Yield what is measured where ``network`` is to be; each before the next is asked for.

@@ -11,7 +11,7 @@ from typing import cast
 
 import torch
 
-from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteMethod, SiteNetwork
+from fedsilo.client_app.methods.base import Lab, Measured, Outgoing, SiteMethod, SiteNetwork
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import Probes, measure, tokens_of
 from fedsilo.client_app.training.initial_network import initial_classifier
@@ -51,7 +51,7 @@ class UEFLSite(SiteMethod):
         settings = replace(self.settings, commitment_weight=weight)
         return lab.compute.place(UEFLNetwork(classifier, books, settings))
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train classifier and books (eq. 2, by the loss of eq. 7); personal books stay."""
         network = cast(UEFLNetwork, lab.open())
         lab.measure(network)
@@ -64,18 +64,18 @@ class UEFLSite(SiteMethod):
             floor = max(self.settings.centroid_min_count, lab.session.limits.sums_min_count)
             weights |= code_use(network, tokens, floor)
         if self.settings.personal:
-            return lab.reply(network, send=weights, keep=books)
-        return lab.reply(network, send=weights | books)
+            return Outgoing(network, send=weights, keep=books)
+        return Outgoing(network, send=weights | books)
 
-    def uncertainty(self, lab: Lab) -> Answer:
+    def uncertainty(self, lab: Lab) -> Outgoing:
         """Answer with the entropy of the incoming model on validation data (eq. 8)."""
         key = (lab.instruction.round, lab.site, "uncertainty")
         bound = lab.session.loss_bound
         values = measure(lab.open(), lab.silo.val, lab.sampling, lab.compute, key, None, bound)
         lab.metrics[ENTROPY] = values["entropy"]
-        return lab.reply()
+        return Outgoing()
 
-    def centroids(self, lab: Lab) -> Answer:
+    def centroids(self, lab: Lab) -> Outgoing:
         """Answer with centroids and counts (section 3.2), or make personal codewords of them."""
         network, own = cast(UEFLNetwork, lab.open()), self.settings
         refreshes = CentroidNotes.from_values(lab.instruction.notes).refreshes
@@ -85,10 +85,10 @@ class UEFLSite(SiteMethod):
         if own.codeword_start == "gaussian" and not refreshes:
             lab.metrics[NEW_CODEWORDS] = own.codes
             if not own.personal:
-                return lab.reply()  # the server draws it: nothing need leave the site
+                return Outgoing()  # the server draws it: nothing need leave the site
             width, seed = network.codebook().shape[1], lab.common.seed
             centres = gaussian_codebook(own.codes, width, seed, number)
-            return lab.reply(keep=stay | {f"{CODEBOOK}{number}": centres})
+            return Outgoing(keep=stay | {f"{CODEBOOK}{number}": centres})
         if lab.common.is_private():  # whatever the message says: centroids have no noise
             raise RefusedError("training is private, and no centroids of features are made")
         tokens = tokens_of(network, lab.silo.train, lab.compute)
@@ -97,12 +97,12 @@ class UEFLSite(SiteMethod):
         centres, counts = torch.from_numpy(found.centres), torch.from_numpy(found.counts)
         lab.metrics[NEW_CODEWORDS] = len(counts)
         if not own.personal:
-            return lab.reply(send={"centroids": centres, "counts": counts})
+            return Outgoing(send={"centroids": centres, "counts": counts})
         if len(counts):
             books = (
                 books | {first: centres} if refreshes else stay | {f"{CODEBOOK}{number}": centres}
             )
-        return lab.reply(keep=books)
+        return Outgoing(keep=books)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the network, and measure its use of codes (eq. 11) too."""

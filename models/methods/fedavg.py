@@ -2,7 +2,7 @@
 
 Equations (arXiv:1602.05629):
   (algorithm 1, server) mean weighted by samples -> strategies.loop.ask.weighted_mean
-  (algorithm 1, client) local epochs -> client_app.training.loop.train_locally
+  (algorithm 1, client) local epochs -> client_app.training.loop.LocalTraining.run
 """
 
 from dataclasses import dataclass

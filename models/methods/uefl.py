@@ -5,7 +5,7 @@ straight-through -> classifier.
 
 Equations (arXiv:2402.18888):
   (1) tokens, codewords, prediction -> models.networks.site_network.SiteNetwork.forward
-  (2) local training -> client_app.training.loop.train_locally
+  (2) local training -> client_app.training.loop.LocalTraining.run
   (3) mean weighted by samples -> strategies.loop.ask.weighted_mean
   (4) nearest codewords -> models.maths.codebook.nearest_codewords
   (4, gradient) straight-through estimator -> models.maths.codebook.straight_through

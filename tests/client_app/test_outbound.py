@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.strategies.wire.compressed import Compression
 from fedsilo.strategies.wire.reply import shapes
 
@@ -19,7 +19,7 @@ def moved(opened: Opened, way: Compression, round_: int, *trained: float) -> lis
     """Return by how much a site's answer moves 'w', which it was sent as zeros and trained."""
     lab = opened("fedavg", SENT, round=round_, evaluate=False)
     lab.session.compression = way
-    reply = lab.reply(send={"w": torch.tensor(trained)})
+    reply = lab.pack(Outgoing(send={"w": torch.tensor(trained)}))
     found: list[float] = way.reply("s1a", reply, shapes(SENT), SENT).arrays["w"].tolist()
     return found
 
