@@ -238,7 +238,11 @@ class Lab:
             training.minimum_steps = 0  # not even a refusal may reveal what stays
         if settings.class_weights != "none":
             training.weights = class_weights(self.common, self.silo)[training.split.labels]
-        self._follow_rounds(training, settings, bool(aside))
+        if evidences(network):
+            rounds, smallest = self.instruction.round - 1, training.minimum_batch
+            training.before_pass = annealed(network, settings, rounds, training.samples, smallest)
+        if settings.rate_decay != "none" or settings.schedule != "constant" or settings.warm_up:
+            training.counted = self._count_steps(training, settings, bool(aside))
         train = self.session.trainer or LocalTraining.run
         if aside:
             train(training)
@@ -253,32 +257,30 @@ class Lab:
             loss = train(training)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
 
-    def _follow_rounds(
+    def _count_steps(
         self, training: LocalTraining, settings: CommonSettings, aside: bool
-    ) -> None:
-        """Set what depends on earlier rounds: the learning rate and the evidential KL weight.
+    ) -> tuple[int, int] | None:
+        """Return the steps by which a schedule sets the learning rate, see ``counted_steps``.
 
         Args:
-            training: gets both; its own settings say how many steps this training has.
+            training: its own settings say how many steps it has.
             settings: the same without ``steps`` of ``fit``, by which rounds are counted.
             aside: whether another model is trained.
+
+        Returns:
+            None if the rate stays: a schedule does not count the steps of a ``plan``.
         """
-        rounds, smallest = self.instruction.round - 1, training.minimum_batch
-        has_schedule = settings.schedule != "constant" or bool(settings.warm_up)
-        if settings.rate_decay != "none" or (has_schedule and training.plan is None):
-            training.counted = counted_steps(
-                training.settings,
-                settings,
-                rounds,
-                training.samples,
-                smallest,
-                training.private,
-                aside,
-            )
-        if evidences(training.network):
-            training.before_pass = annealed(
-                training.network, settings, rounds, training.samples, smallest
-            )
+        if training.plan is not None and settings.rate_decay == "none":
+            return None
+        return counted_steps(
+            training.settings,
+            settings,
+            self.instruction.round - 1,
+            training.samples,
+            training.minimum_batch,
+            training.private,
+            aside,
+        )
 
     def reply(
         self,
@@ -310,15 +312,6 @@ class Lab:
             updates, left = self.outbound.compressed(send, self.arrays(), self.stored)
             keep = {**keep, **left}
         has_kept = bool(keep or self._continued) and self._keep(keep)
-        packed = RecordDict({METRICS: self._leaving_metrics(has_kept)})
-        # Measurements are summed in secret, also at the end, when no arrays are sent
-        if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
-            record = updates or self.outbound.record(send, self.arrays(), self.metrics)
-            packed[ARRAYS] = record
-        return packed
-
-    def _leaving_metrics(self, has_kept: bool) -> MetricRecord:
-        """Return what the reply says in numbers, among them whether the site ``has_kept`` state."""
         metrics = dict(self.outbound.metrics(self.metrics))  # under a cap they cost epsilon
         if self.common.trust == SERVER:  # time and memory of an answer depend on the data
             metrics[SECONDS] = time.perf_counter() - self._started
@@ -328,7 +321,12 @@ class Lab:
         if self.common.is_private():
             metrics[DP_EPSILON] = self.outbound.ledger.epsilon()
         marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)}
-        return MetricRecord({**metrics, KEPT_STATE: int(has_kept), **marks})
+        record = MetricRecord({**metrics, KEPT_STATE: int(has_kept), **marks})
+        packed = RecordDict({METRICS: record})
+        # Measurements are summed in secret, also at the end, when no arrays are sent
+        if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
+            packed[ARRAYS] = updates or self.outbound.record(send, self.arrays(), self.metrics)
+        return packed
 
     def measured(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]

@@ -172,10 +172,16 @@ class LocalTraining:
             RefusedError: fewer samples or steps than the hospital allows are behind the training.
         """
         self.network.train()
-        steps = _Steps(self)
+        steps, count, passes = _Steps(self), len(self.split.labels), self.plan
+        if self.private:
+            passes = self.private.plan(count)
+        elif passes is None:
+            seed = derive_seed(self.settings.seed, "batches", *self.key)
+            rng = torch.Generator().manual_seed(seed)
+            passes = schedule(count, self.settings, rng, self.minimum_batch)
         # One seed for all draws of the training: dropout's follow one another over the batches
         with seeded(self.settings.seed, "training", *self.key, device=self.compute.device):
-            for number, batches_of_pass in enumerate(self._passes()):
+            for number, batches_of_pass in enumerate(passes):
                 if self.before_pass:
                     self.before_pass(number)
                 if self.minimum_batch > 1:
@@ -185,17 +191,6 @@ class LocalTraining:
             self.work.update({STEPS: len(steps.rates), SAMPLES: steps.seen})
             refuse_unusable(mean, steps.rates, self.minimum_steps, self.compute.fp16)
         return mean
-
-    def _passes(self) -> Iterable[list[Tensor]]:
-        """Return the passes over the samples, each a list of batches of sample numbers."""
-        count = len(self.split.labels)
-        if self.private:
-            return self.private.plan(count)
-        if self.plan is not None:
-            return self.plan
-        seed = derive_seed(self.settings.seed, "batches", *self.key)
-        rng = torch.Generator().manual_seed(seed)
-        return schedule(count, self.settings, rng, self.minimum_batch)
 
 
 class _Steps:

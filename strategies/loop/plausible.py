@@ -223,10 +223,11 @@ def update_statistics(
             step, squared = steps[id(array)]
             own = replies[site].arrays[name].astype(np.float64) - array
             sums[site] += float(np.square(own).sum()), squared, float((own * step).sum())
-    return {site: _statistics(*products.tolist()) for site, products in sums.items()}
-
-
-def _statistics(own: float, became: float, both: float) -> UpdateStatistics:
-    norms = math.sqrt(own) * math.sqrt(became)
-    cosine = max(-1.0, min(1.0, both / norms)) if norms else None
-    return UpdateStatistics(math.sqrt(own), cosine)
+    statistics: dict[str, UpdateStatistics] = {}
+    for site, (own_squared, step_squared, product) in sums.items():
+        norms = math.sqrt(own_squared) * math.sqrt(step_squared)
+        cosine = None
+        if norms:
+            cosine = max(-1.0, min(1.0, float(product) / norms))
+        statistics[site] = UpdateStatistics(math.sqrt(own_squared), cosine)
+    return statistics
