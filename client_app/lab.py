@@ -86,40 +86,42 @@ class Lab:
         instruction: Instruction,
         state_files: SiteState | None = None,
     ) -> None:
-        self.session = session  # what is the same for all messages of a run
+        self.session = session  # the site in this run
         self.instruction = instruction  # what the server asks for
         self.content = content  # the message's records
-        self.site = session.silo.name  # the site's name
+        self.site = session.silo.name
         tabular = session.silo.features and instruction.phase not in SECURING
-        # Its data, a table's features standardised
+        # The site's data; the features of a table are standardised
         self.silo = session.silo_for(content) if tabular else session.silo
-        # The run's settings, with the site's own folders and limits over them
+        # The run's settings, in which the site's own folders and limits take precedence
         self.common = session.settings
-        # The same with the seed by which this site orders, chooses and leaves out samples; what all
-        # sites must share, such as initial weights, is drawn by ``common``
+        # The same with this site's own seed, by which it orders, chooses and drops samples. What
+        # all sites must share, such as initial weights, is drawn with the seed in ``common``
         self.sampling = session.sampling
         self.compute = session.compute  # device and precision
-        self.metrics: dict[str, float] = {}  # what the reply will say, by MetricRecord key
-        # Where the site's own state is
+        self.metrics: dict[str, float] = {}  # the reply's metrics, by key of its MetricRecord
+        # The files in which the site keeps its private state
         self.state_files = state_files or SiteState(
             session.state_folder(instruction), session.digest
         )
         self._arrays: dict[str, Tensor] | None = None
         self._trained: SiteNetwork | None = None
-        self._continued: Arrays | None = None  # what training continues from in the next round
-        self._counted: Arrays = {}  # ``counted_state``, by the names under which it is kept
+        # Moments of the optimiser and the place in the epoch, kept for the next round; None before
+        # ``fit``
+        self._continued: Arrays | None = None
+        self._counted: Arrays = {}  # ``counted_state``, by the names under which it is stored
         # The way out, which ``pack`` takes
         self.outbound = Outbound(session, instruction, content, self.state_files.folder)
         # Names of the operations that were not deterministic
         self.unrepeatable: Collection[str] = ()
         self._started = time.perf_counter()
-        # They belong to the result: other numbers of threads add up in another order
+        # The thread count changes the summation order, and so the result
         torch.set_num_threads(self.common.threads)
         if self.compute.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.compute.device)
 
     def arrays(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the arrays received whose names begin with ``prefix``, without it."""
+        """Return the received arrays whose names begin with ``prefix``; the prefix is cut off."""
         if self._arrays is None:
             packed = self.content.array_records.get(ARRAYS, ArrayRecord())
             given = {name: unpack(array) for name, array in packed.items()}
@@ -128,9 +130,10 @@ class Lab:
         return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
 
     def state(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the arrays that this site kept in an earlier phase, as ``arrays`` does.
+        """Return the arrays that this site kept in an earlier phase, by name without ``prefix``.
 
-        What training continues from by itself, and what updates left out, is not among them.
+        Moments of the optimiser and remainders of compressed updates are left out: the lab handles
+        them itself.
         """
         return {
             name.removeprefix(prefix): array
@@ -139,9 +142,10 @@ class Lab:
         }
 
     def counted_state(self) -> dict[str, Tensor]:
-        """Return what this site kept with its last reply that the server has made use of.
+        """Return the arrays that this site kept with its last reply that the server used.
 
-        One that was lost, refused or too late is in no sum of the server. This reply keeps it too.
+        A reply that was lost, refused or late is in no sum of the server, so what was kept with it
+        must not count. The arrays stay stored with this reply, too.
         """
         own = self.state("" if self.state_files.is_counted(self.instruction) else _COUNTED)
         counted = {name: array for name, array in own.items() if not name.startswith(_COUNTED)}
@@ -159,9 +163,11 @@ class Lab:
         return self.state_files.before(self.instruction) or {}
 
     def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
-        """Return the run's network with ``arrays``, or with the seed's initial weights, placed.
+        """Build the run's network on the compute device.
 
-        What has a kind of its own, ``<kind>/<array>``, is none of the network's.
+        Args:
+            arrays: the network's weights by name, or None for initial weights drawn with the seed.
+                Prefixed arrays, ``<kind>/<name>``, do not belong to the network and are ignored.
         """
         network = initial_classifier(self.common, self.silo)
         if arrays is not None:
@@ -169,11 +175,11 @@ class Lab:
         return self.compute.place(network)
 
     def open(self) -> SiteNetwork:
-        """Return the method's network for this message, in training and in evaluation alike."""
+        """Open the method's network for this message, in training and in evaluation alike."""
         return cast(SiteNetwork, self.session.method.open(self))
 
     def measure(self, network: SiteNetwork) -> None:
-        """Measure the model received, if the server wants that."""
+        """Measure the received model if the server asks for that."""
         if self.instruction.evaluate:
             self.metrics |= self.measured(network, INCOMING, ("val", "test"))
 
@@ -193,22 +199,21 @@ class Lab:
         aside: tuple[str, ...] = (),
         stays: bool = False,
     ) -> None:
-        """Train ``network`` in place; the reply will say its loss and measure it again.
+        """Train ``network`` in place; report its loss, and have it measured again in the reply.
 
         Args:
             network: on the compute device.
             objective: the loss of a batch's inputs and labels, or None for the network's own.
-            penalty: a term that is added to each batch's loss.
-            after_step: called with each batch's inputs and the optimiser after its step.
-            beside: an optimiser of what is trained with the network, by the same gradients; it
-                steps after the network's.
+            penalty: a term that is added to each batch's loss, or None.
+            after_step: called after each step with the batch's inputs and the optimiser, or None.
+            beside: a second optimiser that steps by the same gradients, or None.
             plan: the passes, each a list of batches of sample numbers, or None for the settings'.
             order: returns the order (n,) of an epoch's samples where epochs span rounds, or None.
             settings: how long and by which optimiser, or None for the run's.
             split: the samples, or None for the site's training samples.
             steps: optimiser steps, or 0 for those of ``settings``.
             aside: names a training of another model: no loss is reported and nothing is kept.
-            stays: what is trained, and what is made of it, never leaves: it needs no noise.
+            stays: whether the model, and all that is made of it, stays here and needs no noise.
 
         Raises:
             EpsilonSpentError: training is private, and its steps would exceed a cap.
@@ -331,7 +336,15 @@ class Lab:
     def measured(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]
     ) -> dict[str, float]:
-        """Return the measurements of what the method measures, by MetricRecord key."""
+        """Measure the networks that the method names on ``splits``; return metrics by key.
+
+        A split without samples, or with too few within the labels that are measured, is left out.
+
+        Args:
+            network: passed on to the method.
+            model: "incoming" or "trained", the first part of each key.
+            splits: of "train", "val" and "test".
+        """
         values: dict[str, float] = {}
         for one in self.session.method.measured(self, network):
             for split in splits:
@@ -356,12 +369,16 @@ class Lab:
         return values
 
     def _keep(self, arrays: Arrays) -> bool:
-        """Store private state for this phase, if there is any, and tell whether there was."""
+        """Store the site's private state after this phase; tell whether there is any.
+
+        Raises:
+            SiteError: an array is not finite, because training diverged.
+        """
         continued = self._continued
         if continued is None and arrays:
             continued = {n: array for n, array in self.stored.items() if n.startswith(PREFIX)}
         kept = {**self._counted, **arrays, **(continued or {})}
-        if self.session.cap:  # an error would tell what training made of a patient
+        if self.session.cap:  # an error would reveal how training went with a patient's data
             kept = {name: torch.nan_to_num(array) for name, array in kept.items()}
         if odd := [name for name, array in kept.items() if not array.isfinite().all()]:
             raise SiteError(

@@ -39,14 +39,14 @@ __all__ = [
 
 
 class SiteMethod(ABC):
-    """One method at one site; it keeps nothing from message to message but its settings.
+    """One method at one site; from message to message it keeps only its settings.
 
     Attributes:
         settings: the method's own.
         measures_what_stays: whether it measures a model that ``lab.fit(stays=True)`` trained. What
             such a model says of other patients has no noise: under a cap on epsilon it stays too.
-        trains_plainly: whether ``train`` trains the arrays received, by ``lab.fit`` of nothing but
-            the network: sites of a simulation can then be trained as one.
+        trains_plainly: whether ``train`` only passes the received network to ``lab.fit``, without
+            further arguments: sites of a simulation can then be trained as one.
     """
 
     measures_what_stays: ClassVar[bool] = False
@@ -56,10 +56,14 @@ class SiteMethod(ABC):
         self.settings = settings
 
     def admit(self, session: SiteSession) -> None:  # noqa: B027  # most methods take every site
-        """Refuse to take part at all, by a ``SiteError``, before anything leaves the site."""
+        """Check that this site can take part, before anything leaves it.
+
+        Raises:
+            SiteError: it cannot.
+        """
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Return the network that is trained and measured: here with all the arrays received."""
+        """Build the network that is trained and measured: here with all received arrays."""
         return lab.classifier(lab.arrays())
 
     @abstractmethod
@@ -67,11 +71,12 @@ class SiteMethod(ABC):
         """Train here, and return what leaves and what stays."""
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Yield what is measured where ``network`` is to be; each before the next is asked for.
+        """Return the networks to measure in place of ``network``, each with its further metrics.
 
-        An evidential network is asked for its vacuity, and at the end, if there are enough test
-        samples, for how its accuracy depends on its certainty. A model that stays
-        is also measured on its silo's own labels, where other silos have labels that it has not.
+        An evidential network is also measured for its vacuity and, at the end, if there are enough
+        test samples, for how its accuracy depends on its certainty. A model that stays is also
+        measured on its silo's own labels if other silos have labels that this silo has not.
+        Each network is measured before the next one is asked for.
         """
         plain = Measured(network)
         if evidences(network):
@@ -82,10 +87,10 @@ class SiteMethod(ABC):
 
 
 def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-    """Yield, at the end, the measures of ``network`` on the labels that the silo trains on.
+    """Yield ``network`` to be measured at the end on only the labels that the silo trains on.
 
-    There are none where test samples have no other label. They are ``own-labels-accuracy`` and
-    ``own-labels-loss``.
+    The metrics are ``own-labels-accuracy`` and ``own-labels-loss``. Nothing is yielded if all test
+    samples have these labels, because the metrics would be the usual ones.
     """
     known = torch.unique(lab.silo.train.labels)
     ends = lab.instruction.phase == EVALUATE
@@ -95,7 +100,7 @@ def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
 
 
 def evidence_of(lab: Lab, network: SiteNetwork) -> Any:
-    """Return what makes the probe of an evidential ``network`` for a split."""
+    """Return a function that makes the evidence probe of ``network`` for a split's name."""
 
     def probe(split: str) -> EvidenceProbe:
         labels = lab.silo.splits()[split].labels

@@ -34,10 +34,11 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 
 def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> list[Tensor]:
-    """Return a shuffled epoch as index tensors; a last batch of one joins the one before it.
+    """Shuffle an epoch of ``count`` samples into batches of sample numbers, each (up to size,).
 
-    Batch norm has no variance over a single 1x1 map, hence the joining. A last batch of fewer than
-    ``smallest`` is joined too, since it would have too few patients.
+    A last batch of one sample joins the batch before it, because batch norm has no variance over a
+    single 1x1 map. A last batch with fewer than ``smallest`` samples joins it because it would rest
+    on too few patients.
     """
     parts = list(torch.split(torch.randperm(count, generator=rng), size))
     if len(parts) > 1 and len(parts[-1]) < max(smallest, 2):
@@ -48,10 +49,10 @@ def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> l
 def schedule(
     count: int, settings: CommonSettings, rng: torch.Generator, smallest: int = 1
 ) -> Iterator[list[Tensor]]:
-    """Yield local training as shuffled passes over ``count`` samples, each a list of batches.
+    """Yield the passes of a local training over ``count`` samples, each a list of batches.
 
-    None has fewer than ``smallest`` samples, where there are as many. With ``local-steps`` there
-    are as many batches at every site, whatever it holds; the last pass is then cut short.
+    A batch has at least ``smallest`` samples if there are that many. With ``local-steps`` every
+    site takes that many batches, however many samples it has, so its last pass may be cut short.
     """
     if not settings.local_steps:
         for _ in range(settings.local_epochs):
@@ -65,12 +66,15 @@ def schedule(
 
 
 def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
-    """Return how many passes over ``count`` samples, the last perhaps cut short, a round has."""
+    """Return how many passes over ``count`` samples a round has; a pass cut short counts."""
     return sum(1 for _ in schedule(count, settings, torch.Generator().manual_seed(0), smallest))
 
 
 def micro_batches(count: int, size: int) -> list[slice]:
-    """Return a batch of ``count`` in parts of ``size`` (0: all at once), none of one sample."""
+    """Divide a batch of ``count`` samples into slices of ``size``, or into one if ``size`` is 0.
+
+    No slice has a single sample: the last one joins the slice before it.
+    """
     if not size or size >= count:
         return [slice(0, count)]
     starts = list(range(0, count, size))
@@ -88,10 +92,10 @@ def add_gradients(
     penalty: Penalty | None = None,
     scaler: GradScaler | None = None,
 ) -> Tensor:
-    """Add the gradients of a batch's mean loss and ``penalty``, and return it, detached.
+    """Add the gradients of a batch's mean loss and ``penalty``; return that sum, detached.
 
-    With ``micro-batch`` they are added up part by part, each weighted by its samples; batch norm
-    then sees each part alone. With ``scaler`` the gradients are of the scaled loss.
+    With 'micro-batch' the gradients are added up part by part, each part weighted by its number of
+    samples, and batch norm sees one part at a time. With ``scaler`` the loss is scaled first.
     """
     total = torch.zeros((), device=inputs.device)
     one = [slice(0, len(labels))]

@@ -93,7 +93,7 @@ def train_continued(
 
 
 def shuffled(count: int, settings: CommonSettings, epoch: int, site: str) -> Tensor:
-    """Return an order (count,) of an epoch's training samples at a site: any, each sample once."""
+    """Draw a random order (count,) of an epoch's training samples at a site."""
     rng = generator(settings.seed, "epoch-order", epoch, site)
     return torch.randperm(count, generator=rng)
 
@@ -105,9 +105,17 @@ def open_pacing(
     settings: CommonSettings,
     new_order: Callable[[int], Tensor],
 ) -> Pacing:
-    """Return where the site is in ``round_``, from 1; ``stored`` is its state, maybe empty.
+    """Find the site's place in its epoch at the begin of a round.
 
-    ``new_order`` returns the order of an epoch's samples, (samples,); asked when one begins.
+    Args:
+        stored: the site's state before, maybe empty.
+        round_: the round, from 1.
+        samples: how many training samples the site has.
+        settings: how many steps an epoch and a round have.
+        new_order: returns the order (samples,) of an epoch's samples; called when an epoch begins.
+
+    Raises:
+        SiteError: the number of training samples has changed within an epoch.
     """
     epoch, size = epoch_of(round_, settings), batch_of(samples, settings)
     known = stored.get(f"{PREFIX}{_EPOCH}")
@@ -120,10 +128,10 @@ def open_pacing(
 
 
 def refuse_other_data(before: int, now: int) -> None:
-    """Refuse another number of training samples than the site's state is of.
+    """Check that the site has as many training samples as when its state was stored.
 
     Raises:
-        SiteError: tells both.
+        SiteError: it has not; names both numbers.
     """
     if before != now:
         raise SiteError(
