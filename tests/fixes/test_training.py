@@ -224,9 +224,8 @@ def test_training_that_overflows_in_fp16_continues_in_fp32() -> None:
 
     def attempt(half: bool) -> str:
         compute = Compute(torch.device("cpu"), bf16=False, fp16=half)
-        return refused(
-            lambda: LocalTraining(network, split, settings, compute, (1,), **steep).run()
-        )
+        training = LocalTraining(network, split, settings, compute, (1,), objective=steep)
+        return refused(training.run)
 
     assert "set 'precision' to 'fp32'" in attempt(half=True)
     assert not attempt(half=False)
