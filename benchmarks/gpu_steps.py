@@ -4,7 +4,7 @@
 
 Both train the same network by Adam on random images of one silo, which is on the device. The bare
 loop draws its order there and asks for nothing until its last step has ended. ``ours`` is the
-training of a site (``train_locally``), with deterministic operations, as in every run, ``fused``
+training of a site (``LocalTraining``), with deterministic operations, as in every run, ``fused``
 the same with 'fused-optimiser'. Turns alternate; a row has the least of each.
 """
 
@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from fedsilo.client_app.training.compute import Compute, choose_compute
-from fedsilo.client_app.training.loop import train_locally
+from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
@@ -100,8 +100,8 @@ def row(
     network = compute.place(build_classifier(settings, Task(shape, _CLASSES)))
     works = {
         "bare": bare(network, split, compute, batch, steps),
-        "ours": lambda: train_locally(network, split, settings, compute, (1, "site")),
-        "fused": lambda: train_locally(network, split, fused, compute, (1, "site")),
+        "ours": lambda: LocalTraining(network, split, settings, compute, (1, "site")).run(),
+        "fused": lambda: LocalTraining(network, split, fused, compute, (1, "site")).run(),
     }
     found: dict[str, list[float]] = {kind: [] for kind in works}
     for turn in range(given.turns + 1):

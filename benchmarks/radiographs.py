@@ -17,7 +17,7 @@ import time
 import torch
 
 from fedsilo.client_app.training.compute import choose_compute
-from fedsilo.client_app.training.loop import Options, train_locally
+from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
@@ -55,7 +55,7 @@ def one_step(options: argparse.Namespace) -> None:
     for round_ in range(options.repeats + 1):
         began = time.perf_counter()
         key = (round_, "site")
-        train_locally(network, split, settings, compute, key, Options(optimiser=optimiser))
+        LocalTraining(network, split, settings, compute, key, optimiser=optimiser).run()
         if cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)

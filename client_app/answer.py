@@ -2,7 +2,7 @@
 
 from flwr.app import RecordDict
 
-from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.client_app.privacy.round_secrets import drop_secrets
 from fedsilo.client_app.training.compute import noted_operations
 from fedsilo.models.contract.errors import SiteError
@@ -15,26 +15,27 @@ def answer(lab: Lab) -> RecordDict:
     """Answer a phase of a round.
 
     Raises:
-        SiteError: the method has no such phase or does not end it by ``lab.reply``, 'deterministic'
-            refuses an operation, or the run has no secure aggregation.
+        SiteError: the method has no such phase or does not end it with ``Outgoing``,
+            'deterministic' refuses an operation, or the run has no secure aggregation.
     """
     phase = lab.instruction.phase
     with noted_operations() as lab.unrepeatable:
         if phase in SECURING:
             record = lab.outbound.secured()
-            reply = lab.reply()
+            reply = lab.pack(Outgoing())
             reply[SECURE] = record
             return reply
         if phase in TRAINING and lab.common.secure_aggregation != "none":
             with lab.outbound.naming_round():
                 lab.outbound.secure_site().ready()  # an hour's training would be for nothing
-        reply = lab.session.phase(phase)(lab)
-        if reply is None or reply is not lab.packed:
+        outgoing = lab.session.phase(phase)(lab)
+        if not isinstance(outgoing, Outgoing):
             raise SiteError(
-                f"site {lab.site}: phase '{phase}' of method '{lab.common.method}' does not end by "
-                "'return lab.reply(...)', by which alone anything leaves a site"
+                f"site {lab.site}: phase '{phase}' of method '{lab.common.method}' must return "
+                f"Outgoing(...), but returns {type(outgoing).__name__}: nothing else can leave a "
+                "site"
             )
-        return reply
+        return lab.pack(outgoing)
 
 
 def evaluate(lab: Lab) -> RecordDict:
@@ -44,4 +45,4 @@ def evaluate(lab: Lab) -> RecordDict:
     with noted_operations() as lab.unrepeatable:
         network = lab.open()
         lab.metrics |= lab.measured(network, INCOMING, ("val", "test"))
-        return lab.reply()
+        return lab.pack(Outgoing())

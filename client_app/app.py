@@ -8,13 +8,13 @@ message has a line in its audit log before the reply leaves.
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.client_app.site.node import for_simulated_site, is_simulated, owner_only
+from fedsilo.client_app.site.node import Answering, for_simulated_site, is_simulated, owner_only
 from fedsilo.models.contract.errors import ERROR_CODES, FedsiloError, FileNamesError, RefusedError
 from fedsilo.models.contract.messages import CONFIG, SIMULATED_SITE, Instruction
 from fedsilo.models.contract.versions import refuse_other_versions
@@ -25,6 +25,8 @@ app = ClientApp()
 _CLIENT_APP_RAISED = 2  # flwr.common.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 Answer = Callable[[Message, Context], RecordDict]
+# Checks a message before its answer, and the answer before it leaves
+Guard = Callable[[Answering], AbstractContextManager[None]]
 
 
 @app.query("hello")
@@ -94,30 +96,37 @@ def _naming_site(context: Context) -> Iterator[None]:
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
     """Answer a message, whatever goes wrong.
 
-    A real site answers within its own bounds, and what it sends is bundled last, when all that
-    leaves has been checked; a site with a site file answers under it, and logs its answer.
+    A message passes the guards in the order in which they stand, and the answer passes them in
+    the opposite order. A site with a site file logs its answer; what a real site sends is bundled
+    last, when all that leaves has been checked.
     """
     simulated, ruled = is_simulated(context), "site-file" in context.node_config
     if simulated and SIMULATED_SITE in message.content:
         context = for_simulated_site(message, context)
-    if not simulated:
-        from fedsilo.client_app.site.bounds import answer_within_bounds
-
-        answer = partial(answer_within_bounds, answer)
+    guards: list[Guard] = []
     if ruled:
-        from fedsilo.client_app.site.policy import answer_under
+        from fedsilo.client_app.site.policy import under_site_file
 
-        answer = partial(answer_under, answer)
+        guards.append(under_site_file)
+    if not simulated:
+        from fedsilo.client_app.site.bounds import within_bounds
+
+        guards.append(within_bounds)
+    answering = Answering(message, context)
     error: Exception | None = None
     with nullcontext() if simulated else owner_only():
         try:
             message.content = unbundle(message.content)
-            reply = Message(answer(message, context), reply_to=message)
+            with ExitStack() as passed:
+                for guard in guards:
+                    passed.enter_context(guard(answering))
+                answering.content = answer(message, answering.context)
+            reply = Message(answering.content, reply_to=message)
         except Exception as raised:  # the boundary: a site's failure must reach the server
             error = raised
             reply = _failure(message, context, error)
         if ruled:
-            reply = _logged(message, context, reply, error)
+            reply = _logged(answering, context, reply, error)
         if not simulated and reply.has_content() and reply.content.array_records:
             reply.content = bundle(reply.content)
     return reply
@@ -129,9 +138,15 @@ def refuse(message: Message, context: Context, error: RefusedError) -> Message:
 
     error = RefusedError(f"site {own_name(context)}: {error}")
     reply = _failure(message, context, error)
+    if "site-file" not in context.node_config:
+        return reply
+    from fedsilo.client_app.site.policy import read_site_file
+
+    answering = Answering(message, context)
     with owner_only():
-        ruled = "site-file" in context.node_config
-        return _logged(message, context, reply, error) if ruled else reply
+        with suppress(RefusedError):  # then the log is in the 'state-dir'
+            answering.rules = read_site_file(context)
+        return _logged(answering, context, reply, error)
 
 
 def _failure(message: Message, context: Context, error: Exception) -> Message:
@@ -143,20 +158,25 @@ def _failure(message: Message, context: Context, error: Exception) -> Message:
     return Message(Error(_code(error), " ".join(reason.split())), reply_to=message)
 
 
-def _logged(message: Message, context: Context, reply: Message, error: Exception | None) -> Message:
-    """Return a reply once its line is in the audit log; without the line an error."""
+def _logged(
+    answering: Answering, context: Context, reply: Message, error: Exception | None
+) -> Message:
+    """Return a reply once its line is in the audit log; without the line an error.
+
+    ``context`` is as Flower gave it, without the limits of the site file.
+    """
     from fedsilo.client_app.site import audit_log
     from fedsilo.client_app.site.identity import own_name
     from fedsilo.client_app.site.policy import log_path
 
-    outcome = audit_log.ANSWERED
+    message, outcome = answering.message, audit_log.ANSWERED
     if error:
         refused = isinstance(error, RefusedError)
         outcome = audit_log.REFUSED if refused else audit_log.FAILED
     site = own_name(context)
     try:
         line = audit_log.entry(site, message, context, reply, outcome)
-        audit_log.append_line(log_path(context), line)
+        audit_log.append_line(log_path(context, answering.rules), line)
     except Exception as unlogged:  # the same boundary: nothing leaves unlogged
         before = str(reply.error.reason) if reply.has_error() else ""
         fault = f"site {site}: {_reason(unlogged, context)}"

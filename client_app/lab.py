@@ -1,13 +1,14 @@
 """One message at one site, the same for every method: its arrays, training, measuring, the reply.
 
-A method (``client_app/methods``) says in what order these happen. Whatever leaves a site leaves by
-``Lab.reply``; ``Lab.fit`` and ``Lab.privacy`` hide each patient in what is trained and averaged.
+A method (``client_app/methods``) says in what order these happen, and ends with an ``Outgoing``.
+``Lab.pack`` makes the reply of it; ``Lab.fit`` and ``Lab.privacy`` hide each patient in what is
+trained and averaged.
 """
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
-from functools import cached_property, partial
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -23,12 +24,11 @@ from fedsilo.client_app.training.evaluation import measure, of_labels
 from fedsilo.client_app.training.initial_network import class_weights, initial_classifier
 from fedsilo.client_app.training.loop import (
     AfterStep,
+    LocalTraining,
     Objective,
-    Options,
     Penalty,
     annealed,
     counted_steps,
-    train_locally,
 )
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
 from fedsilo.datasets.silo.silos import Split
@@ -59,6 +59,23 @@ from fedsilo.strategies.wire.records import unpack
 _COUNTED = "counted/"  # in a site's state what it kept with the last reply that counted
 
 
+@dataclass(frozen=True)
+class Outgoing:
+    """What a phase of a method returns: what leaves the site, and what stays there.
+
+    The lab packs it after the site's own checks. Nothing else can leave.
+    """
+
+    # The network that was trained: it is measured again, and sent unless ``send`` is given
+    network: SiteNetwork | None = None
+    _: KW_ONLY
+    # The arrays that leave, by name, or None for those of ``network``. Nothing leaves if the server
+    # asks for no arrays
+    send: Arrays | None = None
+    # The arrays that this site keeps for itself, by name, or None for none
+    keep: Arrays | None = None
+
+
 class Lab:
     """What a method can use while it answers one message."""
 
@@ -69,41 +86,42 @@ class Lab:
         instruction: Instruction,
         state_files: SiteState | None = None,
     ) -> None:
-        self.session = session  # what is the same for all messages of a run
+        self.session = session  # the site in this run
         self.instruction = instruction  # what the server asks for
         self.content = content  # the message's records
-        self.site = session.silo.name  # the site's name
+        self.site = session.silo.name
         tabular = session.silo.features and instruction.phase not in SECURING
-        # Its data, a table's features standardised
+        # The site's data; the features of a table are standardised
         self.silo = session.silo_for(content) if tabular else session.silo
-        # The run's settings, with the site's own folders and limits over them
+        # The run's settings, in which the site's own folders and limits take precedence
         self.common = session.settings
-        # The same with the seed by which this site orders, chooses and leaves out samples; what all
-        # sites must share, such as initial weights, is drawn by ``common``
+        # The same with this site's own seed, by which it orders, chooses and drops samples. What
+        # all sites must share, such as initial weights, is drawn with the seed in ``common``
         self.sampling = session.sampling
         self.compute = session.compute  # device and precision
-        self.metrics: dict[str, float] = {}  # what the reply will say, by MetricRecord key
-        # Where the site's own state is
+        self.metrics: dict[str, float] = {}  # the reply's metrics, by key of its MetricRecord
+        # The files in which the site keeps its private state
         self.state_files = state_files or SiteState(
             session.state_folder(instruction), session.digest
         )
         self._arrays: dict[str, Tensor] | None = None
         self._trained: SiteNetwork | None = None
-        self._continued: Arrays | None = None  # what training continues from in the next round
-        self._counted: Arrays = {}  # ``counted_state``, by the names under which it is kept
-        # The way out, which ``reply`` takes
+        # Moments of the optimiser and the place in the epoch, kept for the next round; None before
+        # ``fit``
+        self._continued: Arrays | None = None
+        self._counted: Arrays = {}  # ``counted_state``, by the names under which it is stored
+        # The way out, which ``pack`` takes
         self.outbound = Outbound(session, instruction, content, self.state_files.folder)
-        self.packed: RecordDict | None = None  # what ``reply`` has packed
         # Names of the operations that were not deterministic
         self.unrepeatable: Collection[str] = ()
         self._started = time.perf_counter()
-        # They belong to the result: other numbers of threads add up in another order
+        # The thread count changes the summation order, and so the result
         torch.set_num_threads(self.common.threads)
         if self.compute.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.compute.device)
 
     def arrays(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the arrays received whose names begin with ``prefix``, without it."""
+        """Return the received arrays whose names begin with ``prefix``; the prefix is cut off."""
         if self._arrays is None:
             packed = self.content.array_records.get(ARRAYS, ArrayRecord())
             given = {name: unpack(array) for name, array in packed.items()}
@@ -112,9 +130,9 @@ class Lab:
         return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
 
     def state(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the arrays that this site kept in an earlier phase, as ``arrays`` does.
+        """Return the arrays that this site kept in an earlier phase, by name without ``prefix``.
 
-        What training continues from by itself is not among them.
+        Moments of the optimiser are left out: the lab handles them itself.
         """
         return {
             name.removeprefix(prefix): array
@@ -123,9 +141,10 @@ class Lab:
         }
 
     def counted_state(self) -> dict[str, Tensor]:
-        """Return what this site kept with its last reply that the server has made use of.
+        """Return the arrays that this site kept with its last reply that the server used.
 
-        One that was lost, refused or too late is in no sum of the server. This reply keeps it too.
+        A reply that was lost, refused or late is in no sum of the server, so what was kept with it
+        must not count. The arrays stay stored with this reply, too.
         """
         own = self.state("" if self.state_files.is_counted(self.instruction) else _COUNTED)
         counted = {name: array for name, array in own.items() if not name.startswith(_COUNTED)}
@@ -143,9 +162,11 @@ class Lab:
         return self.state_files.before(self.instruction) or {}
 
     def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
-        """Return the run's network with ``arrays``, or with the seed's initial weights, placed.
+        """Build the run's network on the compute device.
 
-        What has a kind of its own, ``<kind>/<array>``, is none of the network's.
+        Args:
+            arrays: the network's weights by name, or None for initial weights drawn with the seed.
+                Prefixed arrays, ``<kind>/<name>``, do not belong to the network and are ignored.
         """
         network = initial_classifier(self.common, self.silo)
         if arrays is not None:
@@ -153,11 +174,11 @@ class Lab:
         return self.compute.place(network)
 
     def open(self) -> SiteNetwork:
-        """Return the method's network for this message, in training and in evaluation alike."""
+        """Open the method's network for this message, in training and in evaluation alike."""
         return cast(SiteNetwork, self.session.method.open(self))
 
     def measure(self, network: SiteNetwork) -> None:
-        """Measure the model received, if the server wants that."""
+        """Measure the received model if the server asks for that."""
         if self.instruction.evaluate:
             self.metrics |= self.measured(network, INCOMING, ("val", "test"))
 
@@ -177,66 +198,93 @@ class Lab:
         aside: tuple[str, ...] = (),
         stays: bool = False,
     ) -> None:
-        """Train ``network`` in place; the reply will say its loss and measure it again.
+        """Train ``network`` in place; report its loss, and have it measured again in the reply.
 
         Args:
             network: on the compute device.
             objective: the loss of a batch's inputs and labels, or None for the network's own.
-            penalty: a term that is added to each batch's loss.
-            after_step: called with each batch's inputs and the optimiser after its step.
-            beside: an optimiser of what is trained with the network, by the same gradients; it
-                steps after the network's.
+            penalty: a term that is added to each batch's loss, or None.
+            after_step: called after each step with the batch's inputs and the optimiser, or None.
+            beside: a second optimiser that steps by the same gradients, or None.
             plan: the passes, each a list of batches of sample numbers, or None for the settings'.
             order: returns the order (n,) of an epoch's samples where epochs span rounds, or None.
             settings: how long and by which optimiser, or None for the run's.
             split: the samples, or None for the site's training samples.
             steps: optimiser steps, or 0 for those of ``settings``.
             aside: names a training of another model: no loss is reported and nothing is kept.
-            stays: what is trained, and what is made of it, never leaves: it needs no noise.
+            stays: whether the model, and all that is made of it, stays here and needs no noise.
 
         Raises:
             EpsilonSpentError: training is private, and its steps would exceed a cap.
             RefusedError: fewer samples or steps than the hospital allows are behind the training.
             SiteError: training diverged.
         """
-        settings, split = settings or self.sampling, self.silo.train if split is None else split
-        limits, smallest = self.session.limits, self.session.smallest_batch
+        settings = settings or self.sampling
         own = replace(settings, local_steps=steps) if steps else settings
-        private = self.privacy.training(own, aside) if own.is_private() and not stays else None
-        # The real number of samples would be in the learning rate and in the loss
-        samples = private.told if private else len(split.labels)
-        course = settings, self.instruction.round - 1, samples, smallest
-        counted = weights = None
-        scheduled = plan is None and (settings.schedule != "constant" or settings.warm_up)
-        if scheduled or settings.rate_decay != "none":
-            counted = counted_steps(own, *course, private, bool(aside))
-        if settings.class_weights != "none":
-            weights = class_weights(self.common, self.silo)[split.labels]
-        options = Options(
-            *(objective, penalty, after_step, beside, plan),
-            before_pass=annealed(network, *course) if evidences(network) else None,
-            counted=counted,
-            # Not even a refusal may reveal what stays
-            minimum_steps=0 if stays and self.session.cap else limits.minimum_steps_per_reply,
-            minimum_batch=smallest,
-            weights=weights,
-            private=private,
+        training = LocalTraining(
+            network,
+            self.silo.train if split is None else split,
+            own,
+            self.compute,
+            (self.instruction.round, self.site, *aside),
+            objective=objective,
+            penalty=penalty,
+            after_step=after_step,
+            beside=beside,
+            plan=plan,
+            minimum_steps=self.session.limits.minimum_steps_per_reply,
+            minimum_batch=self.session.smallest_batch,
             work=self.outbound.work,
         )
-        key: tuple[int | str, ...] = (self.instruction.round, self.site, *aside)
-        trainer = self.session.trainer or train_locally
-        train = partial(trainer, network, split, own, self.compute, key)
+        if own.is_private() and not stays:
+            training.private = self.privacy.training(own, aside)
+        if stays and self.session.cap:
+            training.minimum_steps = 0  # not even a refusal may reveal what stays
+        if settings.class_weights != "none":
+            training.weights = class_weights(self.common, self.silo)[training.split.labels]
+        if evidences(network):
+            rounds, smallest = self.instruction.round - 1, training.minimum_batch
+            training.before_pass = annealed(network, settings, rounds, training.samples, smallest)
+        if settings.rate_decay != "none" or settings.schedule != "constant" or settings.warm_up:
+            training.counted = self._count_steps(training, settings, bool(aside))
+        train = self.session.trainer or LocalTraining.run
         if aside:
-            train(options)
+            train(training)
             return
         self._continued, self._trained = {}, network
-        alone = stays and settings.is_private()  # its moments have no noise: they end with it
-        if settings.epoch_steps or (settings.optimiser_state == "run" and not alone):
-            here = (self.stored, settings, samples, self.instruction.round, self.site, order)
-            loss, self._continued = train_continued(train, options, network, *here)
+        # The moments of a model that stays have no noise, so they end with this training
+        drops_moments = stays and settings.is_private()
+        if settings.epoch_steps or (settings.optimiser_state == "run" and not drops_moments):
+            round_ = self.instruction.round
+            loss, self._continued = train_continued(training, self.stored, round_, self.site, order)
         else:
-            loss = train(options)
+            loss = train(training)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
+
+    def _count_steps(
+        self, training: LocalTraining, settings: CommonSettings, aside: bool
+    ) -> tuple[int, int] | None:
+        """Return the steps by which a schedule sets the learning rate, see ``counted_steps``.
+
+        Args:
+            training: its own settings say how many steps it has.
+            settings: the same without ``steps`` of ``fit``, by which rounds are counted.
+            aside: whether another model is trained.
+
+        Returns:
+            None if the rate stays: a schedule does not count the steps of a ``plan``.
+        """
+        if training.plan is not None and settings.rate_decay == "none":
+            return None
+        return counted_steps(
+            training.settings,
+            settings,
+            self.instruction.round - 1,
+            training.samples,
+            training.minimum_batch,
+            training.private,
+            aside,
+        )
 
     def reply(
         self,
@@ -244,28 +292,31 @@ class Lab:
         *,
         send: Arrays | None = None,
         keep: Arrays | None = None,
-    ) -> RecordDict:
-        """Store what stays here and pack what leaves; the one way out of a site.
+    ) -> Outgoing:
+        """Return ``Outgoing(...)``; this is for plugins of version 0.1, and ends after 0.2."""
+        return Outgoing(network, send=send, keep=keep)
 
-        Args:
-            network: what was trained; it is measured again, and sent unless ``send`` says what is.
-            send: the arrays that leave, by name.
-            keep: the arrays that this site keeps for itself.
+    def pack(self, outgoing: Outgoing) -> RecordDict:
+        """Store what stays here and pack what leaves; nothing else leaves a site.
 
         Raises:
-            FedsiloError: it cannot be stored, or must not leave.
+            FedsiloError: something cannot be stored, or must not leave.
         """
+        network, keep = outgoing.network, outgoing.keep or {}
         if network is not None and network is self._trained and self.instruction.evaluate:
             self.metrics |= self.measured(network, TRAINED, ("val",))
-        if send is None and network is not None and self.instruction.returns:
-            send = exchanged_arrays(network)
-        send = (send or {}) if self.instruction.returns else {}
-        updates = None  # in fewer bytes than 'send'
+        send: Arrays = {}
+        if self.instruction.returns:
+            if outgoing.send is not None:
+                send = outgoing.send
+            elif network is not None:
+                send = exchanged_arrays(network)
+        updates = None  # the same in fewer bytes
         if self.session.compression and send:
             updates = self.outbound.compressed(send, self.arrays())
-        kept = bool(keep or self._continued) and self._keep(keep or {})
+        has_kept = bool(keep or self._continued) and self._keep(keep)
         metrics = dict(self.outbound.metrics(self.metrics))  # under a cap they cost epsilon
-        if self.common.trust == SERVER:  # what an answer takes depends on the data
+        if self.common.trust == SERVER:  # time and memory of an answer depend on the data
             metrics[SECONDS] = time.perf_counter() - self._started
             metrics[PEAK_MEMORY] = self.compute.peak_memory()
         if self.common.trust != SUMS:
@@ -273,18 +324,25 @@ class Lab:
         if self.common.is_private():
             metrics[DP_EPSILON] = self.outbound.ledger.epsilon()
         marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)}
-        record = MetricRecord({**metrics, KEPT_STATE: int(kept), **marks})
-        self.packed = RecordDict({METRICS: record})
-        # Measurements are summed in secret, though at the end no arrays are
+        record = MetricRecord({**metrics, KEPT_STATE: int(has_kept), **marks})
+        packed = RecordDict({METRICS: record})
+        # Measurements are summed in secret, also at the end, when no arrays are sent
         if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
-            parts = (send, self.arrays(), self.metrics)
-            self.packed[ARRAYS] = updates or self.outbound.record(*parts)
-        return self.packed
+            packed[ARRAYS] = updates or self.outbound.record(send, self.arrays(), self.metrics)
+        return packed
 
     def measured(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]
     ) -> dict[str, float]:
-        """Return the measurements of what the method measures, by MetricRecord key."""
+        """Measure the networks that the method names on ``splits``; return metrics by key.
+
+        A split without samples, or with too few within the labels that are measured, is left out.
+
+        Args:
+            network: passed on to the method.
+            model: "incoming" or "trained", the first part of each key.
+            splits: of "train", "val" and "test".
+        """
         values: dict[str, float] = {}
         for one in self.session.method.measured(self, network):
             for split in splits:
@@ -309,12 +367,16 @@ class Lab:
         return values
 
     def _keep(self, arrays: Arrays) -> bool:
-        """Store private state for this phase, if there is any, and tell whether there was."""
+        """Store the site's private state after this phase; tell whether there is any.
+
+        Raises:
+            SiteError: an array is not finite, because training diverged.
+        """
         continued = self._continued
         if continued is None and arrays:
             continued = {n: array for n, array in self.stored.items() if n.startswith(PREFIX)}
         kept = {**self._counted, **arrays, **(continued or {})}
-        if self.session.cap:  # an error would tell what training made of a patient
+        if self.session.cap:  # an error would reveal how training went with a patient's data
             kept = {name: torch.nan_to_num(array) for name, array in kept.items()}
         if odd := [name for name, array in kept.items() if not array.isfinite().all()]:
             raise SiteError(

@@ -29,13 +29,14 @@ from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.training.augmentation import check_images
 from fedsilo.client_app.training.compute import Compute, compute_of
 from fedsilo.client_app.training.initial_network import class_weights, effective_samples
+from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.client_app.training.optimisers import refuse_forgetful
 from fedsilo.client_app.training.standardised import figures_for, with_figures
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import SPLITS, Silo
 from fedsilo.models.contract.errors import DataError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
-from fedsilo.models.contract.methods import method_part, settings_class
+from fedsilo.models.contract.methods import settings_class, site_class
 from fedsilo.models.contract.plugs import with_plugin_settings
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SUMS, CommonSettings
@@ -71,8 +72,8 @@ class SiteSession:
     smallest_batch: int = field(init=False, default=1)
     digest: str = field(init=False, default="")  # of the settings that decide what a state means
     method: Any = field(init=False, default=None)  # the run's method at this site
-    # In place of ``train_locally``, once this site and others were trained as one
-    trainer: Callable[..., float] | None = field(init=False, default=None)
+    # Runs a training in place of ``LocalTraining.run`` once this site and others trained as one
+    trainer: Callable[[LocalTraining], float] | None = field(init=False, default=None)
     _ready: tuple[Hashable, Silo] | None = field(init=False, default=None)
 
     def admit(self) -> SiteSession:
@@ -95,7 +96,7 @@ class SiteSession:
             self._refuse_few_weighed()  # now, not when it trains
         refuse_forgetful(self.settings, self.limits.minimum_steps_per_reply)
         own: Any = built(settings_class(self.settings.method), self.run_config)
-        method = method_part("client_app", self.settings.method, "Site")(own)
+        method = site_class(self.settings.method)(own)
         method.admit(self)
         # A hospital may change its own cap during a run: the digest is of the run's settings
         self.digest = settings_digest_of(built(CommonSettings, self.run_config), own)
@@ -178,7 +179,7 @@ class SiteSession:
             self._ready = key, with_figures(self.silo, figures)
         return self._ready[1]
 
-    def phase(self, phase: str) -> Callable[[Any], RecordDict]:
+    def phase(self, phase: str) -> Callable[[Any], Any]:
         """Return the method's function for ``phase``.
 
         Raises:
@@ -193,7 +194,7 @@ class SiteSession:
                 f"write that function in '{type(self.method).__name__}', or install the server's "
                 "version of fedsilo"
             )
-        return cast(Callable[[Any], RecordDict], handler)
+        return cast(Callable[[Any], Any], handler)
 
     def state_folder(self, instruction: Instruction) -> Path:
         """Return the folder of this site's private state in the run that a message belongs to.
@@ -288,7 +289,7 @@ def open_session(context: Context) -> SiteSession:
 def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:
     """Return the session of a run that has ended, with the method's ``own`` settings."""
     session = SiteSession(settings, silo, True, NO_LIMITS, {}, {}, None)
-    session.method = method_part("client_app", settings.method, "Site")(own)
+    session.method = site_class(settings.method)(own)
     session.compute, session.sampling = compute_of(settings), settings
     session.digest = settings_digest_of(settings, own)
     return session

@@ -11,7 +11,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -21,19 +20,18 @@ from torch.nn.utils.rnn import pad_sequence
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import SiteSession, session_of
 from fedsilo.client_app.training.compute import noted_operations
-from fedsilo.client_app.training.loop import counted_steps, refuse_unusable, schedule, train_locally
+from fedsilo.client_app.training.loop import LocalTraining, counted_steps, refuse_unusable, schedule
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.client_app.training.rates import rate_setter
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import FedsiloError, SettingError
 from fedsilo.models.contract.messages import ARRAYS, CONFIG, SAMPLES, STEPS, TRAIN, Instruction
-from fedsilo.models.contract.methods import METHODS, method_part
+from fedsilo.models.contract.methods import METHODS, site_class
 from fedsilo.models.contract.one_line import listed, shown
 from fedsilo.models.contract.seeding import derive_seed, generator
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.models.networks.stacked import Rows, StackedNetwork
 from fedsilo.strategies.wire.records import unbundle
 
@@ -71,7 +69,7 @@ def check_vectorised(common: CommonSettings) -> None:
                 f"are trained as one only where it is {wanted}; set 'vectorised' to 1"
             )
     plain = common.method in METHODS  # a plug may extend such a method
-    if not (plain and method_part("client_app", common.method, "Site").trains_plainly):
+    if not (plain and site_class(common.method).trains_plainly):
         raise SettingError(
             f"setting 'vectorised' is {common.vectorised}, and a site of method '{common.method}' "
             "does more than train the model that it is sent: set 'vectorised' to 1"
@@ -124,7 +122,7 @@ def _opened(message: Message, context: Context) -> _Site:
     if own.rate_decay != "none" or own.schedule != "constant" or own.warm_up:
         counted = counted_steps(own, own, instruction.round - 1, len(split), floor)
     rng = torch.Generator().manual_seed(derive_seed(own.seed, "batches", *key))
-    passes = list(schedule(len(split), own, rng, floor))  # as ``train_locally`` chooses them
+    passes = list(schedule(len(split), own, rng, floor))  # as ``LocalTraining`` chooses them
     batches = list(chain.from_iterable(passes))
     return _Site(session, content, instruction, key, split, counted, batches, len(passes[-1]))
 
@@ -213,18 +211,17 @@ class Trained:
     work: Counter[str]  # steps, and the samples that they saw
     operations: frozenset[str]  # those that were not deterministic
 
-    def __call__(self, network: SiteNetwork, *rest: Any) -> float:
-        """Do what ``train_locally`` does, whose arguments these are, of this result or by itself.
+    def __call__(self, training: LocalTraining) -> float:
+        """Give the network of ``training`` this result; run a training for another message.
 
         Raises:
-            FedsiloError: as of ``train_locally``.
+            FedsiloError: see ``LocalTraining.run``.
         """
-        *_, key, options = rest
-        if key != self.key:
-            return train_locally(network, *rest)
+        if training.key != self.key:
+            return training.run()
         for name in self.operations:
             warnings.warn(f"{name} does not have a deterministic implementation", stacklevel=1)
-        network.load_state_dict(network.state_dict() | dict(self.arrays))
-        options.work.update(self.work)
-        refuse_unusable(self.loss, self.rates, options.minimum_steps, fp16=False)
+        training.network.load_state_dict(training.network.state_dict() | dict(self.arrays))
+        training.work.update(self.work)
+        refuse_unusable(self.loss, self.rates, training.minimum_steps, fp16=False)
         return self.loss

@@ -13,9 +13,9 @@ def __getattr__(name: str) -> Any:
     Raises:
         AttributeError: no method has a class of that name.
     """
-    from fedsilo.models.contract.methods import METHODS
+    from fedsilo.models.contract.methods import METHODS, class_name
 
-    method = next((key for key, cls in METHODS.items() if cls == name), None)
+    method = next((method for method in METHODS if class_name(method) == name), None)
     if method is None:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     from fedsilo.strategies.flower import flower_strategy

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.messages import EVALUATE, INCOMING, TRAINED
-from fedsilo.models.contract.methods import METHODS, settings_class
+from fedsilo.models.contract.methods import class_name, settings_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, build
 from fedsilo.models.privacy.promises import check_privacy_settings
@@ -147,4 +147,4 @@ def flower_strategy(name: str) -> type[FlowerStrategy]:
         SettingError: no method has that name.
     """
     doc = strategy_class(name).__doc__
-    return type(METHODS[name], (FlowerStrategy,), {"method": name, "__doc__": doc})
+    return type(class_name(name), (FlowerStrategy,), {"method": name, "__doc__": doc})

@@ -5,7 +5,7 @@ from typing import cast
 from torch import Tensor
 from torch.func import functional_call
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, TokenClassifier
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, TokenClassifier
 from fedsilo.client_app.methods.moon import twin
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.client_app.training.optimisers import open_optimiser
@@ -23,7 +23,7 @@ class APFLSite(SiteMethod):
         w = {name: array for name, array in lab.arrays().items() if "/" not in name}
         return lab.classifier(mixture(lab.state() or w, w, self.settings.mixing_alpha))
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train w by its own loss and v by the mixture's, on the same batches."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -34,7 +34,7 @@ class APFLSite(SiteMethod):
         lab.fit(network, objective=self._both(network, own), beside=beside)
         w, v = ({n: a.clone() for n, a in exchanged_arrays(m).items()} for m in (network, own))
         load_exchanged(network, mixture(v, w, self.settings.mixing_alpha))
-        return lab.reply(network, send=w, keep=v)
+        return Outgoing(network, send=w, keep=v)
 
     def _both(self, w: TokenClassifier, v: TokenClassifier) -> Objective:
         """Return w's loss plus the mixture's, which trains v alone."""

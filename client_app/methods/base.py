@@ -1,12 +1,12 @@
 """What a method says at a site: how its network is opened, and the steps of each phase.
 
-A method is a class with a function per phase, named as the phase with dashes as underscores. Its
-author meets eight names: of the class ``open`` and ``train``; of the ``Lab``, which each phase is
-given, ``arrays`` (as received), ``state`` (what this site has kept), ``classifier`` (the run's
-network), ``measure``, ``fit`` and ``reply``. Two more have defaults: ``measured`` (which networks
-are measured, and what else of them) and ``admit`` (whether this site can take part). A class whose
-model stays at the site says so for private runs: ``measures_what_stays``. ``__all__`` are the names
-that a method's file takes from here.
+A method is a class with a function per phase, named as the phase with dashes as underscores. A
+phase is given the ``Lab`` and returns ``Outgoing``. An author meets eight names: of the class
+``open`` and ``train``; of the lab ``arrays`` (as received), ``state`` (what this site has kept),
+``classifier`` (the run's network), ``measure`` and ``fit``; and ``Outgoing``. Two more functions
+have defaults: ``measured`` (which networks are measured, and what else of them) and ``admit``
+(whether this site can take part). A class whose model stays at the site says so for private runs:
+``measures_what_stays``. ``__all__`` are the names that a method's file takes from here.
 """
 
 from abc import ABC, abstractmethod
@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from flwr.app import RecordDict
 
-from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import Measured
 from fedsilo.client_app.training.evidence_probe import EvidenceProbe, vacuity_of
@@ -28,9 +27,9 @@ from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 __all__ = [
-    "Answer",
     "Lab",
     "Measured",
+    "Outgoing",
     "SiteMethod",
     "SiteNetwork",
     "TokenClassifier",
@@ -38,18 +37,16 @@ __all__ = [
     "load_exchanged",
 ]
 
-Answer = RecordDict  # what ``Lab.reply`` returns
-
 
 class SiteMethod(ABC):
-    """One method at one site; it keeps nothing from message to message but its settings.
+    """One method at one site; from message to message it keeps only its settings.
 
     Attributes:
         settings: the method's own.
         measures_what_stays: whether it measures a model that ``lab.fit(stays=True)`` trained. What
             such a model says of other patients has no noise: under a cap on epsilon it stays too.
-        trains_plainly: whether ``train`` trains the arrays received, by ``lab.fit`` of nothing but
-            the network: sites of a simulation can then be trained as one.
+        trains_plainly: whether ``train`` only passes the received network to ``lab.fit``, without
+            further arguments: sites of a simulation can then be trained as one.
     """
 
     measures_what_stays: ClassVar[bool] = False
@@ -59,22 +56,27 @@ class SiteMethod(ABC):
         self.settings = settings
 
     def admit(self, session: SiteSession) -> None:  # noqa: B027  # most methods take every site
-        """Refuse to take part at all, by a ``SiteError``, before anything leaves the site."""
+        """Check that this site can take part, before anything leaves it.
+
+        Raises:
+            SiteError: it cannot.
+        """
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Return the network that is trained and measured: here with all the arrays received."""
+        """Build the network that is trained and measured: here with all received arrays."""
         return lab.classifier(lab.arrays())
 
     @abstractmethod
-    def train(self, lab: Lab) -> Answer:
-        """Train here and return ``lab.reply(...)``."""
+    def train(self, lab: Lab) -> Outgoing:
+        """Train here, and return what leaves and what stays."""
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Yield what is measured where ``network`` is to be; each before the next is asked for.
+        """Return the networks to measure in place of ``network``, each with its further metrics.
 
-        An evidential network is asked for its vacuity, and at the end, if there are enough test
-        samples, for how its accuracy depends on its certainty. A model that stays
-        is also measured on its silo's own labels, where other silos have labels that it has not.
+        An evidential network is also measured for its vacuity and, at the end, if there are enough
+        test samples, for how its accuracy depends on its certainty. A model that stays is also
+        measured on its silo's own labels if other silos have labels that this silo has not.
+        Each network is measured before the next one is asked for.
         """
         plain = Measured(network)
         if evidences(network):
@@ -85,10 +87,10 @@ class SiteMethod(ABC):
 
 
 def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-    """Yield, at the end, the measures of ``network`` on the labels that the silo trains on.
+    """Yield ``network`` to be measured at the end on only the labels that the silo trains on.
 
-    There are none where test samples have no other label. They are ``own-labels-accuracy`` and
-    ``own-labels-loss``.
+    The metrics are ``own-labels-accuracy`` and ``own-labels-loss``. Nothing is yielded if all test
+    samples have these labels, because the metrics would be the usual ones.
     """
     known = torch.unique(lab.silo.train.labels)
     ends = lab.instruction.phase == EVALUATE
@@ -98,7 +100,7 @@ def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
 
 
 def evidence_of(lab: Lab, network: SiteNetwork) -> Any:
-    """Return what makes the probe of an evidential ``network`` for a split."""
+    """Return a function that makes the evidence probe of ``network`` for a split's name."""
 
     def probe(split: str) -> EvidenceProbe:
         labels = lab.silo.splits()[split].labels

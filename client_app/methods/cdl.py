@@ -10,8 +10,8 @@ from typing import cast
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, TokenClassifier
-from fedsilo.client_app.methods.decentralised import DecentralisedSite, reply
+from fedsilo.client_app.methods.base import Lab, Outgoing, TokenClassifier
+from fedsilo.client_app.methods.decentralised import DecentralisedSite, send_and_keep
 from fedsilo.client_app.methods.moon import twin
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.client_app.training.optimisers import open_optimiser
@@ -27,7 +27,7 @@ class CDLSite(DecentralisedSite):
 
     settings: CDLSettings
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train the main model near the support model and the other way round."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -35,12 +35,12 @@ class CDLSite(DecentralisedSite):
         stored = lab.state(_SUPPORT)
         if not stored:
             lab.fit(network)
-            return reply(lab, network, with_prefix(_SUPPORT, exchanged_arrays(network)))
+            return send_and_keep(network, with_prefix(_SUPPORT, exchanged_arrays(network)))
         support = twin(network).train()
         load_exchanged(support, stored)
         beside = open_optimiser(support, lab.sampling)
         lab.fit(network, objective=self._apart(network, support), beside=beside)
-        return reply(lab, network, with_prefix(_SUPPORT, exchanged_arrays(support)))
+        return send_and_keep(network, with_prefix(_SUPPORT, exchanged_arrays(support)))
 
     def _apart(self, main: TokenClassifier, support: TokenClassifier) -> Objective:
         """Return the main model's loss plus the divergence, whose gradients train both."""

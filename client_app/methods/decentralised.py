@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from fedsilo.client_app.methods.base import (
-    Answer,
     Lab,
     Measured,
+    Outgoing,
     SiteMethod,
     SiteNetwork,
     on_own_labels,
@@ -34,13 +34,13 @@ class DecentralisedSite(SiteMethod):
         """Build the network with Theta if it came, else with the silo's own model."""
         return lab.classifier(lab.arrays(MODEL) or own_model(lab))
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Measure Theta, then train from the silo's own start."""
         network = lab.open()
         lab.measure(network)
         load_exchanged(network, self._start(lab))
         lab.fit(network)
-        return reply(lab, network)
+        return send_and_keep(network)
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
         """Return the weighted mean of the silo's own model and those of its neighbours."""
@@ -61,13 +61,10 @@ class DecentralisedSite(SiteMethod):
             yield from on_own_labels(lab, network)
 
 
-def reply(lab: Lab, network: SiteNetwork, keep: dict[str, Tensor] | None = None) -> Answer:
-    """Send the silo's own model and keep it.
-
-    Clipping measures from Theta: what the server knows of the silo's model without the silo.
-    """
-    kept = with_prefix(OWN, exchanged_arrays(network)) | (keep or {})
-    return lab.reply(network, keep=kept)
+def send_and_keep(network: SiteNetwork, keep: dict[str, Tensor] | None = None) -> Outgoing:
+    """Send the silo's own model, and keep it for the next round together with ``keep``."""
+    own = with_prefix(OWN, exchanged_arrays(network))
+    return Outgoing(network, keep=own | (keep or {}))
 
 
 def own_model(lab: Lab) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.client_app.training.optimisers import eager
 from fedsilo.models.methods.distrans import (
@@ -34,7 +34,7 @@ class DisTransSite(SiteMethod):
         load_exchanged(network, self._weights(lab, network))
         return lab.compute.place(network)
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train network and offset; the offset is kept if it stays, and sent otherwise.
 
         The authors' code too takes both steps by one gradient.
@@ -45,8 +45,8 @@ class DisTransSite(SiteMethod):
         lab.fit(network, beside=eager(torch.optim.SGD)(network.apart_parameters(), lr=rate))
         arrays = exchanged_arrays(network)
         if not self._stays():
-            return lab.reply(network, send=arrays)
-        return lab.reply(network, keep={OFFSET: arrays.pop(OFFSET)}, send=arrays)
+            return Outgoing(network, send=arrays)
+        return Outgoing(network, keep={OFFSET: arrays.pop(OFFSET)}, send=arrays)
 
     def _stays(self) -> bool:
         return self.settings.offset_aggregation == "none"

@@ -1,6 +1,6 @@
 """Ditto at a site: it trains and sends the global model, trains its own near it and keeps that."""
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, exchanged_arrays
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, exchanged_arrays
 from fedsilo.client_app.methods.fedprox import proximal
 from fedsilo.models.methods.ditto import DittoSettings
 
@@ -15,11 +15,11 @@ class DittoSite(SiteMethod):
         """Open the site's own model, which begins as the first global one received."""
         return lab.classifier(lab.state() or lab.arrays())
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train the global model, then the site's own near the received one, as long."""
         own, shared = lab.open(), lab.classifier(lab.arrays())
         lab.measure(own)
         near = proximal(own, self.settings.personal_lambda, lab.arrays())
         lab.fit(shared, aside=("global",))
         lab.fit(own, penalty=near, stays=True)
-        return lab.reply(own, send=exchanged_arrays(shared), keep=exchanged_arrays(own))
+        return Outgoing(own, send=exchanged_arrays(shared), keep=exchanged_arrays(own))

@@ -1,6 +1,6 @@
 """The ensemble at a site: a model of its own, sent after the last round, and the mean of all."""
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteNetwork, exchanged_arrays
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteNetwork, exchanged_arrays
 from fedsilo.client_app.methods.local import LocalSite, from_others
 from fedsilo.models.networks.mixture import Mixture, open_experts
 
@@ -17,9 +17,9 @@ class EnsembleSite(LocalSite):
             return lab.compute.place(Mixture(experts))
         return super().open(lab)
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train the site's expert, keep it, and send it when it is asked for."""
         network = lab.open()
         lab.measure(network)
         lab.fit(network)
-        return lab.reply(network, keep=exchanged_arrays(network))
+        return Outgoing(network, keep=exchanged_arrays(network))

@@ -17,7 +17,7 @@ from fedsilo.client_app.methods.adversarial_alignment import (
     open_aligner,
     open_discriminator,
 )
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, TokenClassifier
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, TokenClassifier
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.client_app.training.loop import micro_batches
@@ -55,7 +55,7 @@ class FedAlignCLSite(SiteMethod):
                 "'fedaligncl.align' false goes without",
             )
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train in the curriculum's order, and align after each step where others sent any."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -65,7 +65,7 @@ class FedAlignCLSite(SiteMethod):
         order = partial(self._curriculum, lab, network)  # eq. 4
         lab.fit(network, order=order, after_step=aligner)
         keep = self._kept(lab, network, aligner)
-        return lab.reply(network, keep=keep, send=self._outgoing(lab, network, aligner))
+        return Outgoing(network, keep=keep, send=self._outgoing(lab, network, aligner))
 
     def _pretrain(self, lab: Lab, network: TokenClassifier) -> None:
         """Train the network alone on the site's own data, by an optimiser of its own."""

@@ -1,6 +1,6 @@
 """FedAvg at a site (McMahan et al. 2017): train the global model, send all of it back."""
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod
 
 
 class FedAvgSite(SiteMethod):
@@ -8,9 +8,9 @@ class FedAvgSite(SiteMethod):
 
     trains_plainly = True
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train the global model on this silo."""
         network = lab.open()
         lab.measure(network)
         lab.fit(network)
-        return lab.reply(network)
+        return Outgoing(network)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, exchanged_arrays
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, exchanged_arrays
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 
@@ -27,7 +27,7 @@ class FedAvgFTSite(SiteMethod):
             )
         return lab.classifier(arrays)
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train as FedAvg does, or fine-tune with a step size of its own and keep the weights.
 
         Raises:
@@ -44,9 +44,9 @@ class FedAvgFTSite(SiteMethod):
             return self.shared(lab, network)
         rate = self.settings.finetune_learning_rate
         lab.fit(network, settings=replace(lab.sampling, learning_rate=rate), stays=True)
-        return lab.reply(network, keep=exchanged_arrays(network))
+        return Outgoing(network, keep=exchanged_arrays(network))
 
-    def shared(self, lab: Lab, network: SiteNetwork) -> Answer:
+    def shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
         """Train the model received, and send it."""
         lab.fit(network)
-        return lab.reply(network)
+        return Outgoing(network)

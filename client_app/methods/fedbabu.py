@@ -1,6 +1,6 @@
 """FedBABU at a site: FedAvg+FT, whose shared rounds train and send all but the last layer."""
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteNetwork
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteNetwork
 from fedsilo.client_app.methods.fedavg_ft import FedAvgFTSite
 from fedsilo.models.networks.exchanged import exchanged_arrays, last_layers
 
@@ -8,11 +8,11 @@ from fedsilo.models.networks.exchanged import exchanged_arrays, last_layers
 class FedBABUSite(FedAvgFTSite):
     """Trains and sends the body, and trains all at the end."""
 
-    def shared(self, lab: Lab, network: SiteNetwork) -> Answer:
+    def shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
         """Train the body and send it."""
         head = set(last_layers(network, 1))
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and name not in head)
         lab.fit(network)
         body = {n: array for n, array in exchanged_arrays(network).items() if n not in head}
-        return lab.reply(network, send=body)
+        return Outgoing(network, send=body)

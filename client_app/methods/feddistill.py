@@ -8,8 +8,8 @@ from typing import cast
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, TokenClassifier
-from fedsilo.client_app.methods.local import LocalSite, from_others, reply_by_class
+from fedsilo.client_app.methods.base import Lab, Outgoing, TokenClassifier
+from fedsilo.client_app.methods.local import LocalSite, from_others, send_class_means
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.models.maths.class_means import class_targets, matching_loss
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
@@ -21,12 +21,12 @@ class FedDistillSite(LocalSite):
     settings: FedDistillSettings
     measures_what_stays = False  # what it keeps is trained as what it sends is
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train near the others' logits, and send the mean logits of each class."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         lab.fit(network, objective=self._near_others(lab, network))
-        return reply_by_class(lab, network, LOGITS, network, self.settings.class_min_count)
+        return send_class_means(lab, network, LOGITS, network, self.settings.class_min_count)
 
     def _near_others(self, lab: Lab, network: TokenClassifier) -> Objective | None:
         """Return the network's loss plus the distance to the others' mean logits of the label."""

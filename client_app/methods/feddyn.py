@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod
 from fedsilo.client_app.methods.fedprox import proximal
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.optimisers import refuse_forgetful
@@ -21,7 +21,7 @@ class FedDynSite(SiteMethod):
         least, alpha = session.limits.minimum_steps_per_reply, self.settings.regularisation_alpha
         refuse_forgetful(session.settings, least, alpha)
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train with both terms; the local gradient moves against the way that was gone."""
         network, alpha = lab.open(), self.settings.regularisation_alpha
         lab.measure(network)
@@ -36,4 +36,4 @@ class FedDynSite(SiteMethod):
 
         lab.fit(network, penalty=term)
         moved = {name: p.detach().cpu() - received[name] for name, p in trained.items()}
-        return lab.reply(network, keep={n: gradient[n] - alpha * moved[n] for n in trained})
+        return Outgoing(network, keep={n: gradient[n] - alpha * moved[n] for n in trained})

@@ -7,8 +7,8 @@ from typing import cast
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, TokenClassifier
-from fedsilo.client_app.methods.decentralised import DecentralisedSite, own_model, reply
+from fedsilo.client_app.methods.base import Lab, Outgoing, TokenClassifier
+from fedsilo.client_app.methods.decentralised import DecentralisedSite, own_model, send_and_keep
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.models.contract.array_names import by_site, with_prefix
 from fedsilo.models.contract.errors import SiteError
@@ -31,12 +31,12 @@ class FedEFMSite(DecentralisedSite):
 
     settings: FedEFMSettings
 
-    def overseas(self, lab: Lab) -> Answer:
+    def overseas(self, lab: Lab) -> Outgoing:
         """Train each visitor on this silo's data (eq. 1) and send it back."""
         returned: dict[str, Tensor] = {}
         for owner, trained in self._trained(lab, VISITOR).items():
             returned |= with_prefix(f"{VISITOR}{owner}/", trained)
-        return lab.reply(send=returned)
+        return Outgoing(send=returned)
 
     def _trained(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
         """Return, by owner, the models received below ``prefix``, trained here."""
@@ -47,13 +47,13 @@ class FedEFMSite(DecentralisedSite):
             trained[owner] = exchanged_arrays(visitor)
         return trained
 
-    def distil(self, lab: Lab) -> Answer:
+    def distil(self, lab: Lab) -> Outgoing:
         """Distil from the returned experts; without any, train plainly."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         load_exchanged(network, self._start(lab))
         lab.fit(network, objective=self._distillation(lab, network))
-        return reply(lab, network)
+        return send_and_keep(network)
 
     train = distil  # in round 1 no model has been overseas
 

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.client_app.training.initial_network import initial_classifier
@@ -62,7 +62,7 @@ class FedEvPromptSite(SiteMethod):
         load_exchanged(network, arrays)
         return lab.compute.place(network)
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train on evidence and the others' maps; send own maps and what is averaged."""
         network = cast(PromptedViT, lab.open())
         lab.measure(network)
@@ -71,7 +71,7 @@ class FedEvPromptSite(SiteMethod):
         shared = shared_names(self.settings, list(arrays))
         private = {n: array for n, array in arrays.items() if n not in shared}
         maps = self._maps(lab, network) if self.settings.distillation_weight else {}
-        return lab.reply(
+        return Outgoing(
             network,
             send={name: arrays[name] for name in shared} | maps,
             keep=with_prefix(_NETWORK, private),

@@ -1,6 +1,6 @@
 """FedNova at a site: FedAvg, and what is sent moved by the mean of the steps, not by all."""
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, exchanged_arrays
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, exchanged_arrays
 from fedsilo.models.contract.array_names import is_statistic
 from fedsilo.models.methods.fednova import STEPS
 
@@ -8,7 +8,7 @@ from fedsilo.models.methods.fednova import STEPS
 class FedNovaSite(SiteMethod):
     """Divides its update by the steps that it took."""
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train the global model; send where a step leads on average, and the number of steps."""
         network, received = lab.open(), lab.arrays()
         lab.measure(network)
@@ -18,4 +18,4 @@ class FedNovaSite(SiteMethod):
         for name in [name for name in sent if not is_statistic(name)]:
             sent[name] = received[name] + (sent[name].cpu() - received[name]) / len(steps)
         lab.metrics[STEPS] = len(steps)
-        return lab.reply(network, send=sent)
+        return Outgoing(network, send=sent)

@@ -1,6 +1,6 @@
 """FedPer at a site: FedAvg of a part of the network; the other part stays here."""
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork
 from fedsilo.models.contract.messages import START
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 
@@ -16,14 +16,14 @@ class FedPerSite(SiteMethod):
         load_exchanged(network, {n: a for n, a in lab.arrays().items() if n in arrays} | own)
         return network
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train both parts; send one, keep the other."""
         network = lab.open()
         lab.measure(network)
         self.fit(lab, network)
         arrays = exchanged_arrays(network)
         own = {name: arrays.pop(name) for name in self._own(network)}
-        return lab.reply(network, send=arrays, keep=own)
+        return Outgoing(network, send=arrays, keep=own)
 
     def fit(self, lab: Lab, network: SiteNetwork) -> None:
         """Train both parts together."""

@@ -5,8 +5,8 @@ from typing import cast
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteNetwork, TokenClassifier
-from fedsilo.client_app.methods.local import LocalSite, from_others, reply_by_class
+from fedsilo.client_app.methods.base import Lab, Measured, Outgoing, SiteNetwork, TokenClassifier
+from fedsilo.client_app.methods.local import LocalSite, from_others, send_class_means
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.models.maths.class_means import ClassTargets, class_targets, matching_loss
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings, NearestPrototype
@@ -22,7 +22,7 @@ class FedProtoSite(LocalSite):
     settings: FedProtoSettings
     measures_what_stays = False  # what it keeps is trained as what it sends is
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train near the global prototypes, and send the prototype (l * c,) of each class."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -31,7 +31,7 @@ class FedProtoSite(LocalSite):
         def embeddings(inputs: Tensor) -> Tensor:
             return network.encode(inputs).flatten(1)
 
-        return reply_by_class(lab, network, PROTOTYPE, embeddings, self.settings.class_min_count)
+        return send_class_means(lab, network, PROTOTYPE, embeddings, self.settings.class_min_count)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Yield the nearest prototype's answers where they are wanted and there is one.

@@ -5,7 +5,7 @@ from functools import partial
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.loop import Penalty
 from fedsilo.client_app.training.optimisers import refuse_forgetful
@@ -22,12 +22,12 @@ class FedProxSite(SiteMethod):
         least, mu = session.limits.minimum_steps_per_reply, self.settings.proximal_mu
         refuse_forgetful(session.settings, least, mu)
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train the global model on this silo, near where it was."""
         network = lab.open()
         lab.measure(network)
         lab.fit(network, penalty=proximal(network, self.settings.proximal_mu))
-        return lab.reply(network)
+        return Outgoing(network)
 
 
 def proximal(

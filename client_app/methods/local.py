@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, exchanged_arrays
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, exchanged_arrays
 from fedsilo.client_app.training.class_means import class_means
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.messages import START
@@ -19,25 +19,30 @@ class LocalSite(SiteMethod):
         """Build the network from this site's own state, else from what it is to start from."""
         return lab.classifier(lab.state() or lab.arrays(START) or None)
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train the site's own model and keep it."""
         network = lab.open()
         lab.measure(network)
         lab.fit(network, stays=True)
-        return lab.reply(network, send={}, keep=exchanged_arrays(network))
+        return Outgoing(network, send={}, keep=exchanged_arrays(network))
 
 
-def reply_by_class(
+def send_class_means(
     lab: Lab, network: SiteNetwork, prefix: str, rows: Callable[[Tensor], Tensor], least: int
-) -> Answer:
-    """Keep ``network``; send the mean of ``rows`` of each class of at least so many samples.
+) -> Outgoing:
+    """Keep ``network``, and send a mean for each class that has enough training samples.
 
-    ``rows`` maps inputs (batch, *input_shape) to (batch, d); ``prefix`` names the means.
+    Args:
+        lab: of the message.
+        network: the site's own network, in which the means are computed.
+        prefix: a mean is sent as ``<prefix><class>``.
+        rows: maps inputs (batch, *input_shape) to the rows (batch, d) that are averaged.
+        least: the fewest samples behind a mean; 'sums-min-count' may ask for more.
     """
     least = max(least, lab.common.sums_min_count)
     means = class_means(network, lab.silo, lab.compute, rows, least, lab.privacy.means())
     sent = with_prefix(prefix, {str(label): mean for label, mean in means.items()})
-    return lab.reply(network, send=sent, keep=exchanged_arrays(network))
+    return Outgoing(network, send=sent, keep=exchanged_arrays(network))
 
 
 def from_others(lab: Lab) -> dict[str, Tensor]:

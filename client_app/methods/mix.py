@@ -5,7 +5,7 @@ from typing import cast
 
 import torch
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, TokenClassifier
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, TokenClassifier
 from fedsilo.client_app.training.evaluation import measure
 from fedsilo.client_app.training.initial_network import set_prior, weighted_criterion
 from fedsilo.client_app.training.standardised import ready_silo
@@ -19,7 +19,7 @@ from fedsilo.models.methods.mix import PoolNotes
 class MixSite(SiteMethod):
     """Trains on pooled data if the server names it as the trainer, else only measures."""
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train on the pooled data, in as many steps as all sites together would take."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -27,14 +27,14 @@ class MixSite(SiteMethod):
             key = (lab.instruction.round, lab.site, "train")
             loss = measure(network, lab.silo.train, lab.sampling, lab.compute, key)["loss"]
             lab.metrics[measurement(TRAINED, "train", "loss")] = loss
-            return lab.reply()
+            return Outgoing()
         pooled, steps = pooled_training_data(lab), len(_sites(lab)) * lab.common.local_steps
         if lab.common.class_weights != "none":
             network.criterion = weighted_criterion(lab.common, replace(lab.silo, train=pooled))
         set_prior(network, pooled.labels)
         lab.fit(network, split=pooled, settings=replace(lab.common, local_steps=steps))
         set_prior(network, lab.silo.train.labels)  # it is measured as everywhere
-        return lab.reply(network)
+        return Outgoing(network)
 
 
 def pooled_training_data(lab: Lab) -> Split:

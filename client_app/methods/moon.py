@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, SiteNetwork, TokenClassifier
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, TokenClassifier
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
@@ -36,13 +36,13 @@ class MoonSite(SiteMethod):
         load_exchanged(network, _renamed(lab.arrays(), PROJECTION, _HEAD))
         return lab.compute.place(network)
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train near the global model and away from the site's last one, which it keeps."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         lab.fit(network, objective=self._contrast(network, lab.state(_PREVIOUS)))
         arrays = exchanged_arrays(network)
-        return lab.reply(
+        return Outgoing(
             network, send=_renamed(arrays, _HEAD, PROJECTION), keep=with_prefix(_PREVIOUS, arrays)
         )
 

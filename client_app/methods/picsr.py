@@ -10,7 +10,7 @@ from typing import cast
 
 from torch import Tensor
 
-from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteMethod, SiteNetwork
+from fedsilo.client_app.methods.base import Lab, Measured, Outgoing, SiteMethod, SiteNetwork
 from fedsilo.client_app.session import SiteSession
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.errors import SiteError
@@ -62,7 +62,7 @@ class PICSRSite(SiteMethod):
             return lab.compute.place(PICSRNetwork(experts, prototypes, router))
         return lab.classifier(lab.arrays(START) or lab.arrays() or lab.state() or None)
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train what the stage is about: the shared network, this site's expert, or the router."""
         network, stage = lab.open(), _stage(lab)
         lab.measure(network)
@@ -70,15 +70,15 @@ class PICSRSite(SiteMethod):
             rate = self.settings.router_learning_rate
             own = replace(lab.sampling, learning_rate=rate, weight_decay=0.0)
             lab.fit(network, settings=own)
-            return lab.reply(network, send=cast(PICSRNetwork, network).trained_arrays())
+            return Outgoing(network, send=cast(PICSRNetwork, network).trained_arrays())
         lab.fit(network)
         if stage == WARMUP:
-            return lab.reply(network)
+            return Outgoing(network)
         expert = exchanged_arrays(network)
         if not lab.instruction.returns:  # a prototype that stays must cost no epsilon
-            return lab.reply(network, keep=expert)
+            return Outgoing(network, keep=expert)
         send = with_prefix(OWN_EXPERT, expert) | {OWN_PROTOTYPE: self._prototype(lab)}
-        return lab.reply(network, send=send, keep=expert)
+        return Outgoing(network, send=send, keep=expert)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Yield the network; once there is a router, with the router's weights of each expert."""

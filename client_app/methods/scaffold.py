@@ -2,7 +2,7 @@
 
 import torch
 
-from fedsilo.client_app.methods.base import Answer, Lab, SiteMethod, exchanged_arrays
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, exchanged_arrays
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.methods.fedprox import linear_term
 from fedsilo.models.methods.scaffold import CONTROL
@@ -11,7 +11,7 @@ from fedsilo.models.methods.scaffold import CONTROL
 class SCAFFOLDSite(SiteMethod):
     """Adds c - c_i to each gradient."""
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train with the correction; the mean gradient is the new control variate."""
         network, rate = lab.open(), lab.common.learning_rate
         lab.measure(network)
@@ -33,4 +33,4 @@ class SCAFFOLDSite(SiteMethod):
         own = {n: rate * total.cpu() / steps - correction[n] for n, total in sums.items()}
         moved = {name: c + own[name] - before.get(name, 0) for name, c in control.items()}
         sent = exchanged_arrays(network) | with_prefix(CONTROL, moved)
-        return lab.reply(network, send=sent, keep=own)
+        return Outgoing(network, send=sent, keep=own)

@@ -11,7 +11,7 @@ from typing import cast
 
 import torch
 
-from fedsilo.client_app.methods.base import Answer, Lab, Measured, SiteMethod, SiteNetwork
+from fedsilo.client_app.methods.base import Lab, Measured, Outgoing, SiteMethod, SiteNetwork
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import Probes, measure, tokens_of
 from fedsilo.client_app.training.initial_network import initial_classifier
@@ -46,28 +46,28 @@ class UEFLSite(SiteMethod):
         books = arrays_below(CODEBOOK, arrays)
         return lab.compute.place(UEFLNetwork(classifier, books, self.settings))
 
-    def train(self, lab: Lab) -> Answer:
+    def train(self, lab: Lab) -> Outgoing:
         """Train classifier and books (eq. 2, by the loss of eq. 7)."""
         network = cast(UEFLNetwork, lab.open())
         lab.measure(network)
         lab.fit(network)
-        return lab.reply(network, send=exchanged_arrays(network.classifier) | network.books())
+        return Outgoing(network, send=exchanged_arrays(network.classifier) | network.books())
 
-    def uncertainty(self, lab: Lab) -> Answer:
+    def uncertainty(self, lab: Lab) -> Outgoing:
         """Answer with the entropy of the incoming model on validation data (eq. 8)."""
         key = (lab.instruction.round, lab.site, "uncertainty")
         bound = lab.session.loss_bound
         values = measure(lab.open(), lab.silo.val, lab.sampling, lab.compute, key, None, bound)
         lab.metrics[ENTROPY] = values["entropy"]
-        return lab.reply()
+        return Outgoing()
 
-    def centroids(self, lab: Lab) -> Answer:
+    def centroids(self, lab: Lab) -> Outgoing:
         """Answer with centroids and counts (section 3.2), or with the number of new codewords."""
         network, own = cast(UEFLNetwork, lab.open()), self.settings
         refreshes = CentroidNotes.from_values(lab.instruction.notes).refreshes
         if own.codeword_start == "gaussian" and not refreshes:
             lab.metrics[NEW_CODEWORDS] = own.codes
-            return lab.reply()  # the server draws it: nothing need leave the site
+            return Outgoing()  # the server draws it: nothing need leave the site
         if lab.common.is_private():  # whatever the message says: centroids have no noise
             raise RefusedError("training is private, and no centroids of features are made")
         tokens = tokens_of(network, lab.silo.train, lab.compute)
@@ -75,7 +75,7 @@ class UEFLSite(SiteMethod):
         found = clustered(tokens, own, seed, lab.session.limits.sums_min_count)
         centres, counts = torch.from_numpy(found.centres), torch.from_numpy(found.counts)
         lab.metrics[NEW_CODEWORDS] = len(counts)
-        return lab.reply(send={"centroids": centres, "counts": counts})
+        return Outgoing(send={"centroids": centres, "counts": counts})
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the network, and measure its use of codes (eq. 11) too."""

@@ -1,18 +1,19 @@
-"""A real site answers within its own bounds: paths, floors, quotas and its own seed.
+"""The guard of a real site's own bounds: paths, floors, quotas and its own seed.
 
 They hold with or without a site file, before the method sees the message.
 """
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context
 
 from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import MEGABYTE, limits_of
-from fedsilo.client_app.site.node import built, own_cache, own_folder
+from fedsilo.client_app.site.node import Answering, built, own_cache, own_folder
 from fedsilo.client_app.site.private_state import drop_old_states
 from fedsilo.client_app.site.run_book import RunBook
 from fedsilo.client_app.site.trust import refuse_distrusted
@@ -22,19 +23,18 @@ from fedsilo.datasets.silo.retention import prune_cache
 from fedsilo.models.contract.messages import CONFIG, EVALUATE, HELLO, SURVEY, Instruction
 from fedsilo.models.contract.settings import CommonSettings
 
-Answer = Callable[[Message, Context], RecordDict]
-
 _PATH = re.compile(r"(?<![\w.~:/)])~?/[^\s'\":;,)]+")  # an address has ':' or a word before its '/'
 _PLACES = ("data-dir", "cache-dir", "state-dir", "site-file", "signing-key", "site-registry")
 
 
-def answer_within_bounds(answer: Answer, message: Message, context: Context) -> RecordDict:
-    """Answer a message as far as the hospital's floors and quotas allow.
+@contextmanager
+def within_bounds(answering: Answering) -> Iterator[None]:
+    """Let the message be answered as far as the hospital's floors and quotas allow.
 
     Raises:
-        RefusedError: they do not; names the key, and what to do.
-        FedsiloError: as ``answer`` does.
+        RefusedError: they do not allow it; names the key, and what to do.
     """
+    message, context = answering.message, answering.context
     site = own_name(context)
     with refusing_as(site):
         limits = limits_of(context)
@@ -43,14 +43,16 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
         limits.refuse_settings(settings)
     folder = own_folder(context, site)
     if folder is None:
-        return answer(message, context)  # which refuses it before anything is trained
+        yield  # the answer refuses this before anything is trained
+        return
     book = RunBook(folder)
     if message.metadata.message_type in (HELLO, SURVEY):
         with refusing_as(site):
             book.hello(limits)
         prune_cache(find_places("", own_cache(context)).cache, limits.max_cache * MEGABYTE)
         with watched(limits.max_seconds, limits.max_memory):
-            return answer(message, context)
+            yield
+        return
     instruction = Instruction.from_config(message.content.config_records.get(CONFIG, {}))
     if message.metadata.message_type == EVALUATE:  # its answer does not depend on the phase
         instruction = replace(instruction, phase=EVALUATE)
@@ -60,7 +62,7 @@ def answer_within_bounds(answer: Answer, message: Message, context: Context) -> 
     began = time.monotonic()
     try:
         with watched(seconds, limits.max_memory):
-            return answer(message, context)
+            yield
     finally:
         book.add_seconds(instruction.run_name, time.monotonic() - began)
 

@@ -1,11 +1,12 @@
-"""What a node's own config says of it: whether it is simulated, and where its own files are."""
+"""What a node's own config says of it, and a message while this node answers it."""
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from flwr.app import Context, Message, RecordDict
 
@@ -15,6 +16,19 @@ from fedsilo.models.contract.settings_schema import Value, build
 S = TypeVar("S")
 
 OWN = ".own"  # in the 'state-dir'; no run can be called so, for its name begins with a dot
+
+
+@dataclass
+class Answering:
+    """A message while this node answers it; each guard reads it and adds what it knows."""
+
+    message: Message
+    # The node and the run. The guard of the site file puts the file's limits over the node config
+    context: Context
+    # The answer; empty until there is one
+    content: RecordDict = field(default_factory=RecordDict)
+    # The site file as it was last read; None without one, or if it cannot be used
+    rules: Any = None
 
 
 def is_simulated(context: Context) -> bool:

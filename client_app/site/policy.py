@@ -9,19 +9,19 @@ and always before anything leaves.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 
 from fedsilo.client_app.site.audit_log import check_log, grouped, names_in
 from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import Limits, cap, floor
-from fedsilo.client_app.site.node import built, own_folder
+from fedsilo.client_app.site.node import Answering, built, own_folder
 from fedsilo.client_app.site.trust import MEANINGS
 from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.messages import CONFIG, SURVEYED
@@ -196,29 +196,31 @@ def read_site_file(context: Context) -> SiteFile:
     return site_file
 
 
-def answer_under(
-    answer: Callable[[Message, Context], RecordDict], message: Message, context: Context
-) -> RecordDict:
-    """Answer a message as far as the site file allows it.
+@contextmanager
+def under_site_file(answering: Answering) -> Iterator[None]:
+    """Let the message be answered as far as the site file allows; check again what may leave.
+
+    The file is read once before and once after the answer, because the hospital may have changed
+    its mind meanwhile. What leaves must be allowed by both.
 
     Raises:
-        RefusedError: it does not.
-        FedsiloError: as ``answer`` does.
+        RefusedError: the site file does not allow it, or cannot be used.
     """
+    message, context = answering.message, answering.context
     settings = built(CommonSettings, context.run_config)
     with refusing_as(own_name(context)):
-        rules = read_site_file(context)
+        rules = answering.rules = read_site_file(context)
         rules.refuse_request(settings, _round_of(message))
-        check_log(log_path(context))  # before an hour of training, not after
-        limited = rules.over(context)
-    content = answer(message, limited)
+        check_log(log_path(context, rules))  # before an hour of training, not after
+        answering.context = limited = rules.over(context)
+    yield
+    answering.rules = None  # if it cannot be read now, it no longer says where the log is
     with refusing_as(own_name(context)):
-        newest = read_site_file(context)  # the hospital may have changed its mind meanwhile
+        newest = answering.rules = read_site_file(context)
         newest.refuse_request(settings, _round_of(message))
         _refuse_tightened(limited.node_config, newest.over(context).node_config)
         for file in (rules, newest):
-            file.refuse_names(names_in(content))
-    return content
+            file.refuse_names(names_in(answering.content))
 
 
 def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> None:
@@ -240,19 +242,18 @@ def _round_of(message: Message) -> int:
         return 0  # whoever reads it as a round fails too
 
 
-def log_path(context: Context) -> Path:
+def log_path(context: Context, rules: SiteFile | None) -> Path:
     """Return where the audit log is: what the site file names, else in the ``state-dir``.
 
-    If a site file cannot be used, its refusals are logged in the ``state-dir``.
+    Args:
+        context: of the node.
+        rules: the site file, or None if it cannot be used: its refusals are logged in the
+            ``state-dir``.
 
     Raises:
         RefusedError: neither is named.
     """
-    try:
-        named = read_site_file(context).audit_log
-    except RefusedError:
-        named = ""
-    if named:
+    if rules is not None and (named := rules.audit_log):
         return Path(named)
     if home := own_folder(context, own_name(context)):
         with suppress(OSError):  # whoever opens the log will say so

@@ -34,10 +34,11 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 
 def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> list[Tensor]:
-    """Return a shuffled epoch as index tensors; a last batch of one joins the one before it.
+    """Shuffle an epoch of ``count`` samples into batches of sample numbers, each (up to size,).
 
-    Batch norm has no variance over a single 1x1 map, hence the joining. A last batch of fewer than
-    ``smallest`` is joined too, since it would have too few patients.
+    A last batch of one sample joins the batch before it, because batch norm has no variance over a
+    single 1x1 map. A last batch with fewer than ``smallest`` samples joins it because it would rest
+    on too few patients.
     """
     parts = list(torch.split(torch.randperm(count, generator=rng), size))
     if len(parts) > 1 and len(parts[-1]) < max(smallest, 2):
@@ -48,10 +49,10 @@ def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> l
 def schedule(
     count: int, settings: CommonSettings, rng: torch.Generator, smallest: int = 1
 ) -> Iterator[list[Tensor]]:
-    """Yield local training as shuffled passes over ``count`` samples, each a list of batches.
+    """Yield the passes of a local training over ``count`` samples, each a list of batches.
 
-    None has fewer than ``smallest`` samples, where there are as many. With ``local-steps`` there
-    are as many batches at every site, whatever it holds; the last pass is then cut short.
+    A batch has at least ``smallest`` samples if there are that many. With ``local-steps`` every
+    site takes that many batches, however many samples it has, so its last pass may be cut short.
     """
     if not settings.local_steps:
         for _ in range(settings.local_epochs):
@@ -65,12 +66,15 @@ def schedule(
 
 
 def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
-    """Return how many passes over ``count`` samples, the last perhaps cut short, a round has."""
+    """Return how many passes over ``count`` samples a round has; a pass cut short counts."""
     return sum(1 for _ in schedule(count, settings, torch.Generator().manual_seed(0), smallest))
 
 
 def micro_batches(count: int, size: int) -> list[slice]:
-    """Return a batch of ``count`` in parts of ``size`` (0: all at once), none of one sample."""
+    """Divide a batch of ``count`` samples into slices of ``size``, or into one if ``size`` is 0.
+
+    No slice has a single sample: the last one joins the slice before it.
+    """
     if not size or size >= count:
         return [slice(0, count)]
     starts = list(range(0, count, size))
@@ -88,10 +92,10 @@ def add_gradients(
     penalty: Penalty | None = None,
     scaler: GradScaler | None = None,
 ) -> Tensor:
-    """Add the gradients of a batch's mean loss and ``penalty``, and return it, detached.
+    """Add the gradients of a batch's mean loss and ``penalty``; return that sum, detached.
 
-    With ``micro-batch`` they are added up part by part, each weighted by its samples; batch norm
-    then sees each part alone. With ``scaler`` the gradients are of the scaled loss.
+    With 'micro-batch' the gradients are added up part by part, each part weighted by its number of
+    samples, and batch norm sees one part at a time. With ``scaler`` the loss is scaled first.
     """
     total = torch.zeros((), device=inputs.device)
     one = [slice(0, len(labels))]
@@ -114,121 +118,138 @@ def steps_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
     return sum(map(len, schedule(count, settings, rng, smallest)))
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a training has in addition to a plain one; ``Lab.fit`` explains the first five."""
+@dataclass
+class LocalTraining:
+    """One training of a network at a site: what is trained, on which samples, how and how long.
 
-    objective: Objective | None = None
-    penalty: Penalty | None = None
-    after_step: AfterStep | None = None
-    beside: Optimizer | None = None
-    plan: Iterable[list[Tensor]] | None = None
-    optimiser: Optimizer | None = None  # continues from its state, or None for a new one
-    before_pass: Callable[[int], None] | None = None  # called with a pass's number, from 0
-    counted: tuple[int, int] | None = None  # by ``counted_steps``; None: the rate stays
-    minimum_steps: int = 1  # that must be taken, or 0 to keep the result of any
-    minimum_batch: int = 1  # different samples that must be behind each step
-    weights: Tensor | None = None  # of the samples (n,) in the loss; None: all count the same
-    # Draws the batches and bounds each patient's gradient, or None for plain training
-    private: PrivateTraining | None = None
-    work: Counter[str] = field(default_factory=Counter)  # counts steps, and the samples they saw
-
-
-def train_locally(
-    network: SiteNetwork,
-    split: Split,
-    settings: CommonSettings,
-    compute: Compute,
-    key: tuple[int | str, ...],
-    options: Options | None = None,
-) -> float:
-    """Train a network in place and return its mean loss over the last pass.
-
-    Args:
-        network: placed on the compute device.
-        split: training inputs and labels.
-        settings: how long, in which batches, by which optimiser, and the seed.
-        compute: device and precision.
-        key: every random number of the training is keyed on it, such as (round, site).
-        options: what it has in addition, if anything.
-
-    Raises:
-        SiteError: the loss is not finite.
-        RefusedError: fewer samples or steps than the hospital allows are behind the training.
+    ``Lab.fit`` fills the fields in from the run's settings and the hospital's limits.
     """
-    network.train()
-    options = options or Options()
-    plan, count, smallest = options.plan, len(split.labels), options.minimum_batch
-    steps = _Steps(network, split, settings, compute, key, options)
-    if options.private:
-        plan = options.private.plan(count)
-    elif plan is None:
-        rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
-        plan = schedule(count, settings, rng, smallest)
-    # One block for all draws of the training: dropout's follow one another over the batches
-    with seeded(settings.seed, "training", *key, device=compute.device):
-        for number, batches_of_pass in enumerate(plan):
-            if options.before_pass:
-                options.before_pass(number)
-            if smallest > 1:
-                refuse_small(batches_of_pass, smallest, options.weights)
-            steps.take(batches_of_pass)
-        mean = float(steps.losses) / max(1, steps.samples)
-        options.work.update({STEPS: len(steps.rates), SAMPLES: steps.seen})
-        refuse_unusable(mean, steps.rates, options.minimum_steps, compute.fp16)
-    return mean
+
+    # The network, on the compute device; ``run`` trains it in place
+    network: SiteNetwork
+    # Training inputs and labels
+    split: Split
+    # How long, in which batches, by which optimiser, and the seed
+    settings: CommonSettings
+    # Device and precision
+    compute: Compute
+    # Round and site, or more; every random number of the training depends on it
+    key: tuple[int | str, ...]
+    # The loss of a batch's inputs and labels, or None for the network's own
+    objective: Objective | None = None
+    # A term that is added to each batch's loss, or None
+    penalty: Penalty | None = None
+    # Called after each optimiser step with the batch's inputs and the optimiser, or None
+    after_step: AfterStep | None = None
+    # A second optimiser that steps after the network's, by the same gradients, or None
+    beside: Optimizer | None = None
+    # The passes, each a list of batches of sample numbers, or None for those of the settings
+    plan: Iterable[list[Tensor]] | None = None
+    # The optimiser whose moments the training continues from, or None for a new one
+    optimiser: Optimizer | None = None
+    # Called with a pass's number, from 0, before the pass begins, or None
+    before_pass: Callable[[int], None] | None = None
+    # Steps in earlier rounds and in all rounds, by which a schedule sets the learning rate (see
+    # ``counted_steps``), or None for a constant rate
+    counted: tuple[int, int] | None = None
+    # The fewest optimiser steps whose result may leave, or 0 to keep any result
+    minimum_steps: int = 1
+    # The fewest different samples that each step must rest on
+    minimum_batch: int = 1
+    # The weight of each sample (n,) in the loss, or None if all count the same
+    weights: Tensor | None = None
+    # DP-SGD, which draws the batches and bounds each patient's gradient, or None
+    private: PrivateTraining | None = None
+    # Counts the optimiser steps and the samples that they saw
+    work: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def samples(self) -> int:
+        """How many training samples the site tells; a private run hides the real number."""
+        return self.private.told if self.private else len(self.split.labels)
+
+    def run(self) -> float:
+        """Train the network in place and return its mean loss over the last pass.
+
+        Raises:
+            SiteError: the loss is not finite.
+            RefusedError: fewer samples or steps than the hospital allows are behind the training.
+        """
+        self.network.train()
+        steps, count, passes = _Steps(self), len(self.split.labels), self.plan
+        if self.private:
+            passes = self.private.plan(count)
+        elif passes is None:
+            seed = derive_seed(self.settings.seed, "batches", *self.key)
+            rng = torch.Generator().manual_seed(seed)
+            passes = schedule(count, self.settings, rng, self.minimum_batch)
+        # One seed for all draws of the training: dropout's follow one another over the batches
+        with seeded(self.settings.seed, "training", *self.key, device=self.compute.device):
+            for number, batches_of_pass in enumerate(passes):
+                if self.before_pass:
+                    self.before_pass(number)
+                if self.minimum_batch > 1:
+                    refuse_small(batches_of_pass, self.minimum_batch, self.weights)
+                steps.take(batches_of_pass)
+            mean = float(steps.losses) / max(1, steps.samples)
+            self.work.update({STEPS: len(steps.rates), SAMPLES: steps.seen})
+            refuse_unusable(mean, steps.rates, self.minimum_steps, self.compute.fp16)
+        return mean
 
 
 class _Steps:
-    """The optimiser steps of a training, whose arguments are those of ``train_locally``."""
+    """The optimiser steps of a training, and what they add up to."""
 
-    def __init__(
-        self,
-        network: SiteNetwork,
-        split: Split,
-        settings: CommonSettings,
-        compute: Compute,
-        key: tuple[int | str, ...],
-        options: Options,
-    ) -> None:
+    def __init__(self, training: LocalTraining) -> None:
+        network, settings, compute = training.network, training.settings, training.compute
         self.rates: list[float] = []  # the learning rate of each step that was taken
         self.seen = 0  # the samples in all steps
-        self.samples = 0  # of the last pass
+        self.samples = 0  # the samples in the last pass
         self.losses: Tensor | float = 0.0  # the sum over the samples of the last pass
-        private = options.private
-        self._optimisers = [options.optimiser or open_optimiser(network, settings)]
-        self._optimisers += [options.beside] if options.beside else []
+        self._optimisers = [training.optimiser or open_optimiser(network, settings)]
+        if training.beside:
+            self._optimisers.append(training.beside)
         self._scaler = compute.scaler() if compute.fp16 else None
+        add = add_gradients
+        if training.private:
+            add = partial(training.private.add_gradients, network)
         self._add_gradients = partial(
-            partial(private.add_gradients, network) if private else add_gradients,
-            options.objective or network.loss,
+            add,
+            training.objective or network.loss,
             settings=settings,
             compute=compute,
-            penalty=options.penalty,
+            penalty=training.penalty,
             scaler=self._scaler,
         )
+        split = training.split
         self._pick, self._label = compute.hold(split.inputs), compute.hold(split.labels)
-        self._augment = augmenter(settings, key, compute.device) if settings.augmentation else None
-        steps = options.counted
-        self._set_rates = rate_setter(self._optimisers, settings, *steps) if steps else None
-        self._after_step = options.after_step
+        self._augment = None
+        if settings.augmentation:
+            self._augment = augmenter(settings, training.key, compute.device)
+        self._set_rates = None
+        if training.counted:
+            self._set_rates = rate_setter(self._optimisers, settings, *training.counted)
+        self._after_step = training.after_step
 
     def take(self, batches_of_pass: list[Tensor]) -> None:
-        """Take the steps of a pass: a batch whose gradients are not finite in fp16 is left out."""
+        """Take a step for each batch of a pass; in fp16 leave out batches of infinite gradients."""
         self.losses, self.samples = 0.0, 0
         for indices in batches_of_pass:
             batch, labels = self._pick(indices), self._label(indices)
-            batch = self._augment(batch) if self._augment else batch
+            if self._augment:
+                batch = self._augment(batch)
             if self._set_rates:
                 self._set_rates()
             self._optimisers[0].zero_grad(set_to_none=True)
             loss = self._add_gradients(batch, labels)
-            if self._scaler and not scaled_step(self._optimisers, self._scaler):
-                continue
-            for one in [] if self._scaler else self._optimisers:
-                one.step()
-            for one in self._optimisers[1:]:
-                one.zero_grad(set_to_none=True)
+            if self._scaler:
+                if not scaled_step(self._optimisers, self._scaler):
+                    continue
+            else:
+                for optimiser in self._optimisers:
+                    optimiser.step()
+            for optimiser in self._optimisers[1:]:
+                optimiser.zero_grad(set_to_none=True)
             if self._after_step:
                 self._after_step(batch, self._optimisers[0])
             self.rates.append(self._optimisers[0].param_groups[0]["lr"])
@@ -238,7 +259,14 @@ class _Steps:
 
 
 def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -> None:
-    """Refuse training that diverged or was too short; of no minimum whatever comes is kept."""
+    """Check that a training neither diverged nor was too short.
+
+    Any result is kept if ``minimum``, the fewest optimiser steps, is 0.
+
+    Raises:
+        SiteError: the loss is not finite, or no step had finite gradients.
+        RefusedError: fewer than ``minimum`` steps had a learning rate that moves the network.
+    """
     if not minimum:
         return
     if not math.isfinite(loss):
@@ -266,18 +294,21 @@ def counted_steps(
     private: PrivateTraining | None = None,
     aside: bool = False,
 ) -> tuple[int, int]:
-    """Return a site's steps in earlier rounds, and in all rounds that a schedule counts, if any.
+    """Return a site's steps in earlier rounds and, if there is a schedule, in all rounds.
 
     Each round is taken to be as long as this one.
 
     Args:
-        own: of this training, whose steps a schedule counts: a round may have several.
-        settings: the run's, by whose rounds 'rate-decay' counts.
-        rounds: how many have ended.
-        count: training samples.
-        smallest: different samples that are behind each step.
-        private: the training, where it is private.
-        aside: whether it is in addition to the site's own, whose epochs may span rounds.
+        own: the settings of this training, whose steps a schedule counts: a round may have several.
+        settings: the run's settings, by whose rounds 'rate-decay' counts.
+        rounds: how many rounds have ended.
+        count: how many training samples there are.
+        smallest: the fewest different samples behind each step.
+        private: DP-SGD, or None for plain training.
+        aside: whether the training is in addition to the site's own, whose epochs may span rounds.
+
+    Returns:
+        Steps in earlier rounds, and in all rounds; the second is 0 without a schedule.
     """
     if private:
         steps = private.steps()
@@ -292,7 +323,15 @@ def counted_steps(
 def annealed(
     network: SiteNetwork, settings: CommonSettings, rounds: int, count: int, smallest: int
 ) -> Callable[[int], None]:
-    """Return what weighs evidential learning's KL term by the epochs of all rounds so far."""
+    """Return a function that anneals the evidential KL weight over all epochs so far.
+
+    Args:
+        network: its evidential losses get the weight.
+        settings: how many epochs a round has.
+        rounds: how many rounds have ended.
+        count: how many training samples there are.
+        smallest: the fewest different samples behind each step.
+    """
     if settings.epoch_steps:
         before = epoch_of(rounds + 1, settings)
     else:

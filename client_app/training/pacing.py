@@ -7,12 +7,12 @@ round continues where it was, and leaves out what it did not get to when the nex
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedsilo.client_app.training.loop import Options
+from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.client_app.training.optimisers import moments_of, open_optimiser, restore_moments
 from fedsilo.models.contract.array_names import arrays_below
 from fedsilo.models.contract.errors import SiteError
@@ -52,43 +52,48 @@ class Pacing:
 
 
 def train_continued(
-    train: Callable[[Options], float],
-    options: Options,
-    network: nn.Module,
+    training: LocalTraining,
     stored: Mapping[str, Tensor],
-    settings: CommonSettings,
-    samples: int,
     round_: int,
     site: str,
     order: Callable[[int], Tensor | None] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Train from where the site's last round stopped, and return what the next one needs.
+    """Train from where the site's last round stopped.
 
-    A parameter that is new, or of another shape than it was, begins with fresh moments. ``train``
-    is ``train_locally`` of all but ``options``, which get the optimiser here, and the batches of
-    epochs that span rounds. ``order`` returns the order of an epoch's samples, or None for any.
+    A parameter that is new, or whose shape has changed, begins with fresh moments.
+
+    Args:
+        training: what is trained; it gets its optimiser here, and where epochs span rounds also the
+            batches of this round.
+        stored: the site's state before, maybe empty.
+        round_: the round, from 1.
+        site: the site's name.
+        order: returns the order (n,) of an epoch's samples, or None for a random one.
 
     Returns:
-        The mean loss over the last pass, and the training's part of the site's new state.
+        The mean loss over the last pass, and the arrays that the next round continues from.
     """
+    network, settings = training.network, training.settings
 
     def new_order(epoch: int) -> Tensor:
         chosen = order(epoch) if order else None
-        return shuffled(samples, settings, epoch, site) if chosen is None else chosen
+        return shuffled(training.samples, settings, epoch, site) if chosen is None else chosen
 
-    optimiser, pacing = open_optimiser(network, settings), None
-    options = replace(options, optimiser=optimiser)
+    training.optimiser = open_optimiser(network, settings)
+    kept: dict[str, Tensor] = {}
     if settings.epoch_steps:
-        pacing = open_pacing(stored, round_, samples, settings, new_order)
-        options = replace(options, plan=[pacing.batches()])
-    restore_moments(optimiser, network, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))
-    loss = train(options)
-    moments = {f"{PREFIX}{_OPTIMISER}{n}": v for n, v in moments_of(optimiser, network).items()}
-    return loss, (pacing.stored() if pacing else {}) | moments
+        pacing = open_pacing(stored, round_, training.samples, settings, new_order)
+        training.plan = [pacing.batches()]
+        kept = pacing.stored()
+    restore_moments(training.optimiser, network, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))
+    loss = training.run()
+    for name, moment in moments_of(training.optimiser, network).items():
+        kept[f"{PREFIX}{_OPTIMISER}{name}"] = moment
+    return loss, kept
 
 
 def shuffled(count: int, settings: CommonSettings, epoch: int, site: str) -> Tensor:
-    """Return an order (count,) of an epoch's training samples at a site: any, each sample once."""
+    """Draw a random order (count,) of an epoch's training samples at a site."""
     rng = generator(settings.seed, "epoch-order", epoch, site)
     return torch.randperm(count, generator=rng)
 
@@ -100,9 +105,17 @@ def open_pacing(
     settings: CommonSettings,
     new_order: Callable[[int], Tensor],
 ) -> Pacing:
-    """Return where the site is in ``round_``, from 1; ``stored`` is its state, maybe empty.
+    """Find the site's place in its epoch at the begin of a round.
 
-    ``new_order`` returns the order of an epoch's samples, (samples,); asked when one begins.
+    Args:
+        stored: the site's state before, maybe empty.
+        round_: the round, from 1.
+        samples: how many training samples the site has.
+        settings: how many steps an epoch and a round have.
+        new_order: returns the order (samples,) of an epoch's samples; called when an epoch begins.
+
+    Raises:
+        SiteError: the number of training samples has changed within an epoch.
     """
     epoch, size = epoch_of(round_, settings), batch_of(samples, settings)
     known = stored.get(f"{PREFIX}{_EPOCH}")
@@ -115,10 +128,10 @@ def open_pacing(
 
 
 def refuse_other_data(before: int, now: int) -> None:
-    """Refuse another number of training samples than the site's state is of.
+    """Check that the site has as many training samples as when its state was stored.
 
     Raises:
-        SiteError: tells both.
+        SiteError: it has not; names both numbers.
     """
     if before != now:
         raise SiteError(

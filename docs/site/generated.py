@@ -13,7 +13,7 @@ import click
 import typer.main
 
 from fedsilo.models.contract import errors
-from fedsilo.models.contract.methods import METHODS, about, settings_class, title_of
+from fedsilo.models.contract.methods import METHODS, about, class_name, settings_class, title_of
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import SettingRule, defaults, rule_of
 from fedsilo.server_app import api
@@ -118,7 +118,7 @@ def _own_settings() -> dict[str, tuple[list[str], dict[str, tuple[object, Settin
 def methods_page() -> str:
     """Return the table of methods: name, class as a Flower strategy, one line."""
     rows = (
-        (f"`{name}`", f"`fedsilo.strategies.{cls}`", about(name)) for name, cls in METHODS.items()
+        (f"`{name}`", f"`fedsilo.strategies.{class_name(name)}`", about(name)) for name in METHODS
     )
     return "\n".join(
         [

@@ -1,160 +1,220 @@
-"""The one table of methods: a line each, from which both ends of the wire find their files.
+"""The one table of methods: a line for each, by which both ends of the wire find its classes.
 
-The method ``fedavg-ft``, here ``"fedavg-ft": "FedAvgFT"``, is in three files of one name:
-``models/methods/fedavg_ft.py`` with ``FedAvgFTSettings``, ``strategies/methods/fedavg_ft.py`` with
-``FedAvgFT`` and ``client_app/methods/fedavg_ft.py`` with ``FedAvgFTSite``. Each is imported when it
-is first used. A method whose part in a room is another's has no file there.
+A line names a class of ``models/methods``, such as ``FedProxSettings``, and describes the method in
+one sentence. The class has the method's settings and says what the method is (see ``OwnSettings``):
+its title, where its server side and its site side are, whether private training suits it, and
+whether secure sums are enough for it. Classes are imported when they are first used.
 
-A method of another package or a file, a plug, has its classes in one module: ``OwnMethod`` of the
-server, ``OwnMethodSettings`` and ``OwnMethodSite``. What it lacks is that of the method it extends.
+A method of another package or of a file, a plugin, has its classes in one module: ``OwnMethod`` for
+the server, ``OwnMethodSettings`` and ``OwnMethodSite``. A class that it lacks is that of the method
+that it extends.
 """
 
-import ast
 import inspect
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
 from importlib import import_module
-from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import listed
+from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.plugs import load_plugins, plug, wrong
 from fedsilo.models.contract.settings_schema import key_of
 
+
+class Entry(NamedTuple):
+    """One line of the table of methods."""
+
+    settings: str  # ``module:Class``, the method's settings and what it says about itself
+    # One sentence for lists of methods. It stands here and not in the class because the modules of
+    # many classes import PyTorch, and a list must not wait for that.
+    description: str
+
+
 METHODS = {
-    "apfl": "APFL",
-    "cdl": "CDL",
-    "cross": "Cross",
-    "cyclic": "Cyclic",
-    "distrans": "DisTrans",
-    "ditto": "Ditto",
-    "ensemble": "Ensemble",
-    "fedadagrad": "FedAdagrad",
-    "fedadam": "FedAdam",
-    "fedavg": "FedAvg",
-    "fedavg-ft": "FedAvgFT",
-    "fedavgm": "FedAvgM",
-    "fedaligncl": "FedAlignCL",
-    "fedbabu": "FedBABU",
-    "fedbn": "FedBN",
-    "feddistill": "FedDistill",
-    "feddyn": "FedDyn",
-    "fedefm": "FedEFM",
-    "fedevprompt": "FedEvPrompt",
-    "fednova": "FedNova",
-    "fedper": "FedPer",
-    "fedproto": "FedProto",
-    "fedprox": "FedProx",
-    "fedrep": "FedRep",
-    "fedswa": "FedSWA",
-    "fedyogi": "FedYogi",
-    "local": "Local",
-    "matcha": "Matcha",
-    "mix": "Mix",
-    "moon": "Moon",
-    "picsr": "PICSR",
-    "ring": "Ring",
-    "scaffold": "SCAFFOLD",
-    "star": "Star",
-    "uefl": "UEFL",
+    "apfl": Entry(
+        "fedsilo.models.methods.apfl:APFLSettings",
+        "APFL (Deng et al. 2020): each silo mixes a model of its own with the global model.",
+    ),
+    "cdl": Entry(
+        "fedsilo.models.methods.cdl:CDLSettings",
+        "CDL (Do, Nguyen et al. 2023): silos mix with neighbours and keep a second model at home.",
+    ),
+    "cross": Entry(
+        "fedsilo.models.methods.cross:CrossSettings",
+        "Cross (Jimenez-Sanchez et al. 2023): each site's model is tested at all other sites.",
+    ),
+    "cyclic": Entry(
+        "fedsilo.models.methods.cyclic:CyclicSettings",
+        "Cyclic weight transfer (Chang et al. 2018): the silos train one model in turn.",
+    ),
+    "distrans": Entry(
+        "fedsilo.models.methods.distrans:DisTransSettings",
+        "DisTrans (Yuan et al. 2022): a learned offset shifts each site's images, in two channels.",
+    ),
+    "ditto": Entry(
+        "fedsilo.models.methods.ditto:DittoSettings",
+        "Ditto (Li et al. 2021): FedAvg, and a second model at each silo that stays near it.",
+    ),
+    "ensemble": Entry(
+        "fedsilo.models.methods.ensemble:EnsembleSettings",
+        "Ensemble: the mean of the probabilities that the sites' own models give.",
+    ),
+    "fedadagrad": Entry(
+        "fedsilo.models.methods.fedadam:FedAdagradSettings",
+        "FedAdagrad (Reddi et al. 2021): FedAdam with the sum of all squared updates.",
+    ),
+    "fedadam": Entry(
+        "fedsilo.models.methods.fedadam:FedAdamSettings",
+        "FedAdam (Reddi et al. 2021): the server takes adaptive steps towards the mean.",
+    ),
+    "fedavg": Entry(
+        "fedsilo.models.methods.fedavg:FedAvgSettings",
+        "FedAvg (McMahan et al. 2017): the weighted mean of the weights that the sites trained.",
+    ),
+    "fedavg-ft": Entry(
+        "fedsilo.models.methods.fedavg_ft:FedAvgFTSettings",
+        "FedAvg+FT: FedAvg, then each site fine-tunes the model on its own data.",
+    ),
+    "fedavgm": Entry(
+        "fedsilo.models.methods.fedavgm:FedAvgMSettings",
+        "FedAvgM (Hsu et al. 2019): the server applies momentum to the sites' mean update.",
+    ),
+    "fedaligncl": Entry(
+        "fedsilo.models.methods.fedaligncl:FedAlignCLSettings",
+        "Fed-Align-CL (Jimenez-Sanchez et al. 2023): a curriculum and aligned features.",
+    ),
+    "fedbabu": Entry(
+        "fedsilo.models.methods.fedavg_ft:FedBABUSettings",
+        "FedBABU (Oh et al. 2022): FedAvg with a head that is trained only at the end.",
+    ),
+    "fedbn": Entry(
+        "fedsilo.models.methods.fedbn:FedBNSettings",
+        "FedBN (Li et al. 2021): each silo keeps the weights and statistics of its batch norms.",
+    ),
+    "feddistill": Entry(
+        "fedsilo.models.methods.feddistill:FedDistillSettings",
+        "FedDistill (Seo et al. 2022): sites share the mean logits of each class.",
+    ),
+    "feddyn": Entry(
+        "fedsilo.models.methods.feddyn:FedDynSettings",
+        "FedDyn (Acar et al. 2021): a term in each site's loss corrects its drift, round by round.",
+    ),
+    "fedefm": Entry(
+        "fedsilo.models.methods.fedefm:FedEFMSettings",
+        "FedEFM: neighbours train your model; you distil it back, by earth mover's distance.",
+    ),
+    "fedevprompt": Entry(
+        "fedsilo.models.methods.fedevprompt:FedEvPromptSettings",
+        "FedEvPrompt (Hendrix et al. 2024): evidential prompt tuning; sites share attention maps.",
+    ),
+    "fednova": Entry(
+        "fedsilo.models.methods.fednova:FedNovaSettings",
+        "FedNova (Wang et al. 2020): each update is divided by the site's steps before averaging.",
+    ),
+    "fedper": Entry(
+        "fedsilo.models.methods.fedper:FedPerSettings",
+        "FedPer (Arivazhagan et al. 2019): each silo keeps its last layers for itself.",
+    ),
+    "fedproto": Entry(
+        "fedsilo.models.methods.fedproto:FedProtoSettings",
+        "FedProto (Tan et al. 2022): sites share the mean embeddings of classes, not weights.",
+    ),
+    "fedprox": Entry(
+        "fedsilo.models.methods.fedprox:FedProxSettings",
+        "FedProx (Li et al. 2020): a proximal term keeps local weights near the global ones.",
+    ),
+    "fedrep": Entry(
+        "fedsilo.models.methods.fedrep:FedRepSettings",
+        "FedRep (Collins et al. 2021): FedPer whose silos train the head first.",
+    ),
+    "fedswa": Entry(
+        "fedsilo.models.methods.fedswa:FedSWASettings",
+        "FedSWA: FedAvg whose final model is the mean of the models of its last rounds.",
+    ),
+    "fedyogi": Entry(
+        "fedsilo.models.methods.fedadam:FedYogiSettings",
+        "FedYogi (Reddi et al. 2021): FedAdam with a second moment that changes slowly.",
+    ),
+    "local": Entry(
+        "fedsilo.models.methods.local:LocalSettings",
+        "Local: each site trains alone, and no part of its model reaches another site.",
+    ),
+    "matcha": Entry(
+        "fedsilo.models.methods.decentralised:MatchaSettings",
+        "MATCHA (Wang et al. 2019): silos average with neighbours that are drawn again each round.",
+    ),
+    "mix": Entry(
+        "fedsilo.models.methods.mix:MixSettings",
+        "Mix, an upper bound: one model trained on the pooled data of all sites.",
+    ),
+    "moon": Entry(
+        "fedsilo.models.methods.moon:MoonSettings",
+        "MOON (Li, He and Song 2021): a contrastive loss keeps features near the global ones.",
+    ),
+    "picsr": Entry(
+        "fedsilo.models.methods.picsr:PICSRSettings",
+        "PICSR (Enouen et al. 2024): a router over silo experts, by distance to silo prototypes.",
+    ),
+    "ring": Entry(
+        "fedsilo.models.methods.decentralised:RingSettings",
+        "Ring (Marfoq et al. 2020): each silo averages its model with its predecessor's.",
+    ),
+    "scaffold": Entry(
+        "fedsilo.models.methods.scaffold:SCAFFOLDSettings",
+        "SCAFFOLD (Karimireddy et al. 2020): control variates correct each site's drift.",
+    ),
+    "star": Entry(
+        "fedsilo.models.methods.decentralised:StarSettings",
+        "Star: after a round every silo has the plain mean of all models.",
+    ),
+    "uefl": Entry(
+        "fedsilo.models.methods.uefl:UEFLSettings",
+        "UEFL (Zhang, Cao and Liu 2025): a codebook that grows where a silo is uncertain.",
+    ),
 }
 
-# By room the methods whose part in it is another's: its file and class
-_PARTS = {
-    "models": {
-        "fedadagrad": ("fedadam", "FedAdagrad"),
-        "fedbabu": ("fedavg_ft", "FedAvgFT"),
-        "fedyogi": ("fedadam", "FedYogi"),
-        "matcha": ("decentralised", "Matcha"),
-        "ring": ("decentralised", "Link"),
-        "star": ("decentralised", "Link"),
-    },
-    "strategies": {
-        "apfl": ("ditto", "Ditto"),
-        "fedadagrad": ("fedavgm", "FedAvgM"),
-        "fedadam": ("fedavgm", "FedAvgM"),
-        "fedprox": ("fedavg", "FedAvg"),
-        "fedyogi": ("fedavgm", "FedAvgM"),
-        "matcha": ("decentralised", "Decentralised"),
-        "ring": ("decentralised", "Decentralised"),
-    },
-    "client_app": {
-        "cyclic": ("fedavg", "FedAvg"),
-        "fedadagrad": ("fedavg", "FedAvg"),
-        "fedadam": ("fedavg", "FedAvg"),
-        "fedavgm": ("fedavg", "FedAvg"),
-        "fedbn": ("fedper", "FedPer"),
-        "fedswa": ("fedavg", "FedAvg"),
-        "fedyogi": ("fedavg", "FedAvg"),
-        "matcha": ("decentralised", "Decentralised"),
-        "ring": ("decentralised", "Decentralised"),
-    },
-}
-# Names for people that are no class's
-_TITLES = {
-    "fedavg-ft": "FedAvg+FT",
-    "fedaligncl": "Fed-Align-CL",
-    "matcha": "MATCHA",
-    "mix": "Mix (oracle)",
-    "moon": "MOON",
-}
+
+def class_name(name: str) -> str:
+    """Return the name of a method's Flower strategy, such as ``FedProx`` for ``fedprox``."""
+    return METHODS[name].settings.partition(":")[2].removesuffix("Settings")
 
 
 def title_of(name: str) -> str:
-    """Return the name of method ``name`` for people."""
-    return _TITLES.get(name) or METHODS.get(name) or str(_server_side(name).__name__)
-
-
-# Of those whose settings are in another's file, what that file's first line does not say
-_ABOUT = {
-    "fedadagrad": "FedAdagrad (Reddi et al. 2021): FedAdam by the sum of all squares of updates.",
-    "fedbabu": "FedBABU (Oh et al. 2022): FedAvg with a head that is trained only at the end.",
-    "fedyogi": "FedYogi (Reddi et al. 2021): FedAdam with a second moment that changes slowly.",
-    "matcha": "MATCHA (Wang et al. 2019): silos average with neighbours, drawn again each round.",
-    "ring": "Ring (Marfoq et al. 2020): each silo averages its model with its predecessor's.",
-    "star": "Star: after a round every silo has the plain mean of all models.",
-}
+    """Return a method's name as people write it, such as ``FedAvg+FT`` for ``fedavg-ft``."""
+    settings = settings_class(name)
+    if name in METHODS:
+        return settings.title
+    # A plugin without settings of its own has those of one of our methods, and their title
+    server = _server_side(name)
+    if settings is not settings_class(_extended(server)) and "title" in vars(settings):
+        return settings.title
+    return server.__name__
 
 
 def about(name: str) -> str:
-    """Return a line about a method: the first of its settings' file, not executed, or of a plug.
+    """Return one sentence about a method: the table's, or the first line of a plugin's module.
 
     Raises:
-        SettingError: there is no such method.
+        SettingError: no method has that name.
     """
-    if name in _ABOUT:
-        return _ABOUT[name]
-    if name not in METHODS:
-        doc = import_module(_server_side(name).__module__).__doc__ or ""
-    else:
-        file = name.replace("-", "_")
-        path = Path(__file__).parents[1] / "methods" / f"{file}.py"
-        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    if name in METHODS:
+        return METHODS[name].description
+    doc = import_module(_server_side(name).__module__).__doc__ or ""
     return doc.strip().partition("\n")[0]
-
-
-# Why what a method sends, or trains on, is not bounded per patient; the others are
-_NOT_PRIVATE = {
-    "apfl": "trains a second model by the same batches, whose gradients are not bounded",
-    "cdl": "trains a second model by the same batches, whose gradients are not bounded",
-    "fedaligncl": "sends embeddings of single images, which no noise hides",
-    "fedbn": "keeps each site's batch norms, and private training has none",
-    "fedefm": "weighs its neighbours by whole batches, in which patients meet",
-    "fedevprompt": "sends attention maps of single images, which no noise hides",
-    "mix": "pools the data of all sites, whose parts nothing bounds",
-}
 
 
 def why_not_private(name: str) -> str | None:
     """Return why a method cannot be differentially private per patient, or None if it can."""
     if name in METHODS:
-        return _NOT_PRIVATE.get(name)
-    site, extended = method_part("client_app", name, "Site"), _extended(_server_side(name))
-    if site is method_part("client_app", extended, "Site"):
-        return _NOT_PRIVATE.get(extended)
+        return settings_class(name).why_not_private
+    site, extended = site_class(name), _extended(_server_side(name))
+    if site is site_class(extended):
+        return settings_class(extended).why_not_private
+    # A plugin's author must have thought of it: silence is not a promise
     if getattr(site, "bounded_per_patient", False):
         return None
     return (
@@ -163,48 +223,77 @@ def why_not_private(name: str) -> str | None:
     )
 
 
-# Of what sites send by these the mean by samples is enough, so that it can be summed in secret
-_SUMMED = (
-    *("apfl", "ditto", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "feddyn", "fednova"),
-    *("fedper", "fedprox", "fedrep", "fedswa", "fedyogi", "moon", "scaffold"),
-)
-
-
 def needs_sums_only(name: str) -> bool:
-    """Tell whether a method needs only sums of what sites send; a plug's server side says so."""
-    own: Any = None if name in METHODS else _server_side(name)
-    return own.capabilities.secure if own else name in _SUMMED
+    """Tell whether a method needs only sums over what sites send.
+
+    A plugin whose settings class does not say ``sums_suffice`` is taken to be like the method that
+    it extends.
+    """
+    settings = settings_class(name)
+    says = any("sums_suffice" in vars(cls) for cls in settings.__mro__ if cls is not OwnSettings)
+    if name not in METHODS and not says:
+        settings = settings_class(_extended(_server_side(name)))
+    return settings.sums_suffice
 
 
-def settings_class(name: str) -> type:
-    """Return the dataclass of the settings that method ``name`` has of its own."""
-    settings: type = method_part("models", name, "Settings")
+def settings_class(name: str) -> type[OwnSettings]:
+    """Return a method's settings class, which also says what the method is.
+
+    Raises:
+        SettingError: no method has that name, or its line in the table names no class.
+    """
+    if name not in METHODS:
+        plugged: type[OwnSettings] = _plugged_part("models", name, "Settings")
+        return plugged
+    place = METHODS[name].settings
+    settings: type[OwnSettings] = _found(place, f"method '{name}' in models/contract/methods.py")
     return settings
 
 
-def method_part(room: str, name: str, suffix: str = "") -> Any:
-    """Return the class of method ``name`` in ``room``, one of the top-level packages.
+def server_class(name: str) -> type[Any]:
+    """Return the class of a method's server side.
 
     Raises:
-        SettingError: no method has that name, its file has no such class, or the class lacks
-            functions that every method has (``round`` at the server, ``train`` at a site).
+        SettingError: no method has that name, its class is missing, or that class lacks a function
+            that every method has.
     """
+    return _side(name, "server")
+
+
+def site_class(name: str) -> type[Any]:
+    """Return the class of what a method does at a site; nothing of the server's is imported.
+
+    Raises:
+        SettingError: see ``server_class``.
+    """
+    return _side(name, "site")
+
+
+def _side(name: str, side: str) -> type[Any]:
+    """Return the class of a method at one ``side``, "server" or "site"."""
     if name not in METHODS:
-        return _plugged_part(room, name, suffix)
-    own = name.replace("-", "_"), METHODS[name]
-    file, cls = _PARTS[room].get(name, own)
-    module = f"fedsilo.{room}.methods.{file}"
+        room, suffix = ("strategies", "") if side == "server" else ("client_app", "Site")
+        plugged: type[Any] = _plugged_part(room, name, suffix)
+        return plugged
+    settings = settings_class(name)
+    place: str = getattr(settings, side)
+    found = _found(place, f"'{side}' of class '{settings.__name__}'")
+    _refuse_lacking(found, place.partition(":")[0])
+    return found
+
+
+def _found(place: str, named_by: str) -> type[Any]:
+    """Import the class at ``place``, ``module:Class``, which ``named_by`` names."""
+    module, _, cls = place.partition(":")
     try:
-        part = getattr(import_module(module), f"{cls}{suffix}")
+        found: type[Any] = getattr(import_module(module), cls)
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name != module:
-            raise  # what the file itself imports is missing
+            raise  # the file exists, but something that it imports is missing
         raise SettingError(
-            f"method '{name}' of the table in models/contract/methods.py has no class "
-            f"'{cls}{suffix}' in {room}/methods/{file}.py: write it, or correct the line"
+            f"{named_by} names '{place}', but there is no such class: write it, or correct the line"
         ) from None
-    _refuse_lacking(part, f"{room}/methods/{file}.py")
-    return part
+    return found
 
 
 def _refuse_lacking(part: type, where: str) -> None:
@@ -290,20 +379,21 @@ def _refuse_undeclared(settings: type, what: str) -> None:
 
 def _extended(server: type) -> str:
     """Return the method of ours that the server's class of a plug extends; FedAvg for none."""
-    names = {cls: name for name, cls in METHODS.items()}
+    names = {class_name(name): name for name in METHODS}
     ours = (c for c in server.__mro__ if c.__module__.startswith("fedsilo.strategies.methods."))
     return next((names[cls.__name__] for cls in ours if cls.__name__ in names), "fedavg")
 
 
 def _plugged_part(room: str, name: str, suffix: str) -> Any:
-    """Return the class of a plug in ``room``, or that of the method which it extends."""
+    """Return the class of a plugin in ``room``, or that of the method which it extends."""
     server = _server_side(name)
     module = import_module(server.__module__)
     part: Any = server if room == "strategies" else getattr(module, server.__name__ + suffix, None)
     base, what = resolve_name(_BASES[room]), f"module '{module.__name__}'"
     if part is None:
         _refuse_unused(module, server, base, suffix)
-        return method_part(room, _extended(server), suffix)
+        extended = _extended(server)
+        return settings_class(extended) if room == "models" else site_class(extended)
     if not (inspect.isclass(part) and issubclass(part, base)):
         raise SettingError(
             f"'{server.__name__}{suffix}' of {what} is not a class of {base.__name__}"

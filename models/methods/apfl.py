@@ -19,6 +19,12 @@ from fedsilo.models.contract.settings_schema import setting
 class APFLSettings(OwnSettings):
     """Settings of APFL; alpha is the same for all silos and rounds."""
 
+    title = "APFL"
+    server = "fedsilo.strategies.methods.ditto:Ditto"
+    site = "fedsilo.client_app.methods.apfl:APFLSite"
+    sums_suffice = True
+    why_not_private = "trains a second model by the same batches, whose gradients are not bounded"
+
     mixing_alpha: float = setting(
         0.5, "alpha: weight of the silo's own model in what it predicts with", above=0.0, below=1.0
     )

@@ -22,6 +22,11 @@ from fedsilo.models.methods.decentralised import MatchaSettings, TopologySetting
 class CDLSettings(MatchaSettings):
     """Settings of CDL; with beta 0 the support model would change nothing that is exchanged."""
 
+    title = "CDL"
+    server = "fedsilo.strategies.methods.cdl:CDL"
+    site = "fedsilo.client_app.methods.cdl:CDLSite"
+    why_not_private = "trains a second model by the same batches, whose gradients are not bounded"
+
     divergence_beta: float = setting(
         0.5,
         "weight beta of the main model's divergence from the support model; the support model's "

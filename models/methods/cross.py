@@ -4,9 +4,9 @@ Equations (arXiv:2107.02504):
   (cross) each site's model at every other -> client_app.methods.cross.CrossSite
 """
 
-from fedsilo.models.contract.own_settings import NoSettings as CrossSettings
+from dataclasses import dataclass
 
-__all__ = ["CROSSED", "CrossSettings", "metric_from"]
+from fedsilo.models.contract.own_settings import OwnSettings
 
 CROSSED = ("accuracy", "balanced-accuracy", "auc", "average-precision")
 
@@ -17,3 +17,12 @@ def metric_from(metric: str, site: str) -> str:
     Readers build the name and look it up; it cannot be parsed, as a site's name may be any text.
     """
     return f"{metric}-from-{site}"
+
+
+@dataclass(frozen=True)
+class CrossSettings(OwnSettings):
+    """Cross has no settings of its own."""
+
+    title = "Cross"
+    server = "fedsilo.strategies.methods.cross:Cross"
+    site = "fedsilo.client_app.methods.cross:CrossSite"

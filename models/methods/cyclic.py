@@ -4,6 +4,15 @@ Equations (doi:10.1093/jamia/ocy017):
   (cyclical weight transfer) a round is one lap -> strategies.methods.cyclic.Cyclic.round
 """
 
-from fedsilo.models.contract.own_settings import NoSettings as CyclicSettings
+from dataclasses import dataclass
 
-__all__ = ["CyclicSettings"]
+from fedsilo.models.contract.own_settings import OwnSettings
+
+
+@dataclass(frozen=True)
+class CyclicSettings(OwnSettings):
+    """Cyclic has no settings of its own."""
+
+    title = "Cyclic"
+    server = "fedsilo.strategies.methods.cyclic:Cyclic"
+    site = "fedsilo.client_app.methods.fedavg:FedAvgSite"

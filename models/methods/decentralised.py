@@ -50,6 +50,24 @@ class LinkSettings(OwnSettings):
 
 
 @dataclass(frozen=True)
+class RingSettings(LinkSettings):
+    """Ring has only the settings of links."""
+
+    title = "Ring"
+    server = "fedsilo.strategies.methods.decentralised:Decentralised"
+    site = "fedsilo.client_app.methods.decentralised:DecentralisedSite"
+
+
+@dataclass(frozen=True)
+class StarSettings(LinkSettings):
+    """Star has only the settings of links."""
+
+    title = "Star"
+    server = "fedsilo.strategies.methods.star:Star"
+    site = "fedsilo.client_app.methods.star:StarSite"
+
+
+@dataclass(frozen=True)
 class MixingNotes(Notes):
     """The silo's row of the mixing matrix: weight by site."""
 
@@ -59,6 +77,10 @@ class MixingNotes(Notes):
 @dataclass(frozen=True)
 class MatchaSettings(LinkSettings):
     """Settings of MATCHA (Wang et al. 2019)."""
+
+    title = "MATCHA"
+    server = "fedsilo.strategies.methods.decentralised:Decentralised"
+    site = "fedsilo.client_app.methods.decentralised:DecentralisedSite"
 
     group: ClassVar[str] = "matcha"
 

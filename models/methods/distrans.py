@@ -39,6 +39,10 @@ EMBEDDING_LEARNING_RATE = 0.01  # step size of the embedding's SGD at the server
 class DisTransSettings(OwnSettings):
     """Settings of DisTrans; defaults are those of the authors' code, whose network takes SGD."""
 
+    title = "DisTrans"
+    server = "fedsilo.strategies.methods.distrans:DisTrans"
+    site = "fedsilo.client_app.methods.distrans:DisTransSite"
+
     offset_learning_rate: float = setting(
         0.001, "step size of the offset's SGD; 0 leaves it as it started", minimum=0.0
     )

@@ -15,4 +15,9 @@ from fedsilo.models.contract.settings_schema import setting
 class DittoSettings(OwnSettings):
     """Settings of Ditto; with lambda 0, which is ``local`` and FedAvg, nothing is learned."""
 
+    title = "Ditto"
+    server = "fedsilo.strategies.methods.ditto:Ditto"
+    site = "fedsilo.client_app.methods.ditto:DittoSite"
+    sums_suffice = True
+
     personal_lambda: float = setting(0.1, "lambda: pull towards the global model", above=0.0)

@@ -1,5 +1,14 @@
 """Ensemble: the mean of the probabilities that the sites' models give."""
 
-from fedsilo.models.contract.own_settings import NoSettings as EnsembleSettings
+from dataclasses import dataclass
 
-__all__ = ["EnsembleSettings"]
+from fedsilo.models.contract.own_settings import OwnSettings
+
+
+@dataclass(frozen=True)
+class EnsembleSettings(OwnSettings):
+    """Ensemble has no settings of its own."""
+
+    title = "Ensemble"
+    server = "fedsilo.strategies.methods.ensemble:Ensemble"
+    site = "fedsilo.client_app.methods.ensemble:EnsembleSite"

@@ -49,6 +49,11 @@ class AdaptiveSettings(OwnSettings):
 class FedAdamSettings(AdaptiveSettings):
     """Settings of FedAdam."""
 
+    title = "FedAdam"
+    server = "fedsilo.strategies.methods.fedavgm:FedAvgM"
+    site = "fedsilo.client_app.methods.fedavg:FedAvgSite"
+    sums_suffice = True
+
     beta2: float = setting(0.99, "decay of the mean of their squares", minimum=0.0, below=1.0)
 
     def second_moment(self, v: Any, squared: Any) -> Any:
@@ -59,6 +64,11 @@ class FedAdamSettings(AdaptiveSettings):
 @dataclass(frozen=True)
 class FedYogiSettings(FedAdamSettings):
     """Settings of FedYogi, whose second moment moves by no more than the square."""
+
+    title = "FedYogi"
+    server = "fedsilo.strategies.methods.fedavgm:FedAvgM"
+    site = "fedsilo.client_app.methods.fedavg:FedAvgSite"
+    sums_suffice = True
 
     def second_moment(self, v: Any, squared: Any) -> Any:
         """Return v - (1 - beta2) squared sign(v - squared)."""
@@ -71,6 +81,11 @@ class FedAdagradSettings(AdaptiveSettings):
 
     As Adagrad has no momentum, the paper sets beta_1 to 0 (appendix D).
     """
+
+    title = "FedAdagrad"
+    server = "fedsilo.strategies.methods.fedavgm:FedAvgM"
+    site = "fedsilo.client_app.methods.fedavg:FedAvgSite"
+    sums_suffice = True
 
     group: ClassVar[str] = "fedadagrad"
     beta1: float = setting(0.0, "decay of the mean of the deltas", minimum=0.0, below=1.0)

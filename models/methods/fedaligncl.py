@@ -41,6 +41,11 @@ _HIDDEN = 4  # of the discriminator
 class FedAlignCLSettings(OwnSettings):
     """The method's own settings; ``epoch-steps`` (Q) and ``pace`` (tau) are common ones."""
 
+    title = "Fed-Align-CL"
+    server = "fedsilo.strategies.methods.fedaligncl:FedAlignCL"
+    site = "fedsilo.client_app.methods.fedaligncl:FedAlignCLSite"
+    why_not_private = "sends embeddings of single images, which no noise hides"
+
     align: bool = setting(True, "adversarial alignment (Fed-Align)")
     curriculum: bool = setting(True, "forgotten samples come earlier (Fed-CL)")
     pretraining_epochs: int = setting(

@@ -22,6 +22,10 @@ from fedsilo.models.contract.settings_schema import setting
 class FedAvgFTSettings(OwnSettings):
     """How long and how fast each site trains the global model on its own data at the end."""
 
+    title = "FedAvg+FT"
+    server = "fedsilo.strategies.methods.fedavg_ft:FedAvgFT"
+    site = "fedsilo.client_app.methods.fedavg_ft:FedAvgFTSite"
+
     finetune_rounds: int = setting(5, "last rounds, in which each site trains alone", minimum=1)
     finetune_learning_rate: float = setting(1e-3, "step size in those rounds", above=0.0)
 
@@ -32,3 +36,12 @@ class FedAvgFTSettings(OwnSettings):
                 f"setting 'fedavg-ft.finetune-rounds' is {self.finetune_rounds} and 'rounds' "
                 f"is {common.rounds}: no round of FedAvg is left; raise 'rounds', or choose 'local'"
             )
+
+
+@dataclass(frozen=True)
+class FedBABUSettings(FedAvgFTSettings):
+    """FedBABU has the settings of FedAvg+FT."""
+
+    title = "FedBABU"
+    server = "fedsilo.strategies.methods.fedbabu:FedBABU"
+    site = "fedsilo.client_app.methods.fedbabu:FedBABUSite"

@@ -15,6 +15,11 @@ from fedsilo.models.contract.settings_schema import setting
 class FedAvgMSettings(OwnSettings):
     """Settings of FedAvgM; with momentum 0 and learning rate 1 it is FedAvg up to rounding."""
 
+    title = "FedAvgM"
+    server = "fedsilo.strategies.methods.fedavgm:FedAvgM"
+    site = "fedsilo.client_app.methods.fedavg:FedAvgSite"
+    sums_suffice = True
+
     momentum: float = setting(0.9, "beta of the server's momentum", minimum=0.0, below=1.0)
     server_learning_rate: float = setting(1.0, "eta of the server's step", above=0.0)
 

@@ -16,6 +16,12 @@ from fedsilo.models.networks.exchanged import batch_norms
 class FedBNSettings(OwnSettings):
     """FedBN has no settings."""
 
+    title = "FedBN"
+    server = "fedsilo.strategies.methods.fedbn:FedBN"
+    site = "fedsilo.client_app.methods.fedper:FedPerSite"
+    sums_suffice = True
+    why_not_private = "keeps each site's batch norms, and private training has none"
+
     def personal(self, network: nn.Module) -> list[str]:
         """Return the names of the arrays that stay."""
         return batch_norms(network)

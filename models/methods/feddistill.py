@@ -21,6 +21,10 @@ LOGITS = "logits/"
 class FedDistillSettings(OwnSettings):
     """Settings of FedDistill; lambda 0, which is ``local``, is not allowed."""
 
+    title = "FedDistill"
+    server = "fedsilo.strategies.methods.feddistill:FedDistill"
+    site = "fedsilo.client_app.methods.feddistill:FedDistillSite"
+
     logit_weight: float = setting(
         1.0, "weight lambda of the distance to the others' mean logits", above=0.0
     )

@@ -20,4 +20,9 @@ from fedsilo.models.contract.settings_schema import setting
 class FedDynSettings(OwnSettings):
     """Settings of FedDyn."""
 
+    title = "FedDyn"
+    server = "fedsilo.strategies.methods.feddyn:FedDyn"
+    site = "fedsilo.client_app.methods.feddyn:FedDynSite"
+    sums_suffice = True
+
     regularisation_alpha: float = setting(0.01, "alpha of the proximal term", above=0.0)

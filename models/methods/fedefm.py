@@ -36,6 +36,11 @@ CLOSENESS = "closeness"
 class FedEFMSettings(TopologySettings):
     """Settings of FedEFM; beta and the temperature are not published."""
 
+    title = "FedEFM"
+    server = "fedsilo.strategies.methods.fedefm:FedEFM"
+    site = "fedsilo.client_app.methods.fedefm:FedEFMSite"
+    why_not_private = "weighs its neighbours by whole batches, in which patients meet"
+
     distillation_beta: float = setting(
         0.5, "beta: weight of distillation, 1 - beta of the labels", above=0.0, maximum=1.0
     )

@@ -33,6 +33,11 @@ _SUM_TOLERANCE = 1e-3
 class FedEvPromptSettings(OwnSettings):
     """What is shared: maps, and in the paper's ablation (table 2) also prompts."""
 
+    title = "FedEvPrompt"
+    server = "fedsilo.strategies.methods.fedevprompt:FedEvPrompt"
+    site = "fedsilo.client_app.methods.fedevprompt:FedEvPromptSite"
+    why_not_private = "sends attention maps of single images, which no noise hides"
+
     shared_prompts: str = choice(
         *("none", "b", "all"),
         help="averaged over sites: nothing, b-prompts, or all prompts and the head",

@@ -8,8 +8,18 @@ Equations (arXiv:2007.07481):
   (6, tau_eff) mean of the sites' steps -> strategies.methods.fednova.FedNova.round
 """
 
-from fedsilo.models.contract.own_settings import NoSettings as FedNovaSettings
+from dataclasses import dataclass
+
+from fedsilo.models.contract.own_settings import OwnSettings
 
 STEPS = "steps"  # a site's optimiser steps of the round, among the metrics
 
-__all__ = ["STEPS", "FedNovaSettings"]
+
+@dataclass(frozen=True)
+class FedNovaSettings(OwnSettings):
+    """FedNova has no settings of its own."""
+
+    title = "FedNova"
+    server = "fedsilo.strategies.methods.fednova:FedNova"
+    site = "fedsilo.client_app.methods.fednova:FedNovaSite"
+    sums_suffice = True

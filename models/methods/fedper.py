@@ -18,6 +18,11 @@ from fedsilo.models.networks.exchanged import last_layers
 class FedPerSettings(OwnSettings):
     """Settings of FedPer, and what it has in common with others that keep a part."""
 
+    title = "FedPer"
+    server = "fedsilo.strategies.methods.fedper:FedPer"
+    site = "fedsilo.client_app.methods.fedper:FedPerSite"
+    sums_suffice = True
+
     personal_layers: int = setting(1, "last layers with weights that stay at the silo", minimum=1)
 
     def personal(self, network: nn.Module) -> list[str]:

@@ -28,6 +28,10 @@ PROTOTYPE = "prototype/"
 class FedProtoSettings(OwnSettings):
     """Settings of FedProto; lambda 0, which is ``local``, is not allowed."""
 
+    title = "FedProto"
+    server = "fedsilo.strategies.methods.fedproto:FedProto"
+    site = "fedsilo.client_app.methods.fedproto:FedProtoSite"
+
     prototype_weight: float = setting(
         1.0, "weight lambda of the distance to the prototypes", above=0.0
     )

@@ -18,6 +18,11 @@ from fedsilo.models.contract.settings_schema import setting
 class FedProxSettings(OwnSettings):
     """Settings of FedProx; mu 0, which is ``fedavg``, is not allowed."""
 
+    title = "FedProx"
+    server = "fedsilo.strategies.methods.fedavg:FedAvg"
+    site = "fedsilo.client_app.methods.fedprox:FedProxSite"
+    sums_suffice = True
+
     proximal_mu: float = setting(0.01, "weight mu of the proximal term", above=0.0)
 
 

@@ -17,6 +17,11 @@ from fedsilo.models.methods.fedper import FedPerSettings
 class FedRepSettings(FedPerSettings):
     """Settings of FedRep."""
 
+    title = "FedRep"
+    server = "fedsilo.strategies.methods.fedrep:FedRep"
+    site = "fedsilo.client_app.methods.fedrep:FedRepSite"
+    sums_suffice = True
+
     head_share: float = setting(
         0.5, "share of a round's steps that train the head alone", above=0.0, below=1.0
     )

@@ -19,6 +19,11 @@ from fedsilo.models.contract.settings_schema import setting
 class FedSWASettings(OwnSettings):
     """Settings of FedSWA."""
 
+    title = "FedSWA"
+    server = "fedsilo.strategies.methods.fedswa:FedSWA"
+    site = "fedsilo.client_app.methods.fedavg:FedAvgSite"
+    sums_suffice = True
+
     averaged_rounds: int = setting(5, "last rounds whose models are averaged", minimum=1)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:

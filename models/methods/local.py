@@ -1,5 +1,14 @@
 """Local: each site trains alone, and nothing of one site's model reaches another."""
 
-from fedsilo.models.contract.own_settings import NoSettings as LocalSettings
+from dataclasses import dataclass
 
-__all__ = ["LocalSettings"]
+from fedsilo.models.contract.own_settings import OwnSettings
+
+
+@dataclass(frozen=True)
+class LocalSettings(OwnSettings):
+    """Local has no settings of its own."""
+
+    title = "Local"
+    server = "fedsilo.strategies.methods.local:Local"
+    site = "fedsilo.client_app.methods.local:LocalSite"

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 from fedsilo.models.contract.messages import Notes
-from fedsilo.models.contract.own_settings import NoSettings as MixSettings
-
-__all__ = ["MixSettings", "PoolNotes"]
+from fedsilo.models.contract.own_settings import OwnSettings
 
 
 @dataclass(frozen=True)
@@ -13,3 +11,13 @@ class PoolNotes(Notes):
     """The sites whose training data are pooled."""
 
     sites: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MixSettings(OwnSettings):
+    """Mix has no settings of its own."""
+
+    title = "Mix (oracle)"
+    server = "fedsilo.strategies.methods.mix:Mix"
+    site = "fedsilo.client_app.methods.mix:MixSite"
+    why_not_private = "pools the data of all sites, whose parts nothing bounds"

@@ -27,6 +27,11 @@ PROJECTION_SIZE = 256  # length of a representation, as in the paper
 class MoonSettings(OwnSettings):
     """Settings of MOON; mu 0, which is ``fedavg``, is not allowed."""
 
+    title = "MOON"
+    server = "fedsilo.strategies.methods.moon:Moon"
+    site = "fedsilo.client_app.methods.moon:MoonSite"
+    sums_suffice = True
+
     contrast_mu: float = setting(5.0, "weight mu of the model-contrastive loss", above=0.0)
     contrast_temperature: float = setting(
         0.5, "temperature tau that the cosine similarities are divided by", above=0.0

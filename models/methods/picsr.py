@@ -46,6 +46,10 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 class PICSRSettings(OwnSettings):
     """Settings of PICSR, among them what the paper leaves open."""
 
+    title = "PICSR"
+    server = "fedsilo.strategies.methods.picsr:PICSR"
+    site = "fedsilo.client_app.methods.picsr:PICSRSite"
+
     experts: str = choice(
         "local", "finetuned", help="experts start from the seed's weights, or from a FedAvg model"
     )

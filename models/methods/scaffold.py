@@ -23,4 +23,9 @@ CONTROL = "control/"  # on the wire: control/<array>, eta c: of a step's size, a
 class SCAFFOLDSettings(OwnSettings):
     """Settings of SCAFFOLD."""
 
+    title = "SCAFFOLD"
+    server = "fedsilo.strategies.methods.scaffold:SCAFFOLD"
+    site = "fedsilo.client_app.methods.scaffold:SCAFFOLDSite"
+    sums_suffice = True
+
     server_learning_rate: float = setting(1.0, "eta_g of the server's step", above=0.0)

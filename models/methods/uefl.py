@@ -5,7 +5,7 @@ straight-through -> classifier.
 
 Equations (arXiv:2402.18888):
   (1) tokens, codewords, prediction -> models.networks.site_network.SiteNetwork.forward
-  (2) local training -> client_app.training.loop.train_locally
+  (2) local training -> client_app.training.loop.LocalTraining.run
   (3) mean weighted by samples -> strategies.loop.ask.weighted_mean
   (4) nearest codewords -> models.maths.codebook.nearest_codewords
   (4, gradient) straight-through estimator -> models.maths.codebook.straight_through
@@ -41,6 +41,10 @@ COMMITMENT_WEIGHT = 0.25  # of |z - sg(c)|^2 in eq. 6: beta, as the authors' cod
 @dataclass(frozen=True)
 class UEFLSettings(OwnSettings):
     """UEFL's own settings; defaults are the paper's for MNIST."""
+
+    title = "UEFL"
+    server = "fedsilo.strategies.methods.uefl:UEFL"
+    site = "fedsilo.client_app.methods.uefl:UEFLSite"
 
     gamma: float = setting(
         0.3, "a silo is uncertain above (1+gamma) times the least entropy", minimum=0.0

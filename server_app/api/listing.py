@@ -136,11 +136,8 @@ def _section() -> Iterator[str]:
     from fedsilo.models.contract.settings_schema import defaults, rule_of
     from fedsilo.server_app.config.settings import grouped, known_defaults
 
-    rules = {
-        key: rule_of(cls, key)
-        for cls in (CommonSettings, *map(settings_class, METHODS))
-        for key in defaults(cls)
-    }
+    classes: list[type] = [CommonSettings, *map(settings_class, METHODS)]
+    rules = {key: rule_of(cls, key) for cls in classes for key in defaults(cls)}
     text = tomli_w.dumps({"tool": {"flwr": {"app": {"config": grouped(known_defaults())}}}})
     group = ""
     for line in text.splitlines():

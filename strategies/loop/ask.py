@@ -28,28 +28,16 @@ class TooFewSitesError(SiteError):
         self.codes = frozenset(codes)
 
 
-@dataclass
-class Became:
-    """What the arrays of which replies are updates were, and what they became in the round."""
-
-    # By site, what its reply is an update of
-    before: Mapping[str, Arrays] = field(default_factory=dict)
-    # By name; a method that steps further than the mean puts its own arrays here
-    after: dict[str, NDArray] = field(default_factory=dict)
-
-
 class Replies(dict[str, Reply]):
     """Replies by site, sorted."""
 
     def __init__(
         self,
         replies: Mapping[str, Reply],
-        became: Became | None = None,
         sums: Mapping[str, NDArray] | None = None,
         means: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(sorted(replies.items()))
-        self.became = became or Became()  # what the round makes of them
         # Where weights were summed in secret, their mean by samples; the replies have none
         self.sums = sums
         # Where measurements were summed in secret, the mean of each; the replies have none
@@ -59,7 +47,7 @@ class Replies(dict[str, Reply]):
         """Return the replies of ``sites``, as far as there are some."""
         wanted = set(sites)
         chosen = {site: reply for site, reply in self.items() if site in wanted}
-        return Replies(chosen, self.became, self.sums, self.means)
+        return Replies(chosen, self.sums, self.means)
 
     def mean_metric(self, name: str) -> float:
         """Return the mean by samples of a metric that all replies have, or of its secret sum."""
@@ -80,15 +68,12 @@ class Replies(dict[str, Reply]):
             SiteError: too few sites have answered for 'aggregation'.
         """
         if self.sums is not None:
-            mean = {name: self.sums[name] for name in sorted(before)}
-        elif not self:
+            return {name: self.sums[name] for name in sorted(before)}
+        if not self:
             return dict(before)  # nobody has moved them
-        elif common.aggregation in (AUTO, "mean"):
-            mean = weighted_mean(self, before, equal)
-        else:
-            mean = robust_mean(common, self, before, equal)
-        self.became.after |= mean
-        return mean
+        if common.aggregation in (AUTO, "mean"):
+            return weighted_mean(self, before, equal)
+        return robust_mean(common, self, before, equal)
 
 
 def weighted_mean(

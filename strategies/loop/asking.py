@@ -32,7 +32,7 @@ from fedsilo.models.contract.messages import (
 )
 from fedsilo.models.contract.one_line import by_reason, one_line, shortened
 from fedsilo.models.contract.settings import SERVER, SUMS, CommonSettings
-from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies, TooFewSitesError
+from fedsilo.strategies.loop.ask import Ask, Question, Replies, TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hooks
 from fedsilo.strategies.loop.plausible import (
     array_fault,
@@ -46,7 +46,7 @@ from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.compressed import Compression
 from fedsilo.strategies.wire.messaging import arriving
 from fedsilo.strategies.wire.records import Bundles, Packed, bundle, record_bytes, to_record
-from fedsilo.strategies.wire.reply import Reply, Spill, decode
+from fedsilo.strategies.wire.reply import Arrays, Reply, Spill, decode
 from fedsilo.strategies.wire.secure_keys import SECURE
 
 _CODES = {number: code for code, number in ERROR_CODES.items()}
@@ -93,11 +93,10 @@ class GridAsk(Ask):
         self._step = -1
         self._packed: Packed = {}  # arrays that several sites are sent are serialised once
         self.bundles: Bundles = {}  # those serialised for processes of their own
-        self._last: tuple[str, Replies] | None = None
+        self._answered: list[tuple[Question, Replies]] = []  # the phases of this round, in order
 
     def put(self, question: Question) -> Replies:
         """Put a question to the sites, see ``Ask``."""
-        self.settle()
         self._step += 1
         if unknown := sorted(set(question.send) - set(self.session.participants.nodes)):
             raise SiteError(
@@ -110,18 +109,26 @@ class GridAsk(Ask):
         usable = exchange.checked(exchange.answers())
         key = state_key(self.round, self._step)
         self.session.kept.update({s: key for s, r in usable.items() if r.keeps_state()})
-        replies = Replies(usable, Became(question.reference))
+        replies = Replies(usable)
         self.session.hooks.call("phase_ended", self.round, question.phase, replies)
-        self._last = question.phase, replies
+        self._answered.append((question, replies))
         return replies
 
-    def settle(self) -> None:
-        """Measure the updates of the last phase, once it is known what became of them."""
-        if self._last and self.session.hooks.has("updates_measured"):
-            phase, replies = self._last
-            if parts := update_statistics(replies.became.before, replies.became.after, replies):
-                self.session.hooks.call("updates_measured", self.round, phase, parts)
-        self._last = None
+    def measure_updates(self, after: Arrays) -> None:
+        """Measure, for each phase, how each site's update compares with how the model changed.
+
+        Args:
+            after: the arrays by name that the model has after the round.
+        """
+        if not self.session.hooks.has("updates_measured"):
+            return
+        # From the last phase back: a phase led to what the next phase sent
+        for question, replies in reversed(self._answered):
+            statistics = update_statistics(question.reference, after, replies)
+            if statistics:
+                self.session.hooks.call("updates_measured", self.round, question.phase, statistics)
+            for sent in question.send.values():
+                after = {**after, **sent}
 
     def message(self, site: str, question: Question) -> Message:
         """Return what a site is sent."""

@@ -22,9 +22,6 @@ class Capabilities:
     # How the weights of sites may become one; "mean" alone where there is no such step, or where it
     # would guard a part of what sites send
     aggregations: tuple[str, ...] = ("mean",)
-    # Sites send weights of which the method needs only the mean by samples, so that they can be
-    # summed in secret
-    secure: bool = False
     # What sites send is made of the arrays of the same names that they were sent, and is averaged,
     # so that it can travel as updates, in fewer bytes
     updates: bool = False

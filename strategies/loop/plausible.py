@@ -239,9 +239,13 @@ def far_out(
 def update_statistics(
     before: Mapping[str, Arrays], after: Arrays, replies: Mapping[str, Reply]
 ) -> dict[str, UpdateStatistics]:
-    """Return the statistics of each site whose reply was an update of weights that it was sent.
+    """Compare each site's update of its weights with the step that the model took.
 
-    ``before`` has by site what its reply is an update of, ``after`` what that became.
+    Args:
+        before: by site, the arrays that its reply is an update of.
+        after: the model's arrays once the replies were combined.
+        replies: the sites' replies. A site without weights in both ``before`` and ``after`` is left
+            out.
     """
     weights = {
         site: [n for n in before.get(site, ()) if n in after and not is_statistic(n)]
@@ -258,10 +262,11 @@ def update_statistics(
             step, squared = steps[id(array)]
             own = replies[site].arrays[name].astype(np.float64) - array
             sums[site] += float(np.square(own).sum()), squared, float((own * step).sum())
-    return {site: _statistics(*products.tolist()) for site, products in sums.items()}
-
-
-def _statistics(own: float, became: float, both: float) -> UpdateStatistics:
-    norms = math.sqrt(own) * math.sqrt(became)
-    cosine = max(-1.0, min(1.0, both / norms)) if norms else None
-    return UpdateStatistics(math.sqrt(own), cosine)
+    statistics: dict[str, UpdateStatistics] = {}
+    for site, (own_squared, step_squared, product) in sums.items():
+        norms = math.sqrt(own_squared) * math.sqrt(step_squared)
+        cosine = None
+        if norms:
+            cosine = max(-1.0, min(1.0, float(product) / norms))
+        statistics[site] = UpdateStatistics(math.sqrt(own_squared), cosine)
+    return statistics

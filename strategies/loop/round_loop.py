@@ -85,7 +85,8 @@ class RoundLoop:
         try:
             secure = method.common.secure_aggregation != "none"
             after = method.round(state, SecureAsk(ask, method.common) if secure else ask)
-            ask.settle()
+            # A state may store the model under a prefix, but sites answer with its plain names
+            ask.measure_updates({**method.model(after), **after.arrays})
         except SiteError:
             session.kept = known
             raise

@@ -24,7 +24,6 @@ class Cyclic(FedAvg):
         for site in np.random.default_rng(seed).permutation(ask.sites).tolist():
             trained = ask(TRAIN, {site: state.arrays})
             state = replace(state, arrays=dict(trained[site].arrays))
-            trained.became.after |= state.arrays
         return state
 
     def disclosures(self) -> Disclosures:

@@ -46,7 +46,7 @@ class DisTrans(FedAvg):
     settings: DisTransSettings
     beside = (_EMBEDDING,)  # the server's alone
     capabilities = replace(
-        FedAvg.capabilities, vit=False, tables=False, some_sites=False, secure=False, updates=False
+        FedAvg.capabilities, vit=False, tables=False, some_sites=False, updates=False
     )
 
     def disclosures(self) -> Disclosures:

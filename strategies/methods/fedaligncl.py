@@ -46,7 +46,7 @@ class FedAlignCL(FedAvg):
     settings: FedAlignCLSettings
     beside = (_BUFFER, DISCRIMINATORS)
     capabilities = replace(
-        FedAvg.capabilities, vit=False, tables=False, some_sites=False, secure=False, updates=False
+        FedAvg.capabilities, vit=False, tables=False, some_sites=False, updates=False
     )
     state_class = FedAlignCLState
 

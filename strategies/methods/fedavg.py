@@ -24,7 +24,6 @@ class FedAvg(Method):
         initial_weights=True,
         some_sites=True,
         aggregations=AGGREGATIONS,
-        secure=True,
         updates=True,
     )
 
@@ -47,7 +46,6 @@ class FedAvg(Method):
             for name in [n for n in after if not is_statistic(n)]:
                 old = model[name].astype(np.float64)
                 after[name] = np.asarray(old + rate * (after[name] - old), np.float32)
-            replies.became.after |= after  # not the mean, where the model is
         return after
 
     def disclosures(self) -> Disclosures:

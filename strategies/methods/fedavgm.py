@@ -27,5 +27,4 @@ class FedAvgM(FedAvg):
             moments = [state.arrays[key].astype(np.float64)] if key in state.arrays else []
             step, moment = self.settings.step(after[name] - old, *moments)
             after[name], after[key] = (np.asarray(a, np.float32) for a in (old + step, moment))
-        trained.became.after |= after  # the model went further than the mean
         return replace(state, arrays=after)

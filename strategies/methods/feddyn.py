@@ -29,5 +29,4 @@ class FedDyn(FedAvg):
             h = state.arrays.get(f"{_H}{name}", 0.0) - alpha * self.share(trained) * moved
             after[name] = np.asarray(after[name] - h / alpha, np.float32)
             after[f"{_H}{name}"] = np.asarray(h, np.float32)
-        trained.became.after |= after  # the model went further than the mean
         return replace(state, arrays=after)

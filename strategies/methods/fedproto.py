@@ -62,7 +62,6 @@ class FedProto(ClassMeans):
             counts = {site: self._weight(site, label) for site in replies}
             if sum(counts.values()):
                 arrays[f"{PROTOTYPE}{label}"] = _mean(f"{PROTOTYPE}{label}", replies, counts)
-        replies.became.after |= arrays
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:

@@ -10,10 +10,11 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
-from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.client_app.privacy.ledger import LEDGER
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.client_app.training.evaluation import Measured, measure
+from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import (
@@ -47,7 +48,7 @@ def test_training_leaves_the_message_as_it_came(opened: Opened, weights: dict[st
 
 def test_arrays_leave_sorted_and_in_float32(opened: Opened) -> None:
     arrays = {"b": torch.ones(2, dtype=torch.bfloat16), "a": torch.ones(3, 2, dtype=torch.double).T}
-    reply = opened("fedavg").reply(send=arrays)
+    reply = opened("fedavg").pack(Outgoing(send=arrays))
     assert list(reply[ARRAYS]) == ["a", "b"]
     assert {array.dtype for array in reply[ARRAYS].values()} == {"float32"}
     assert reply[ARRAYS]["a"].numpy().shape == (2, 3)
@@ -56,7 +57,7 @@ def test_arrays_leave_sorted_and_in_float32(opened: Opened) -> None:
 def test_every_reply_tells_examples_time_and_memory(opened: Opened) -> None:
     lab = opened("fedavg")
     lab.metrics["x"] = 0.5
-    metrics = lab.reply()[METRICS]
+    metrics = lab.pack(Outgoing())[METRICS]
     assert set(metrics) == {"x", *ALWAYS}
     assert metrics[NUM_EXAMPLES] == 36
     assert 0 < float(str(metrics[SECONDS])) < 60
@@ -82,7 +83,7 @@ def test_a_private_reply_counts_neither_steps_nor_samples(opened: Opened) -> Non
     lab = opened("fedavg", own=PRIVATE)
     network = lab.classifier(None)
     lab.fit(network)
-    metrics = lab.reply(network)[METRICS]
+    metrics = lab.pack(Outgoing(network))[METRICS]
     assert "trained.train.loss" in metrics
     assert {STEPS, SAMPLES}.isdisjoint(metrics)
 
@@ -168,7 +169,7 @@ def test_a_method_that_keeps_nothing_stores_nothing(
 
 def test_a_method_that_keeps_arrays_stores_them_and_says_so(opened: Opened) -> None:
     method = opened("fedavg")
-    assert method.reply(keep={"w": torch.ones(2)})[METRICS][KEPT_STATE] == 1
+    assert method.pack(Outgoing(keep={"w": torch.ones(2)}))[METRICS][KEPT_STATE] == 1
     kept = method.state_files.before(Instruction(2, "train"))
     assert kept is not None
     assert kept["w"].tolist() == [1, 1]
@@ -185,9 +186,9 @@ def test_sites_train_differently_from_the_same_weights(
 def test_a_phase_of_the_methods_own_is_kept_and_told_and_leaves_by_the_same_door(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dream(lab: Lab) -> RecordDict:
+    def dream(lab: Lab) -> Outgoing:
         lab.metrics["x"] = 0.5
-        return lab.reply(send={"a": torch.zeros(3)}, keep={"w": torch.ones(2)})
+        return Outgoing(send={"a": torch.zeros(3)}, keep={"w": torch.ones(2)})
 
     method = opened("fedavg", own=PRIVATE, phase="day-dream")
     monkeypatch.setattr(method.session.method, "day_dream", dream, raising=False)
@@ -208,14 +209,26 @@ def test_a_phase_that_is_named_as_something_else_of_a_method_is_refused(
         answer(opened("fedavg", phase=phase))
 
 
-@pytest.mark.parametrize("found", [None, RecordDict({ARRAYS: ArrayRecord()})])
-def test_a_phase_that_does_not_end_by_the_reply_sends_nothing(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, found: RecordDict | None
+@pytest.mark.parametrize("returned", [None, RecordDict({ARRAYS: ArrayRecord()})])
+def test_a_phase_that_returns_something_else_than_outgoing_sends_nothing(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, returned: RecordDict | None
 ) -> None:
     method = opened("fedavg", phase="dream")
-    monkeypatch.setattr(method.session.method, "dream", lambda lab: found, raising=False)
-    with pytest.raises(SiteError, match=r"does not end by 'return lab.reply"):
+    monkeypatch.setattr(method.session.method, "dream", lambda lab: returned, raising=False)
+    kind = type(returned).__name__
+    with pytest.raises(SiteError, match=rf"must return Outgoing\(\.\.\.\), but returns {kind}:"):
         answer(method)
+
+
+def test_a_plugin_of_version_0_1_may_still_end_with_lab_reply(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dream(lab: Lab) -> Outgoing:
+        return lab.reply(send={"a": torch.zeros(3)})
+
+    method = opened("fedavg", phase="dream")
+    monkeypatch.setattr(method.session.method, "dream", dream, raising=False)
+    assert list(answer(method)[ARRAYS]) == ["a"]
 
 
 def test_what_is_measured_beside_the_network_is_told_by_the_names_it_is_given(
@@ -258,7 +271,7 @@ def test_a_training_aside_is_neither_told_nor_kept(opened: Opened, weights: dict
     before = {name: array.clone() for name, array in network.state_dict().items()}
     lab.fit(network, aside=("visitor", "s2a"))
     assert any(not torch.equal(before[n], a) for n, a in network.state_dict().items())
-    assert lab.reply()[METRICS][KEPT_STATE] == 0
+    assert lab.pack(Outgoing())[METRICS][KEPT_STATE] == 0
     assert lab.metrics == {}
 
 
@@ -272,11 +285,11 @@ def test_private_training_is_in_the_ledger_before_the_first_step(
     known: list[dict[tuple[float, float], int]] = []
     lab = opened("fedavg", own={**PRIVATE, "batch_size": 18, "local_epochs": 3})
 
-    def died(*_: Any, **__: Any) -> float:
+    def died(_: LocalTraining) -> float:
         known.append(ledger_of(lab))
         raise SiteError("the power is cut")
 
-    monkeypatch.setattr("fedsilo.client_app.lab.train_locally", died)
+    monkeypatch.setattr(LocalTraining, "run", died)
     with pytest.raises(SiteError, match="cut"):
         lab.fit(lab.classifier(None))
     # 36 samples in batches of 18: q is a half, an epoch two steps
@@ -322,14 +335,14 @@ def test_rates_of_private_training_decay_by_the_steps_of_the_told_samples(
     lab = opened("fedavg", own=own, round=3)
     told = {"train": [18] + [0] * 9, "val": [], "test": []}
     monkeypatch.setattr(lab.session, "told", lambda: told)
-    seen = list[Any]()
+    seen = list[LocalTraining]()
 
-    def train(*arguments: Any) -> float:
-        seen.append(arguments[-1])
+    def train(training: LocalTraining) -> float:
+        seen.append(training)
         return 0.0
 
-    monkeypatch.setattr("fedsilo.client_app.lab.train_locally", train)
+    monkeypatch.setattr(LocalTraining, "run", train)
     lab.fit(lab.classifier(None))
     assert seen[0].counted == (2 * 3 * 2, 0), "the real 36 would be twice as many"
     assert ledger_of(lab) == {(2.0, 0.5): 6}
-    assert lab.reply()[METRICS][NUM_EXAMPLES] == 18
+    assert lab.pack(Outgoing())[METRICS][NUM_EXAMPLES] == 18

@@ -50,9 +50,9 @@ def test_the_page_is_short() -> None:
 @pytest.mark.parametrize(
     ("block", "told"),
     [
-        ("class FedAvg(Method):\n...\n        secure=True,\n", 0),
+        ("class FedAvg(Method):\n...\n        updates=True,\n", 0),
         ("class FedAvg(Strategy):\n", 1),
-        ("        secure=True,\n...\nclass FedAvg(Method):\n", 1),  # not in this order
+        ("        updates=True,\n...\nclass FedAvg(Method):\n", 1),  # not in this order
     ],
 )
 def test_code_that_is_no_more_there_is_found_out(block: str, told: int) -> None:

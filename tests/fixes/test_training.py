@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.loop import Options, train_locally
+from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.datasets.registry import silo_names
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.settings import CommonSettings
@@ -217,11 +218,14 @@ def test_training_that_overflows_in_fp16_continues_in_fp32() -> None:
     settings = CommonSettings(optimiser="sgd", learning_rate=1e-37, local_epochs=1)
     network = build_classifier(CommonSettings(network="logistic"), Task((2,), 2))
     split = Split(torch.full((4, 2), 30.0), torch.zeros(4, dtype=torch.long))
-    steep = Options(lambda x, y: 1e36 * network.loss(x, y))  # the scale is 2^10
+
+    def steep(inputs: Tensor, labels: Tensor) -> Tensor:
+        return 1e36 * network.loss(inputs, labels)  # the scale is 2^10
 
     def attempt(half: bool) -> str:
         compute = Compute(torch.device("cpu"), bf16=False, fp16=half)
-        return refused(lambda: train_locally(network, split, settings, compute, (1,), steep))
+        training = LocalTraining(network, split, settings, compute, (1,), objective=steep)
+        return refused(training.run)
 
     assert "set 'precision' to 'fp32'" in attempt(half=True)
     assert not attempt(half=False)

@@ -17,7 +17,7 @@ import yaml
 
 from fedsilo.client_app.site.policy import parsed_site_file
 from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.models.contract.methods import METHODS, method_part, settings_class
+from fedsilo.models.contract.methods import METHODS, server_class, settings_class, site_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, defaults, rule_of
 from fedsilo.models.networks.build import build_classifier
@@ -212,8 +212,8 @@ def _operator(one: Trial) -> None:
 def _runs(folder: Path) -> Callable[[Trial], None]:
     """Import what runs import, which takes seconds, and return what runs a trial."""
     for method in METHODS:
-        for room in ("strategies", "client_app"):
-            method_part(room, method, "Site" if room == "client_app" else "")
+        server_class(method)
+        site_class(method)
     settings = resolve(TINY | {"method": "fedavg", "out": str(folder), "run-name": "first"})
     with redirect_stdout(io.StringIO()):
         run_inline(settings, 3)

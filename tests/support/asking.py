@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedsilo.models.contract.messages import EVALUATE, NUM_EXAMPLES, PEAK_MEMORY, SECONDS, TRAIN
-from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies
+from fedsilo.strategies.loop.ask import Ask, Question, Replies
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.wire.reply import Arrays, Reply, Specs
 
@@ -42,7 +42,7 @@ class ScriptedAsk(Ask):
         answered = {
             site: reply for site, reply in self.given[phase].items() if site in question.send
         }
-        self.replies[phase] = Replies(answered, Became(question.reference))
+        self.replies[phase] = Replies(answered)
         return self.replies[phase]
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from unittest import mock
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from torch import Tensor
 
 from fedsilo.client_app.answer import answer, evaluate
-from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.client_app.session import SiteSession, session_of
 from fedsilo.client_app.site.limits import NO_LIMITS
 from fedsilo.datasets.silo.silos import Silo
@@ -27,12 +27,12 @@ class Steps:
     Attributes:
         network: what was opened.
         fit: the arguments of ``Lab.fit``.
-        reply: the arguments of ``Lab.reply``.
+        outgoing: what the phase returned.
     """
 
     network: SiteNetwork
     fit: dict[str, Any] = field(default_factory=dict)
-    reply: dict[str, Any] = field(default_factory=dict)
+    outgoing: Outgoing = field(default_factory=Outgoing)
 
     @property
     def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -43,12 +43,12 @@ class Steps:
     @property
     def sent(self) -> Mapping[str, Tensor]:
         """The arrays that would leave, before clipping and noise."""
-        return cast("Mapping[str, Tensor]", self.reply["send"])
+        return cast("Mapping[str, Tensor]", self.outgoing.send)
 
     @property
     def kept(self) -> Mapping[str, Tensor]:
         """The arrays that the site would keep."""
-        return cast("Mapping[str, Tensor]", self.reply.get("keep") or {})
+        return self.outgoing.keep or {}
 
 
 def steps_of(lab: Lab, network: Any = None, train: bool = False) -> Steps:
@@ -65,18 +65,13 @@ def steps_of(lab: Lab, network: Any = None, train: bool = False) -> Steps:
         if train:
             fit(trained, **options)
 
-    def caught_reply(_: Any = None, **options: Any) -> RecordDict:
-        steps.reply = options
-        return RecordDict()
-
     replaced = {
         "open": lambda: opened,
         "measure": lambda _: None,
         "fit": caught_fit,
-        "reply": caught_reply,
     }
     with mock.patch.multiple(lab, **replaced):
-        lab.session.phase(lab.instruction.phase)(lab)
+        steps.outgoing = lab.session.phase(lab.instruction.phase)(lab)
     return steps
 
 

@@ -24,7 +24,7 @@ from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.server_app.config.settings import RunSettings, resolve
-from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies
+from fedsilo.strategies.loop.ask import Ask, Question, Replies
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
@@ -92,7 +92,7 @@ class QuadraticAsk(Ask):
         self.kept.update(
             {s: state_key(self.round, 0) for s, r in usable.items() if r.keeps_state()}
         )
-        return Replies(usable, Became(question.reference))
+        return Replies(usable)
 
     def _reply(self, site: str, question: Question) -> Reply:
         common = self.settings.common

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import in_batches, measure
-from fedsilo.client_app.training.loop import Objective, Options, train_locally
+from fedsilo.client_app.training.loop import LocalTraining, Objective
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.datasets.radiographs.masks import load_masked_silo
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
@@ -278,12 +278,13 @@ def cosine_epochs(
         optimiser, lambda epoch: 0.5 * (1 + math.cos(math.pi / epochs * epoch))
     )
     for epoch in range(epochs):
-        yield train_locally(
-            cast(SiteNetwork, network),  # only its parameters are used, and the objective
+        yield LocalTraining(
+            cast(SiteNetwork, network),
             split,
             settings,
             compute,
             (purpose, epoch),
-            Options(objective, optimiser=optimiser),
-        )
+            objective=objective,
+            optimiser=optimiser,
+        ).run()
         cosine.step()

@@ -12,7 +12,7 @@ from fedsilo.client_app.explain.image_explanation import ImageExplanation
 from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.loop import train_locally
+from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
@@ -143,7 +143,7 @@ def squares(count: int, seed: int) -> tuple[Split, Tensor]:
 def test_the_map_of_a_class_lies_where_its_square_lies() -> None:
     common = settings("conv", width=4, dropout=0.0, **{"learning-rate": 0.01, "local-epochs": 5})
     network = build_classifier(common, Task((1, 32, 32), 2))
-    train_locally(network, squares(256, 1)[0], common, CPU, (1, "site"))
+    LocalTraining(network, squares(256, 1)[0], common, CPU, (1, "site")).run()
     test, quadrants = squares(32, 2)
     maps = grad_cam(network, float_inputs(test.inputs[1::2]), 1)
     parts = maps.reshape(16, 2, 4, 2, 4).sum(dim=(2, 4)).flatten(1)

@@ -71,9 +71,9 @@ def test_an_author_of_a_method_meets_eight_names_and_three_that_have_defaults() 
     assert public == {"admit", "open", "train"} | defaults
     assert SiteMethod.__abstractmethods__ == {"train"}
     text = methods_base.__doc__ or ""
-    met = ("open", "train", "arrays", "state", "classifier", "measure", "fit", "reply")
+    met = ("open", "train", "arrays", "state", "classifier", "measure", "fit", "Outgoing")
     assert all(f"``{name}``" in text for name in met)
-    assert all(hasattr(Lab, name) for name in met if name != "train")
+    assert all(hasattr(Lab, name) for name in met if name not in ("train", "Outgoing"))
 
 
 @pytest.mark.parametrize(("row", "fits"), [(0, True), (9, True), (10, False), (-1, False)])

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsilo.client_app import lab
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.adversarial_alignment import (
     Aligner,
@@ -17,7 +16,7 @@ from fedsilo.client_app.methods.adversarial_alignment import (
 from fedsilo.client_app.methods.fedaligncl import _right
 from fedsilo.client_app.session import open_session
 from fedsilo.client_app.training.compute import choose_compute
-from fedsilo.client_app.training.loop import train_locally
+from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS
@@ -180,14 +179,15 @@ def test_a_site_that_starts_from_its_own_trains_whole_epochs_before_its_first_ro
 ) -> None:
     seen: list[list[list[Tensor]]] = []
 
-    def train(*args: Any) -> float:
-        *others, key, options = args
-        if options.plan is not None and "pretraining" in key:
-            seen.append(list(options.plan))
-            options = dataclasses.replace(options, plan=seen[-1])
-        return train_locally(*others, key, options)
+    usual = LocalTraining.run
 
-    monkeypatch.setattr(lab, "train_locally", train)
+    def train(training: LocalTraining) -> float:
+        if training.plan is not None and "pretraining" in training.key:
+            seen.append(list(training.plan))
+            training.plan = seen[-1]
+        return usual(training)
+
+    monkeypatch.setattr(LocalTraining, "run", train)
     own = {"pretraining_epochs": 2, "epoch_steps": 12, "pace": 4}
     site = _site(opened, weights, own=own)
     network = site.open()

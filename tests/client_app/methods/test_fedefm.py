@@ -11,7 +11,7 @@ from torch import nn
 
 from fedsilo.client_app import session
 from fedsilo.client_app.lab import Lab
-from fedsilo.client_app.training.loop import Options, steps_of, train_locally
+from fedsilo.client_app.training.loop import LocalTraining, steps_of
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import SiteError
@@ -63,14 +63,14 @@ def test_a_host_trains_its_visitor_on_its_own_data_for_so_many_steps(
     again = opened("fedefm", below("visitor/s2a/", visitor), own=own, **NAMED)
     common = resolve_steps(again, steps)
     expected = again.classifier({name: torch.from_numpy(a) for name, a in visitor.items()})
-    train_locally(
+    LocalTraining(
         expected,
         again.silo.train,
         common,
         again.compute,
         (2, "s1a", "overseas", "s2a"),
-        Options(counted=(steps_of(len(again.silo.train), again.common), 0)),
-    )
+        counted=(steps_of(len(again.silo.train), again.common), 0),
+    ).run()
     wanted = exchanged_arrays(cast(nn.Module, expected))
     assert set(back) == {f"visitor/s2a/{name}" for name in wanted}
     for name, array in wanted.items():

@@ -12,9 +12,9 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 import fedsilo.client_app.methods.fedevprompt as site_side
-from fedsilo.client_app import lab
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.fedevprompt import FedEvPromptSite
+from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError, SiteError
@@ -332,19 +332,20 @@ def test_epochs_of_all_rounds_weigh_the_divergence_in(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    usual = lab.train_locally
+    usual = LocalTraining.run
 
-    def watched(network: PromptedViT, *args: Any) -> float:
-        *others, options = args
+    def watched(training: LocalTraining) -> float:
+        network, anneal = cast(PromptedViT, training.network), training.before_pass
+        assert anneal is not None
 
         def begins(number: int) -> None:
-            options.before_pass(number)
+            anneal(number)
             assert network.evidence is not None
             seen.append(network.evidence.kl_weight)
 
-        return usual(network, *others, dataclasses.replace(options, before_pass=begins))
+        return usual(dataclasses.replace(training, before_pass=begins))
 
-    monkeypatch.setattr(lab, "train_locally", watched)
+    monkeypatch.setattr(LocalTraining, "run", watched)
     for round_ in (1, 2, 4, 9):
         answer(opened(METHOD, own={"local_epochs": 3}, round=round_))
     assert seen == [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 1, 1, 1, 1, 1]

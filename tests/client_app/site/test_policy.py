@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -12,12 +13,15 @@ from hypothesis import strategies as st
 
 from fedsilo.client_app import session
 from fedsilo.client_app.app import app
+from fedsilo.client_app.lab import Lab, Outgoing
+from fedsilo.client_app.methods.fedavg import FedAvgSite
+from fedsilo.client_app.site import policy
 from fedsilo.client_app.site.audit_log import grouped, names_in
 from fedsilo.client_app.site.policy import SiteFile, log_path, matches, read_site_file
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
-from fedsilo.models.contract.methods import METHODS, method_part, settings_class
+from fedsilo.models.contract.methods import METHODS, settings_class, site_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import key_of
 from fedsilo.models.networks.build import build_classifier
@@ -73,7 +77,10 @@ def table_hospital(hospital: Hospital, rules: dict[str, Any], **changes: Any) ->
 
 
 def log_of(context: Context) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log_path(context).read_text().splitlines()]
+    rules = None
+    with contextlib.suppress(RefusedError):
+        rules = read_site_file(context)
+    return [json.loads(line) for line in log_path(context, rules).read_text().splitlines()]
 
 
 def hello() -> Message:
@@ -116,6 +123,29 @@ def unopened(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("data were opened")
 
     monkeypatch.setattr("fedsilo.client_app.session.load_silo", fail)
+
+
+def test_the_site_file_is_read_before_the_answer_and_once_more_before_it_leaves(
+    hospital: Hospital,
+    message: Make,
+    weights: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: list[str] = []
+    usual, answering = policy.parsed_site_file, FedAvgSite.train
+
+    def parsed(text: str) -> SiteFile:
+        reads.append("read")
+        return usual(text)
+
+    def train(self: FedAvgSite, lab: Lab) -> Outgoing:
+        reads.append("train")
+        return answering(self, lab)
+
+    monkeypatch.setattr(policy, "parsed_site_file", parsed)
+    monkeypatch.setattr(FedAvgSite, "train", train)
+    assert app(message(TRAIN, weights), hospital()).has_content()
+    assert reads == ["read", "train", "read"]
 
 
 def test_a_site_that_names_no_file_answers_as_before_and_keeps_no_log(
@@ -186,7 +216,7 @@ def test_each_message_has_one_line_with_its_records_and_bytes(
     head = sum(name.startswith("head.") for name in weights)
     sent = {"arrays/encoder.*": len(weights) - head, "arrays/head.*": head}
     assert {k: n for k, n in found[1]["records"].items() if k.startswith("arrays")} == sent
-    assert log_path(node).parts[-3:] == (".own", "s1a", "audit.jsonl")
+    assert log_path(node, read_site_file(node)).parts[-3:] == (".own", "s1a", "audit.jsonl")
 
 
 def test_a_failure_is_logged_as_one_and_not_as_a_refusal(hospital: Hospital, message: Make) -> None:
@@ -410,7 +440,7 @@ def test_every_consent_that_a_method_asks_for_is_a_key_of_the_file(
     session, asked = session_with(common, silo), set()
     monkeypatch.setattr(session, "require_consent", lambda key, purpose: asked.add(key))
     for name in METHODS:
-        method_part("client_app", name, "Site")(settings_class(name)()).admit(session)
+        site_class(name)(settings_class(name)()).admit(session)
     assert asked == {"allow-embeddings"}
     assert asked <= {key_of(name) for name in SiteFile.__dataclass_fields__}
 

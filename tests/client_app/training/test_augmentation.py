@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.augmentation import augmenter, check_augmentation, check_images
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.loop import train_locally
+from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
@@ -93,7 +93,7 @@ def test_training_sees_augmented_images_in_the_same_order_and_with_the_same_drop
     for text in ("", FLIP):
         seen[text] = network = Noting()
         own = replace(settings, augmentation=text)
-        train_locally(network, split, own, Compute(CPU, bf16=False), (1, "a"))
+        LocalTraining(network, split, own, Compute(CPU, bf16=False), (1, "a")).run()
     plain, flipped = seen[""], seen[FLIP]
     assert len(plain.inputs) == 4
     for one, two in zip(plain.inputs, flipped.inputs, strict=True):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.loop import Options, batches, passes_of, train_locally
+from fedsilo.client_app.training.loop import LocalTraining, batches, passes_of
 from fedsilo.client_app.training.optimisers import eager, open_optimiser
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import SiteError
@@ -119,14 +119,14 @@ def test_the_loss_is_the_mean_over_samples_not_over_batches(common: CommonSettin
     # 21 samples in batches of 16 and 5: a mean over batches would depend on their order.
     for epochs in (1, 3):
         settings = dataclasses.replace(common, local_epochs=epochs)
-        loss = train_locally(Counting(), split_of(21), settings, CPU, (1, "s1a"))
+        loss = LocalTraining(Counting(), split_of(21), settings, CPU, (1, "s1a")).run()
         assert loss == pytest.approx(10.0)
 
 
 def test_the_order_of_samples_is_keyed_on_round_and_site(common: CommonSettings) -> None:
     def seen(*key: int | str) -> list[int]:
         network = Counting()
-        train_locally(network, split_of(20), common, CPU, key)
+        LocalTraining(network, split_of(20), common, CPU, key).run()
         return network.seen
 
     assert seen(1, "s1a") == seen(1, "s1a")
@@ -136,7 +136,9 @@ def test_the_order_of_samples_is_keyed_on_round_and_site(common: CommonSettings)
 
 def test_each_epoch_shows_each_sample_once_in_another_order(common: CommonSettings) -> None:
     network = Counting()
-    train_locally(network, split_of(20), dataclasses.replace(common, local_epochs=3), CPU, (1, "a"))
+    LocalTraining(
+        network, split_of(20), dataclasses.replace(common, local_epochs=3), CPU, (1, "a")
+    ).run()
     epochs = [network.seen[i : i + 20] for i in range(0, 60, 20)]
     assert len(network.seen) == 60
     assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
@@ -148,19 +150,19 @@ def test_diverging_training_says_what_to_lower(common: CommonSettings, factor: f
     # The server adds site and round.
     said = r"^training diverged, its loss is (nan|inf): lower 'learning-rate'$"
     with pytest.raises(SiteError, match=said):
-        train_locally(Counting(factor), split_of(20), common, CPU, (17, "s2b"))
+        LocalTraining(Counting(factor), split_of(20), common, CPU, (17, "s2b")).run()
 
 
 def test_a_far_too_large_step_is_found_out(common: CommonSettings, silo: Silo) -> None:
     wild = dataclasses.replace(common, learning_rate=1e30, local_epochs=3)
     network = build_classifier(common, silo.task)
     with pytest.raises(SiteError, match=r"^training diverged, its loss is .*'learning-rate'"):
-        train_locally(network, silo.train, wild, CPU, (2, "s1a"))
+        LocalTraining(network, silo.train, wild, CPU, (2, "s1a")).run()
 
 
 def trained(common: CommonSettings, silo: Silo, key: tuple[Any, ...]) -> tuple[float, bytes]:
     network: TokenClassifier = build_classifier(common, silo.task)
-    loss = train_locally(network, silo.train, common, CPU, key)
+    loss = LocalTraining(network, silo.train, common, CPU, key).run()
     state = network.state_dict()
     return loss, b"".join(state[name].numpy().tobytes() for name in sorted(state))
 
@@ -191,7 +193,8 @@ def test_training_leaves_the_processes_random_numbers_alone(
 def test_training_lowers_the_loss(common: CommonSettings, silo: Silo) -> None:
     network = build_classifier(common, silo.task)
     losses = [
-        train_locally(network, silo.train, common, CPU, (round_, "s1a")) for round_ in range(6)
+        LocalTraining(network, silo.train, common, CPU, (round_, "s1a")).run()
+        for round_ in range(6)
     ]
     assert losses[-1] < losses[0]
 
@@ -206,14 +209,15 @@ def test_a_training_calls_its_hooks_before_each_pass_and_after_each_step(
         assert optimiser.param_groups[0]["params"][0] is network.weight
         calls.append(f"step of {len(inputs)}")
 
-    train_locally(
+    LocalTraining(
         network,
         split_of(20),
         dataclasses.replace(common, local_epochs=1),
         CPU,
         (1, "s1a"),
-        Options(before_pass=lambda number: calls.append(f"pass {number}"), after_step=after_step),
-    )
+        before_pass=lambda number: calls.append(f"pass {number}"),
+        after_step=after_step,
+    ).run()
     assert calls == ["pass 0", "step of 16", "step of 4"]
 
 
@@ -221,18 +225,16 @@ def test_an_optimiser_beside_steps_by_the_same_batch_at_its_own_decayed_rate() -
     network, weight = Counting(), nn.Parameter(torch.tensor(1.0))
     beside = torch.optim.SGD([weight], lr=1.0)
     settings = CommonSettings(rate_decay="inverse-sqrt", local_steps=2, batch_size=4)
-    train_locally(
+    LocalTraining(
         network,
         split_of(8),
         settings,
         CPU,
         (1, "s1a"),
-        Options(
-            objective=lambda images, labels: weight + network.loss(images, labels),
-            beside=beside,
-            counted=(3, 0),  # steps 4 and 5 of the site, by gradients of 1
-        ),
-    )
+        objective=lambda images, labels: weight + network.loss(images, labels),
+        beside=beside,
+        counted=(3, 0),
+    ).run()
     assert weight.grad is None
     assert weight.item() == pytest.approx(1 - 1 / 2 - 1 / 5**0.5)
 
@@ -253,8 +255,8 @@ def test_fp16_trains_on_the_gradients_of_the_loss_and_leaves_out_steps_that_over
     def after_step(_: Tensor, optimiser: torch.optim.Optimizer) -> None:
         seen.append(network.weight.grad.item())  # type: ignore[union-attr]
 
-    options = Options(objective=slope, after_step=after_step)
-    loss = train_locally(network, split_of(12), settings, HALF, (1, "s1a"), options)
+    options = dict[str, Any](objective=slope, after_step=after_step)
+    loss = LocalTraining(network, split_of(12), settings, HALF, (1, "s1a"), **options).run()
     assert seen == [3.0, 5.0]
     assert network.weight.item() == -0.5 * (3 + 5)
     assert loss == pytest.approx((1 * 3 + (1 - 0.5 * 3) * 5) / 2), "of the steps that were taken"
@@ -263,14 +265,14 @@ def test_fp16_trains_on_the_gradients_of_the_loss_and_leaves_out_steps_that_over
 def test_fp16_without_a_step_of_finite_gradients_says_what_to_do(common: CommonSettings) -> None:
     network = Counting()
     with pytest.raises(SiteError, match="in fp16: set 'precision' to 'fp32', or to 'bf16'"):
-        train_locally(
+        LocalTraining(
             network,
             split_of(4),
             common,
             HALF,
             (1, "s1a"),
-            Options(objective=lambda images, labels: network.weight.sum() * math.inf),
-        )
+            objective=lambda images, labels: network.weight.sum() * math.inf,
+        ).run()
 
 
 class TwoRates(nn.Module):
@@ -363,7 +365,7 @@ def test_passes_of_a_round_by_hand_and_each_is_told_before_it_begins(
     def begins(number: int) -> None:
         told.append((number, len(network.seen)))
 
-    train_locally(network, split_of(count), settings, CPU, (1, "s1a"), Options(before_pass=begins))
+    LocalTraining(network, split_of(count), settings, CPU, (1, "s1a"), before_pass=begins).run()
     assert told == [(number, number * count) for number in range(passes)]
 
 
@@ -373,7 +375,7 @@ def test_an_objective_replaces_the_networks_own_loss(common: CommonSettings) -> 
     def objective(inputs: Tensor, labels: Tensor) -> Tensor:
         return (labels.float() + inputs.flatten()).mean() + 0 * network.weight.sum()
 
-    loss = train_locally(network, split_of(21), common, CPU, (1, "s1a"), Options(objective))
+    loss = LocalTraining(network, split_of(21), common, CPU, (1, "s1a"), objective=objective).run()
     assert loss == pytest.approx(20.0)  # twice the mean of 0..20
     assert network.seen == []
 
@@ -387,8 +389,8 @@ def test_a_penalty_is_no_part_of_an_objective_and_is_added_to_it(common: CommonS
     def penalty() -> Tensor:
         return torch.tensor(0.5)
 
-    options = Options(penalty=penalty, objective=objective)
-    loss = train_locally(network, split_of(20), common, CPU, (1, "a"), options)
+    options = dict[str, Any](penalty=penalty, objective=objective)
+    loss = LocalTraining(network, split_of(20), common, CPU, (1, "a"), **options).run()
     assert loss == pytest.approx(2.5)
 
 
@@ -401,14 +403,15 @@ def test_an_optimiser_that_is_given_goes_on_and_else_it_is_a_fresh_one(
         network = Counting()
         kept = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9) if own else None
         for round_ in (1, 2):
-            train_locally(
+            LocalTraining(
                 network,
                 split_of(2),
                 settings,
                 CPU,
                 (round_, "s1a"),
-                Options(lambda inputs, labels: network.weight.sum(), optimiser=kept),
-            )
+                objective=lambda inputs, labels: network.weight.sum(),
+                optimiser=kept,
+            ).run()
         return network.weight.item()
 
     # The gradient is 1: velocities 1 and then 1 + 0.9; a fresh one of the settings has none
@@ -426,5 +429,5 @@ def test_images_of_8_bits_train_as_their_float_version_does(
     for inputs in (bytes_, floats):
         network = build_classifier(common, silo.task)
         split = Split(inputs, silo.train.labels[:36])
-        losses.append(train_locally(network, split, common, CPU, (1, "s1a")))
+        losses.append(LocalTraining(network, split, common, CPU, (1, "s1a")).run())
     assert losses[0] == losses[1]

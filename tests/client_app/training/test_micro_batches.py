@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute, choose_compute
-from fedsilo.client_app.training.loop import Options, add_gradients, micro_batches, train_locally
+from fedsilo.client_app.training.loop import LocalTraining, add_gradients, micro_batches
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
@@ -52,7 +52,7 @@ def test_micro_batches_of_a_whole_batch_change_no_bit(common: CommonSettings, si
     for size in (0, 16):
         settings = dataclasses.replace(common, micro_batch=size)
         network = build_classifier(settings, silo.task)
-        train_locally(network, silo.train, settings, CPU, (1, "s1a"))
+        LocalTraining(network, silo.train, settings, CPU, (1, "s1a")).run()
         found.append(exchanged_arrays(network))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -67,7 +67,7 @@ def test_after_each_step_the_batch_is_handed_on_and_a_plan_is_kept_to(
         seen.append(inputs)
 
     plan = [[torch.tensor([3, 4]), torch.tensor([0, 35])]]
-    train_locally(network, silo.train, common, CPU, (1, "a"), Options(plan=plan, after_step=see))
+    LocalTraining(network, silo.train, common, CPU, (1, "a"), plan=plan, after_step=see).run()
     assert len(seen) == 2
     assert torch.equal(seen[0], silo.train.inputs[[3, 4]])
     assert torch.equal(seen[1], silo.train.inputs[[0, 35]])
@@ -82,7 +82,7 @@ def test_radiographs_train_as_their_standardised_version_does(common: CommonSett
     found = []
     for inputs in (raw, (pixels - mean) / spread):
         network = build_classifier(common, Task((1, 16, 16), 10))
-        train_locally(network, Split(inputs, labels), common, CPU, (1, "a"))
+        LocalTraining(network, Split(inputs, labels), common, CPU, (1, "a")).run()
         found.append(exchanged_arrays(network))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 

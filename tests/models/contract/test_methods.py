@@ -1,5 +1,6 @@
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
@@ -10,10 +11,13 @@ from fedsilo.models.contract import methods
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import (
     METHODS,
+    Entry,
     about,
-    method_part,
+    class_name,
     needs_sums_only,
+    server_class,
     settings_class,
+    site_class,
     title_of,
     why_not_private,
 )
@@ -22,54 +26,86 @@ from fedsilo.models.contract.settings_schema import defaults, setting
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.methods.registry import strategy_class
 
-PARTS = [("models", "Settings"), ("strategies", ""), ("client_app", "Site")]
+PARTS = [settings_class, server_class, site_class]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_has_three_files_of_one_name(method: str) -> None:
-    for room, suffix in PARTS:
-        assert method_part(room, method, suffix).__name__.endswith(suffix)
-    assert settings_class(method)(), "its settings have defaults"
+def test_a_method_says_what_it_is_in_its_own_settings_class(method: str) -> None:
+    settings = settings_class(method)
+    assert {"title", "server", "site"} <= vars(settings).keys(), "not those of the class it extends"
+    assert settings.__name__ == f"{class_name(method)}Settings"
+    assert settings(), "its settings have defaults"
+    assert issubclass(server_class(method), Method)
+    assert issubclass(site_class(method), SiteMethod)
 
 
-@pytest.mark.parametrize(("room", "suffix"), PARTS)
-def test_a_line_whose_file_lacks_a_class_is_told_with_the_file_and_the_class(
-    monkeypatch: pytest.MonkeyPatch, room: str, suffix: str
+def test_no_two_methods_have_one_title_or_one_description() -> None:
+    assert len({title_of(name) for name in METHODS}) == len(METHODS)
+    assert len({about(name) for name in METHODS}) == len(METHODS)
+
+
+def test_a_new_method_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its class has all that fedsilo must know to run it, list it and judge its privacy."""
+
+    @dataclass(frozen=True)
+    class FedNewSettings(OwnSettings):
+        title = "FedNew"
+        server = "fedsilo.strategies.methods.fedavg:FedAvg"
+        site = "fedsilo.client_app.methods.fedavg:FedAvgSite"
+        why_not_private = "is a test"
+        sums_suffice = True
+
+    monkeypatch.setitem(sys.modules, "ward", SimpleNamespace(FedNewSettings=FedNewSettings))
+    monkeypatch.setitem(METHODS, "fed-new", Entry("ward:FedNewSettings", "FedNew: a test."))
+    assert resolve({"method": "fed-new"}).own == FedNewSettings()
+    assert (class_name("fed-new"), title_of("fed-new")) == ("FedNew", "FedNew")
+    assert (about("fed-new"), why_not_private("fed-new")) == ("FedNew: a test.", "is a test")
+    assert needs_sums_only("fed-new")
+    assert site_class("fed-new") is site_class("fedavg")
+
+
+def test_a_line_that_names_no_class_is_told_with_the_method_and_the_place(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(METHODS, "fedavg", "FedAverage")
-    said = f"no class 'FedAverage{suffix}' in {room}/methods/fedavg.py"
-    with pytest.raises(SettingError, match=said) as error:
-        method_part(room, "fedavg", suffix)
+    monkeypatch.setitem(METHODS, "fedavg", Entry("fedsilo.models.methods.fedavg:FedAverage", ""))
+    with pytest.raises(SettingError, match=r"'fedavg' .*names '.*fedavg:FedAverage'") as error:
+        settings_class("fedavg")
     assert "\n" not in str(error.value)
+    monkeypatch.setitem(METHODS, "fed-new", Entry("fedsilo.models.methods.fed_new:FedNew", ""))
+    with pytest.raises(SettingError, match=r"'fed-new' .*fed_new:FedNew', but there is no such"):
+        settings_class("fed-new")
+
+
+@pytest.mark.parametrize(("side", "part"), [("server", server_class), ("site", site_class)])
+def test_a_side_that_is_missing_is_told_with_the_class_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, side: str, part: Callable[[str], type]
+) -> None:
+    monkeypatch.setattr(settings_class("fedprox"), side, "fedsilo.models.nowhere:FedProx")
+    with pytest.raises(SettingError, match=f"'{side}' of class 'FedProxSettings' names 'fedsilo"):
+        part("fedprox")
 
 
 @pytest.mark.parametrize(
-    ("room", "suffix", "base", "told"),
+    ("side", "part", "base", "told"),
     [
-        ("strategies", "", Method, "no function 'disclosures' and none 'round': write it"),
-        ("client_app", "Site", SiteMethod, "no function 'train': write it"),
+        ("server", server_class, Method, "no function 'disclosures' and none 'round': write it"),
+        ("site", site_class, SiteMethod, "no function 'train': write it"),
     ],
 )
 def test_a_class_without_the_functions_of_every_method_is_told_in_a_line(
-    monkeypatch: pytest.MonkeyPatch, room: str, suffix: str, base: type, told: str
+    monkeypatch: pytest.MonkeyPatch,
+    side: str,
+    part: Callable[[str], type],
+    base: type,
+    told: str,
 ) -> None:
-    unfinished = type(f"Unfinished{suffix}", (base,), {})
-    file = SimpleNamespace(**{unfinished.__name__: unfinished})
-    monkeypatch.setitem(METHODS, "unfinished", "Unfinished")
-    monkeypatch.setattr(methods, "import_module", lambda name: file)
+    unfinished = type("Unfinished", (base,), {})
+    monkeypatch.setitem(sys.modules, "ward", SimpleNamespace(Unfinished=unfinished))
+    monkeypatch.setattr(settings_class("fedprox"), side, "ward:Unfinished")
     with pytest.raises(SettingError) as error:
-        method_part(room, "unfinished", suffix)
-    assert str(error.value) == (
-        f"class 'Unfinished{suffix}' in {room}/methods/unfinished.py has {told}"
-    )
-
-
-def test_a_line_without_its_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "fed-new", "FedNew")
-    with pytest.raises(SettingError, match=r"no class 'FedNewSettings' in models/methods/fed_new"):
-        settings_class("fed-new")
+        part("fedprox")
+    assert str(error.value) == f"class 'Unfinished' in ward has {told}"
 
 
 def test_what_a_methods_file_itself_lacks_is_not_blamed_on_the_table(
@@ -99,9 +135,9 @@ def _plugged(monkeypatch: pytest.MonkeyPatch, **members: object) -> str:
     return module.__name__
 
 
-def _error_of(name: str, part: tuple[str, str]) -> SettingError | None:
+def _error_of(name: str, part: Callable[[str], type]) -> SettingError | None:
     try:
-        method_part(part[0], name, part[1])
+        part(name)
     except SettingError as error:
         return error
     return None
@@ -114,11 +150,11 @@ def _own(base: type, **members: object) -> type:
 def test_a_plug_without_settings_or_site_has_those_of_the_method_that_it_extends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = _own(method_part("strategies", "fedavgm"))
+    own = _own(server_class("fedavgm"))
     name = _plugged(monkeypatch, Own=own)
-    assert method_part("strategies", name) is own
+    assert server_class(name) is own
     assert settings_class(name) is settings_class("fedavgm")
-    assert method_part("client_app", name, "Site") is method_part("client_app", "fedavg", "Site")
+    assert site_class(name) is site_class("fedavg")
     assert (title_of(name), why_not_private(name)) == ("Own", None)
 
 
@@ -153,13 +189,13 @@ def test_a_plugs_group_that_is_ours_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_a_plug_with_a_site_of_its_own_says_whether_all_it_sends_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    site = method_part("client_app", "fedavg", "Site")
+    site = site_class("fedavg")
     silent, says = _own(site), _own(site, bounded_per_patient=True)
     name = _plugged(monkeypatch, Own=_own(FedAvg), OwnSite=silent)
     assert "does not say that all it sends is bounded per patient" in str(why_not_private(name))
     name = _plugged(monkeypatch, Own=_own(FedAvg), OwnSite=says)
     assert why_not_private(name) is None
-    name = _plugged(monkeypatch, Own=_own(method_part("strategies", "fedbn")))
+    name = _plugged(monkeypatch, Own=_own(server_class("fedbn")))
     assert why_not_private(name) == why_not_private("fedbn"), "its site is FedBN's"
 
 
@@ -190,12 +226,12 @@ def test_a_module_that_is_no_method_is_refused_in_a_line(
 @pytest.mark.parametrize(
     ("part", "base", "told"),
     [
-        (("client_app", "Site"), SiteMethod, "takes class 'OwnSiet' .*: call it 'OwnSite', or '_O"),
-        (("models", "Settings"), OwnSettings, "class 'OwnSiet' .*: call it 'OwnSettings', or '_"),
+        (site_class, SiteMethod, "takes class 'OwnSiet' .*: call it 'OwnSite', or '_O"),
+        (settings_class, OwnSettings, "class 'OwnSiet' .*: call it 'OwnSettings', or '_"),
     ],
 )
 def test_class_of_a_plug_that_no_method_takes_is_refused(
-    monkeypatch: pytest.MonkeyPatch, part: tuple[str, str], base: type, told: str
+    monkeypatch: pytest.MonkeyPatch, part: Callable[[str], type], base: type, told: str
 ) -> None:
     """Otherwise the method would run with FedAvg's, and nobody would know."""
     members = {"__module__": "ward.own_method"}
@@ -236,7 +272,7 @@ def test_settings_of_a_plug_that_nobody_could_set_are_refused(
     monkeypatch: pytest.MonkeyPatch, settings: type, named: str
 ) -> None:
     name = _plugged(monkeypatch, Own=_own(FedAvg), OwnSettings=settings)
-    said = str(_error_of(name, ("models", "Settings")))
+    said = str(_error_of(name, settings_class))
     assert "must be a frozen dataclass, each field declared by setting(default, help)" in said
     assert said.endswith(f": {named}" if named else "help)")
 
@@ -244,9 +280,9 @@ def test_settings_of_a_plug_that_nobody_could_set_are_refused(
 def test_a_class_of_several_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     two = type("Two", (FedAvg,), {})
     name = _plugged(monkeypatch, One=type("One", (FedAvg,), {}), Two=two)
-    assert method_part("strategies", f"{name}:Two") is two
+    assert server_class(f"{name}:Two") is two
     with pytest.raises(SettingError, match=r"'ward\.own_method:three' is 'int', which is no class"):
-        method_part("strategies", f"{_plugged(monkeypatch, three=3)}:three")
+        server_class(f"{_plugged(monkeypatch, three=3)}:three")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -254,6 +290,30 @@ def test_each_method_has_a_line_about_it(method: str) -> None:
     assert len(about(method)) > 20
 
 
-def test_sites_and_server_agree_of_which_methods_sums_are_enough() -> None:
-    secure = {name for name in METHODS if strategy_class(name).capabilities.secure}
-    assert {name for name in METHODS if needs_sums_only(name)} == secure
+def test_a_plugin_needs_sums_as_it_says_or_as_the_method_that_it_extends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @dataclass(frozen=True)
+    class Silent(OwnSettings):
+        some_factor: float = setting(0.5, "a factor", above=0.0)
+
+    @dataclass(frozen=True)
+    class Says(OwnSettings):
+        sums_suffice = False
+
+    for settings, expected in ((Silent, True), (Says, False)):
+        name = _plugged(monkeypatch, Own=_own(FedAvg), OwnSettings=settings)
+        assert needs_sums_only(name) is expected
+    name = _plugged(monkeypatch, Own=_own(server_class("uefl")))
+    assert not needs_sums_only(name)
+
+
+def test_a_plugin_has_the_title_that_its_settings_class_gives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @dataclass(frozen=True)
+    class Settings(OwnSettings):
+        title = "My method"
+
+    name = _plugged(monkeypatch, Own=_own(FedAvg), OwnSettings=Settings)
+    assert title_of(name) == "My method"

@@ -2,7 +2,7 @@ import numpy as np
 
 from fedsilo.models.contract.own_settings import NoSettings
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.strategies.loop.ask import Ask, Became, Question, Replies
+from fedsilo.strategies.loop.ask import Ask, Question, Replies
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.cyclic import Cyclic
@@ -22,7 +22,7 @@ class Doubling(Ask):
         (site,) = question.send
         self.order.append(site)
         value = 2 * question.send[site]["w"] + int(site[1])
-        return Replies({site: make_reply(site, {"w": value})}, Became(question.reference))
+        return Replies({site: make_reply(site, {"w": value})})
 
 
 def test_each_site_goes_on_from_what_the_one_before_made(participants: Participants) -> None:

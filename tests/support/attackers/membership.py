@@ -9,7 +9,7 @@ import torch
 from scipy.stats import beta
 
 from fedsilo.client_app.training.compute import choose_compute
-from fedsilo.client_app.training.loop import Options, train_locally
+from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.client_app.training.private import PrivateTraining
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Split
@@ -93,7 +93,7 @@ def trained(
         noise, drawn = generator(seed, "noise"), generator(seed, "batches")
         private = PrivateTraining(settings, len(whole.labels), noise, drawn)
     key = (1, f"shadow{seed}")
-    train_locally(network, Split(inputs, labels), settings, compute, key, Options(private=private))
+    LocalTraining(network, Split(inputs, labels), settings, compute, key, private=private).run()
     return network.eval()
 
 
