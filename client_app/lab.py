@@ -19,7 +19,7 @@ from fedsilo.client_app.outbound import MEMORY, Arrays, Outbound
 from fedsilo.client_app.patients import PatientPrivacy
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.training.evaluation import measure, of_labels
+from fedsilo.client_app.training.evaluation import measure, measured_parts, of_labels
 from fedsilo.client_app.training.initial_network import class_weights, initial_classifier
 from fedsilo.client_app.training.loop import (
     AfterStep,
@@ -54,6 +54,8 @@ from fedsilo.models.contract.settings import SERVER, SUMS, CommonSettings
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+from fedsilo.models.privacy.noisy_metrics import noisy_metrics, parts_bound
+from fedsilo.models.privacy.summed_metrics import MEASURED
 from fedsilo.strategies.wire.records import unpack
 
 _COUNTED = "counted/"  # in a site's state what it kept with the last reply that counted
@@ -83,6 +85,8 @@ class Lab:
         self.sampling = session.sampling
         self.compute = session.compute  # device and precision
         self.metrics: dict[str, float] = {}  # what the reply will say, by MetricRecord key
+        # What each sample adds to measurements that leave with noise, by MetricRecord key
+        self._parts: dict[str, Tensor] = {}
         # Where the site's own state is
         self.state_files = state_files or SiteState(
             session.state_folder(instruction), session.digest
@@ -265,7 +269,9 @@ class Lab:
             updates, left = self.outbound.compressed(send, self.arrays(), self.stored)
             keep = {**(keep or {}), **left}
         kept = bool(keep or self._continued) and self._keep(keep or {})
-        metrics = dict(self.outbound.metrics(self.metrics))  # under a cap they cost epsilon
+        metrics = dict(self.outbound.metrics(self.metrics))
+        if self._parts:  # they cost epsilon
+            metrics |= self._noisy_metrics()
         if self.common.trust == SERVER:  # what an answer takes depends on the data
             metrics[SECONDS] = time.perf_counter() - self._started
             metrics[PEAK_MEMORY] = self.compute.peak_memory()
@@ -285,7 +291,17 @@ class Lab:
     def measured(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]
     ) -> dict[str, float]:
-        """Return the measurements of what the method measures, by MetricRecord key."""
+        """Measure what the method measures, by MetricRecord key.
+
+        Under a cap of the hospital's own there are none; ``reply`` makes noisy ones of what the
+        samples add to those of the model received.
+        """
+        if self.session.cap:
+            received = [one for one in self.session.method.measured(self, network)][:1]
+            if model == INCOMING and received[0].names is None:
+                for split in splits:
+                    self.measure_privately(received[0].network, split, (model, split))
+            return {}
         values: dict[str, float] = {}
         for one in self.session.method.measured(self, network):
             for split in splits:
@@ -301,13 +317,44 @@ class Lab:
                     self.compute,
                     (self.instruction.round, self.site, model, split),
                     one.probe(split) if one.probe else None,
-                    self.session.loss_bound,
                     self.common.sums_min_count if final and one.names is None else None,
                 )
                 for metric, value in found.items():
                     if name := metric if one.names is None else one.names.get(metric):
                         values[measurement(model, split, name)] = value
         return values
+
+    def _noisy_metrics(self) -> dict[str, float]:
+        reported = {name: sum(counts) for name, counts in self.session.told().items()}
+        release = self.privacy.measurements(parts_bound(self._parts))
+        return noisy_metrics(self._parts, reported, self.silo.task.classes, release)
+
+    def measure_privately(
+        self,
+        network: SiteNetwork,
+        split: str,
+        key: tuple[str, ...],
+        metrics: Collection[str] = MEASURED,
+    ) -> None:
+        """Note what each sample of ``split`` adds to measurements; ``reply`` adds noise to sums.
+
+        Nothing is noted where the site does not tell of enough samples: of how many there are in
+        truth, none included, nothing may follow.
+
+        Args:
+            network: what is measured, as it was received.
+            split: val or test.
+            key: of the random numbers, besides round and site.
+            metrics: which of ``MEASURED``.
+        """
+        told = sum(self.session.told()[split])
+        if not told or split not in self.session.measured_splits():
+            return
+        samples: Split = getattr(self.silo, split)
+        place = (self.instruction.round, self.site, *key)
+        parts = measured_parts(network, samples, self.sampling, self.compute, place)
+        for metric in metrics:
+            self._parts[measurement(INCOMING, split, metric)] = parts[metric]
 
     def _keep(self, arrays: Arrays) -> bool:
         """Store private state for this phase, if there is any, and tell whether there was."""

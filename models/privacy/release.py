@@ -61,7 +61,10 @@ class Release:
             The same in units, int64.
         """
         shapes = {name: array.shape for name, array in rows.items()}
-        flat = {name: _finite(array).reshape(len(array), -1) for name, array in rows.items()}
+        flat = {
+            name: _finite(array).reshape(len(array), math.prod(array.shape[1:]))
+            for name, array in rows.items()
+        }
         count = len(next(iter(flat.values())))
         device = next(iter(flat.values())).device
         largest = torch.zeros(count, dtype=torch.float64, device=device)
