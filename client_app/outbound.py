@@ -17,7 +17,7 @@ from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.client_app.session import SiteSession
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.errors import FedsiloError, RefusedError, SiteError
-from fedsilo.models.contract.messages import NEW_CODEWORDS, STEPS, Instruction
+from fedsilo.models.contract.messages import STEPS, Instruction
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SERVER, SUMS
 from fedsilo.models.privacy.gaussian_mechanism import clipped_to
@@ -27,6 +27,8 @@ from fedsilo.strategies.wire.secure_keys import SECURE, texts
 from fedsilo.strategies.wire.signatures import digest
 
 Arrays = Mapping[str, Tensor]
+# FedNova's steps, which follow from counts that have been told, and UEFL's codewords, from the seed
+_OF_NO_PATIENT = (STEPS, "new-codewords")
 MEMORY = "wire/"  # in the state, before settings and name: what updates of an array left out
 
 
@@ -129,7 +131,7 @@ class Outbound:
         if settings.trust == SUMS:
             return {}
         if self.session.cap:
-            return {name: metrics[name] for name in (STEPS, NEW_CODEWORDS) if name in metrics}
+            return {name: metrics[name] for name in _OF_NO_PATIENT if name in metrics}
         limits = self.session.limits
         if settings.trust == SERVER and not settings.is_private():
             metrics = {**metrics, **self.work}  # of the real samples, which a private run hides

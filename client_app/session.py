@@ -39,7 +39,7 @@ from fedsilo.models.contract.plugs import with_plugin_settings
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
-from fedsilo.models.privacy.promises import check_privacy_settings, statistics_noise
+from fedsilo.models.privacy.promises import check_privacy_settings
 from fedsilo.strategies.wire.compressed import Compression, compression_of
 
 _CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampling"))
@@ -126,8 +126,7 @@ class SiteSession:
         if self.cap is None:
             return self.silo.label_counts()
         data = {**self.silo.fingerprints, "data set": self.settings.dataset}
-        noise = statistics_noise(self.settings)
-        return told_counts(self.silo.label_counts(), data, noise, self.cap)
+        return told_counts(self.silo.label_counts(), data, self.limits.counts_noise, self.cap)
 
     def noise(self, *key: int | str) -> torch.Generator | None:
         """Return the source of noise for ``key``, or None at a real site: the operating system.

@@ -1,6 +1,5 @@
 """Measuring a model on a split, from class probabilities by MC dropout."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -82,7 +81,8 @@ def measure(
     ``accuracy`` is of the mean softmax's largest class, ``loss`` its negative log-likelihood in
     nats, ``entropy`` UEFL's eq. 8 in nats, all averaged over the split's samples; the others are
     those of ``models.measures.classification_metrics``. ``probe`` sees the tokens of every batch
-    and adds its own values. ``counts_from`` adds the ``fedsilo.models.measures.outcome_counts`` of at least so many samples.
+    and adds its own values. ``counts_from`` adds the ``fedsilo.models.measures.outcome_counts`` of
+    at least so many samples.
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
     probabilities = predict_batches(network, batches, settings, compute, key, probe)

@@ -120,9 +120,7 @@ def _together(
     return {name: g for name, g in pairs if g is not None}, losses.detach()
 
 
-def noisy_mean(
-    sums: Mapping[str, Tensor], release: Release, expected: float
-) -> dict[str, Tensor]:
+def noisy_mean(sums: Mapping[str, Tensor], release: Release, expected: float) -> dict[str, Tensor]:
     """Return clipped gradients with noise, as the mean over a batch of the ``expected`` size.
 
     The batch's real size would tell who is in it, so it is not what the sum is divided by.
