@@ -297,10 +297,10 @@ class Lab:
         samples add to those of the model received.
         """
         if self.session.cap:
-            received = [one for one in self.session.method.measured(self, network)][:1]
-            if model == INCOMING and received[0].names is None:
-                for split in splits:
-                    self.measure_privately(received[0].network, split, (model, split))
+            # The first is the model received; what follows it has names of its own and stays
+            received = next(iter(self.session.method.measured(self, network)))
+            for split in splits if model == INCOMING else ():
+                self.measure_privately(received.network, split, (model, split))
             return {}
         values: dict[str, float] = {}
         for one in self.session.method.measured(self, network):
@@ -347,7 +347,7 @@ class Lab:
             key: of the random numbers, besides round and site.
             metrics: which of ``MEASURED``.
         """
-        told = sum(self.session.told()[split])
+        told = sum(self.session.told().get(split, ()))
         if not told or split not in self.session.measured_splits():
             return
         samples: Split = getattr(self.silo, split)

@@ -21,7 +21,7 @@ FILE = "told-counts.json"
 Counts = dict[str, list[int]]
 _SHARE = 0.25  # of the hospital's epsilon that counts cost by default
 _LEAST, _MOST = 0.5, 1e4  # noise of that default, in patients
-_EMPTY = 3.0  # deviations below which a split is told to be empty
+_EMPTY = 2.5  # deviations of a sum of counts below which a split is told to be empty
 
 
 @dataclass(frozen=True)
