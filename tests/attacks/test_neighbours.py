@@ -27,7 +27,7 @@ OPEN = {"minimum-clip-norm": 0.0, "maximum-clip-norm": 1e300, "minimum-noise": 0
 CHECKED = {  # without which a server's own command makes no run
     "trust": "nobody",
     "standardise": "declared",
-    "rounds": 20,
+    "rounds": 40,
     "local-steps": 4,
     "sample-clip-norm": 1.0,
     "noise-multiplier": 4.0,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedsilo.models.contract.messages import EVALUATE, HELLO, SURVEY, TRAIN
 from fedsilo.models.contract.methods import METHODS, settings_class, why_not_private
-from fedsilo.models.contract.settings_schema import defaults
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import defaults, rule_of
 from fedsilo.models.methods.moon import MoonSettings, build_projection
 from tests.support.attackers.planes import FEATURES, WAYS
 from tests.support.neighbours import Patient, Question
@@ -36,7 +37,7 @@ _SHAPES = {
 # Settings of a run that scale, weigh or lengthen what patients do
 _SCALES = (
     *("sample-clip-norm", "noise-multiplier", "statistics-clip-norm", "statistics-noise"),
-    *("learning-rate", "weight-decay", "max-epsilon", "delta", "clip-norm"),
+    *("learning-rate", "weight-decay", "max-epsilon", "clip-norm"),
 )
 
 
@@ -70,13 +71,15 @@ def cases(draw: st.DrawFn) -> Case:
         run["class-weights"] = f"{abs(first):g},{abs(second):g}"
     if method == "uefl":
         own = {"uefl.codes": 2, "uefl.codeword-start": "gaussian", "uefl.refresh": "none"}
-        run |= own | {"dropout": 1e-6, "mc-passes": 1}
+        run |= own
     if method == "fedrep":
         run["local-steps"] = 4
-    run |= {key: draw(NUMBER) for key in draw(st.sets(st.sampled_from(_SCALES), max_size=4))}
-    for key, value in defaults(settings_class(method)).items():
+    for key in draw(st.sets(st.sampled_from(_SCALES), max_size=3)):
+        run[key] = draw(_numbers(CommonSettings, key))
+    own = settings_class(method)
+    for key, value in defaults(own).items():
         if type(value) is float and draw(st.integers(0, 2)) == 0:
-            run[key] = draw(NUMBER)
+            run[key] = draw(_numbers(own, key))
     values = st.floats(width=32, allow_nan=False, allow_infinity=False)
     patient = Patient(
         draw(st.sampled_from(["train", "train", "train", "test", "val"])),
@@ -89,13 +92,21 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @st.composite
+def _numbers(draw: st.DrawFn, cls: type, key: str) -> float:
+    """Return a number for a setting, one in eight times whatever its rule says."""
+    number = draw(NUMBER)
+    allowed = rule_of(cls, key).allows(number) or draw(st.integers(0, 7)) == 0
+    return number if allowed else float(defaults(cls)[key])
+
+
+@st.composite
 def _questions(draw: st.DrawFn, method: str, round_: int) -> Question:
-    kind = draw(st.sampled_from([HELLO, TRAIN, TRAIN, TRAIN, TRAIN, EVALUATE, SURVEY]))
+    kind = draw(st.sampled_from([HELLO, *[TRAIN] * 8, EVALUATE, EVALUATE, SURVEY]))
     if kind in (HELLO, SURVEY):
         return Question(kind)
-    phases = ["train"] * 8 + ["uncertainty", "centroids", "measured", "distil", "no-such-phase"]
+    phases = ["train"] * 20 + ["uncertainty", "centroids", "measured", "distil", "no-such-phase"]
     asked: dict[str, Any] = {
-        "round": draw(st.sampled_from([round_, round_, 1, 7])),
+        "round": draw(st.sampled_from([round_, round_, round_, round_, round_, 1, 7])),
         "phase": draw(st.sampled_from(phases)),
         "evaluate": draw(st.booleans()),
         "returns": draw(st.sampled_from([True, True, False])),
