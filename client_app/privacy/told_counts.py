@@ -14,13 +14,11 @@ import torch
 from fedsilo.client_app.privacy.ledger import Ledger
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.datasets.io.sealed_folders import json_digest
-from fedsilo.models.privacy.accountant import noise_for
+from fedsilo.models.privacy.accountant import counts_noise_for
 from fedsilo.models.privacy.release import UNITS, Release
 
 FILE = "told-counts.json"
 Counts = dict[str, list[int]]
-_SHARE = 0.25  # of the hospital's epsilon that counts cost by default
-_LEAST, _MOST = 0.5, 1e4  # noise of that default, in patients
 _EMPTY = 2.5  # deviations of a sum of counts below which a split is told to be empty
 
 
@@ -45,10 +43,7 @@ def counts_noise(named: float, hospital: Ledger) -> float:
         named: the hospital's 'counts-noise', or 0 for what costs a quarter of its epsilon.
         hospital: its ledger of all runs, with cap and delta.
     """
-    if named:
-        return named
-    usual = noise_for(_SHARE * hospital.cap, hospital.delta, lambda noise: {(noise, 1.0): 1})
-    return min(max(usual, _LEAST), _MOST)
+    return named or counts_noise_for(hospital.cap, hospital.delta)
 
 
 def told_counts(

@@ -22,20 +22,9 @@ from fedsilo.server_app.config.settings import resolve
 from tests.support.crafted import METHODS_HERE, Case, cases
 from tests.support.hospital import Hospital
 from tests.support.neighbours import asked, differences
+from tests.support.private_run import CHECKED, UEFL
 
 OPEN = {"minimum-clip-norm": 0.0, "maximum-clip-norm": 1e300, "minimum-noise": 0.0}
-CHECKED = {  # without which a server's own command makes no run
-    "trust": "nobody",
-    "standardise": "declared",
-    "rounds": 40,
-    "local-steps": 4,
-    "sample-clip-norm": 1.0,
-    "noise-multiplier": 4.0,
-    "network": "mlp",
-    "dropout": 0.1,
-    "mc-passes": 2,
-}
-UEFL = {"uefl.codeword-start": "gaussian", "uefl.refresh": "none"}
 CASES = int(os.environ.get("FUZZ_TRIALS", "40"))
 SAID: Counter[str] = Counter()
 

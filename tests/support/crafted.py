@@ -130,6 +130,31 @@ def _arrays(draw: st.DrawFn, method: str) -> dict[str, Any] | None:
             name: (scale[name] * rng.normal(size=shape)).astype(np.float32)
             for name, shape in _SHAPES.items()
         }
+    sent = named(method, weights, rng)
+    if method == "scaffold":
+        control = float(draw(st.one_of(st.just(0.0), ANY_NUMBER)))
+        with np.errstate(all="ignore"):
+            sent |= {f"control/{n}": np.full(s, control, np.float32) for n, s in _SHAPES.items()}
+    if method in ("fedproto", "feddistill") and draw(st.booleans()):
+        prefix, size = ("prototype/", WIDTH) if method == "fedproto" else ("logits/", 2)
+        far = float(draw(ANY_NUMBER))
+        with np.errstate(all="ignore"):
+            sent |= {f"{prefix}{k}": np.full(size, far, dtype=np.float32) for k in range(2)}
+    return sent
+
+
+def honest_arrays(method: str) -> dict[str, Any]:
+    """Return arrays of a method with weights as a run begins."""
+    rng = np.random.default_rng(1)
+    weights = {name: 0.3 * rng.normal(size=shape) for name, shape in _SHAPES.items()}
+    sent = named(method, weights, rng)
+    if method == "scaffold":
+        sent |= {f"control/{name}": np.zeros(shape) for name, shape in _SHAPES.items()}
+    return {name: np.asarray(array, dtype=np.float32) for name, array in sent.items()}
+
+
+def named(method: str, weights: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Return weights by the names under which a method takes them, with what else it wants."""
     way = WAYS.get(method)
     to = way.to if way else "start/"
     sent = {f"{to}{name}": array for name, array in weights.items()}
@@ -138,18 +163,6 @@ def _arrays(draw: st.DrawFn, method: str) -> dict[str, Any] | None:
     if method == "moon":
         head = build_projection(0, WIDTH, MoonSettings()).state_dict()
         sent |= {f"projection/{name}": array.numpy() for name, array in head.items()}
-    if method == "scaffold":
-        control = float(draw(st.one_of(st.just(0.0), ANY_NUMBER)))
-        with np.errstate(all="ignore"):
-            sent |= {
-                f"control/{name}": np.full(shape, control, dtype=np.float32)
-                for name, shape in _SHAPES.items()
-            }
     if method == "uefl":
         sent["codebook.0"] = rng.normal(size=(2, WIDTH)).astype(np.float32)
-    if method in ("fedproto", "feddistill") and draw(st.booleans()):
-        prefix, size = ("prototype/", WIDTH) if method == "fedproto" else ("logits/", 2)
-        far = float(draw(ANY_NUMBER))
-        with np.errstate(all="ignore"):
-            sent |= {f"{prefix}{k}": np.full(size, far, dtype=np.float32) for k in range(2)}
     return sent
