@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.evaluation import in_batches
+from fedsilo.client_app.training.evaluation import in_batches, one_by_one
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.maths.class_means import class_sums, large_classes
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
-from fedsilo.models.privacy.release import Release
+from fedsilo.models.privacy.release import Release, apart
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,10 @@ class PrivateMeans:
 
     def mean(self, rows: Tensor) -> Tensor:
         """Return the private mean (d,) of all training samples' rows (n, d), float32."""
-        total = self.release.released(self.release.sums({"": rows.cpu()}))[""]
+        sums = torch.zeros(rows.shape[1:], dtype=torch.int64)
+        for number in range(len(rows)):
+            sums += self.release.sums({"": apart(rows.cpu(), number)})[""]
+        total = self.release.released({"": sums})[""]
         return (total / max(1, sum(self.counts))).float()
 
 
@@ -64,7 +67,7 @@ def class_means(
     network.eval()
     # Privately one sample at a time: in a batch its last bits depend on how many others there are
     alone = private is not None and private.release.alone
-    parts = torch.split(split.inputs, 1) if alone else in_batches(split.inputs)
+    parts = one_by_one(split.inputs) if alone else in_batches(split.inputs)
     labels = torch.split(split.labels, [len(part) for part in parts])
     sums = torch.zeros((), dtype=torch.int64 if private else torch.float64)
     with torch.no_grad(), compute.autocast():

@@ -21,6 +21,7 @@ from fedsilo.models.measures.outcome_counts import outcome_counts
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.models.privacy.noisy_metrics import bounded_parts
+from fedsilo.models.privacy.release import apart
 
 _BATCH = 500
 _NUMBERS = 2**24  # of inputs at once: large images go in smaller batches
@@ -104,10 +105,14 @@ def measured_parts(
     Samples are measured one at a time: in a batch the last bits of one depend on how many others
     there are, and weights made for the purpose let these bits decide its class.
     """
-    if not len(split):
-        return bounded_parts(torch.zeros(0, 2, dtype=torch.float64), split.labels)
-    batches = torch.split(split.inputs, 1)
-    return bounded_parts(predict_batches(network, batches, settings, compute, key), split.labels)
+    empty = torch.zeros(0, 2, dtype=torch.float64)
+    found = [bounded_parts(empty, split.labels[:0])]  # of a split without samples
+    if len(split):
+        inputs = one_by_one(split.inputs)
+        probabilities = predict_batches(network, inputs, settings, compute, key)
+        for number in range(len(split)):
+            found.append(bounded_parts(apart(probabilities, number), apart(split.labels, number)))
+    return {metric: torch.cat([part[metric] for part in found]) for metric in found[0]}
 
 
 def figures_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
@@ -136,6 +141,11 @@ def batch_size(numbers: int) -> int:
 def in_batches(inputs: Tensor) -> Sequence[Tensor]:
     """Return inputs (n, ...) in batches that bound the memory of measuring."""
     return torch.split(inputs, batch_size(inputs[:1].numel()))
+
+
+def one_by_one(inputs: Tensor) -> Sequence[Tensor]:
+    """Return inputs (n, ...) each in a batch of its own, for what is private."""
+    return [apart(inputs, number) for number in range(len(inputs))]
 
 
 def predict_batches(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedsilo.models.privacy.gaussian_mechanism import uniforms
-from fedsilo.models.privacy.release import Release
+from fedsilo.models.privacy.release import Release, apart
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _HELD = 2**25  # numbers of gradients that are held at once
@@ -107,7 +107,7 @@ def _alone(
     whole = torch.zeros(sum(sizes), dtype=torch.int64, device=inputs.device)
     total = torch.zeros((), device=inputs.device)
     for one in range(len(labels)):
-        value = loss(inputs[one : one + 1], labels[one : one + 1])
+        value = loss(apart(inputs, one), apart(labels, one))
         found = torch.autograd.grad(value, trained, allow_unused=True)
         pairs = zip(found, trained, strict=True)
         parts = [torch.zeros_like(p) if g is None else g for g, p in pairs]

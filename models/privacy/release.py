@@ -118,5 +118,14 @@ class Release:
         return left
 
 
+def apart(samples: Tensor, number: int) -> Tensor:
+    """Return a sample (1, ...) in memory of its own.
+
+    Libraries may compute other last bits where memory begins at another place, and where a sample
+    is in a batch depends on who comes before it.
+    """
+    return samples[number : number + 1].clone()
+
+
 def _finite(values: Tensor) -> Tensor:
     return torch.nan_to_num(values.detach().double(), nan=0.0, posinf=0.0, neginf=0.0)
