@@ -15,13 +15,16 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from torch import Tensor
 
+from fedsilo.client_app.session import SiteSession
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.privacy.release import UNITS, Release
 from fedsilo.server_app.config.settings import resolve
-from tests.support.crafted import METHODS_HERE, Case, cases
+from tests.support.crafted import METHODS_HERE, Case, cases, honest_arrays
 from tests.support.hospital import Hospital
-from tests.support.neighbours import asked, differences
+from tests.support.neighbours import Patient, Question, asked, differences
 from tests.support.private_run import CHECKED, UEFL
 
 OPEN = {"minimum-clip-norm": 0.0, "maximum-clip-norm": 1e300, "minimum-noise": 0.0}
@@ -75,6 +78,33 @@ def moved(case: Case) -> list[str]:
 @given(cases())
 def test_one_patient_moves_what_leaves_by_no_more_than_is_charged(case: Case) -> None:
     assert moved(case) == []
+
+
+def a_case(split: str) -> Case:
+    """Return a run of honest weights in which a far patient differs."""
+    patient = Patient(split, 5, [3e3] * 13, 1)
+    asks = [Question("query.hello"), Question("train", honest_arrays("fedavg"), {"evaluate": True})]
+    run = {"width": 4, "batch-size": 2**20, "local-steps": 2, "dropout": 0.0, "mc-passes": 0}
+    return Case("fedavg", run, False, patient, asks)
+
+
+@pytest.mark.parametrize("split", ["train", "test", "val"])
+def test_a_far_patient_of_an_honest_run_is_hidden(split: str) -> None:
+    assert moved(a_case(split)) == []
+
+
+def test_a_gate_that_does_not_clip_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def whole_parts(self: Release, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {n: (a.double() * UNITS / self.bound).long() for n, a in rows.items()}
+
+    monkeypatch.setattr(Release, "parts", whole_parts)
+    assert any("moves by" in fault for fault in moved(a_case("train")))
+
+
+def test_a_count_that_is_exact_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = property(lambda self: lambda: self.silo.label_counts())
+    monkeypatch.setattr(SiteSession, "told", exact)
+    assert any(fault.startswith("answer 0") for fault in moved(a_case("train")))
 
 
 def test_every_method_that_may_be_private_is_among_them() -> None:
