@@ -39,7 +39,7 @@ class PatientPrivacy:
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
         told, sampling = sum(self.session.told()["train"]), self.session.noise("batches", *key)
         self._refuse_small_batches(settings, private_rate(settings, told))
-        release = self._paid(
+        release = self._pay(
             settings.sample_clip_norm,
             settings.noise_multiplier,
             self.session.noise("privacy", *key),
@@ -69,11 +69,11 @@ class PatientPrivacy:
             return None
         source = self.session.noise("statistics", self.round, self.session.silo.name)
         bound = settings.statistics_clip_norm
-        release = self._paid(bound, statistics_noise(settings), source)
+        release = self._pay(bound, statistics_noise(settings), source)
         return PrivateMeans(release, self.session.told()["train"])
 
     def measurements(self, bound: float) -> Release:
-        """Return what makes measurements private, once they are paid for.
+        """Pay for measurements of one reply, and return their bound and noise.
 
         Args:
             bound: the largest norm of a patient's part.
@@ -81,9 +81,9 @@ class PatientPrivacy:
         Raises:
             EpsilonSpentError: they would exceed a cap.
         """
-        return self._paid(bound, statistics_noise(self.session.settings), None)
+        return self._pay(bound, statistics_noise(self.session.settings), None)
 
-    def _paid(
+    def _pay(
         self,
         bound: float,
         noise: float,

@@ -24,11 +24,17 @@ _EMPTY = 2.5  # deviations of a sum of counts below which a split is told to be 
 
 @dataclass(frozen=True)
 class Told:
-    """The counts of one state of the data, as they are told."""
+    """The counts of one state of the data, as they are told.
 
-    counts: Counts  # by split and class
-    noise: float = 0.0  # its deviation in patients, or 0 where an older version has not noted it
-    # Of a further draw that the hospital has paid for and that the next run makes, or 0 for none
+    Attributes:
+        counts: by split and class.
+        noise: its deviation in patients, or 0 where an older version has not noted it.
+        again: the same of a further draw that the hospital has paid for and that the next run
+            makes, or 0 for none.
+    """
+
+    counts: Counts
+    noise: float = 0.0
     again: float = 0.0
 
 
@@ -77,7 +83,7 @@ def told_counts(
 
 
 def kept_counts(hospital: Ledger) -> dict[str, Told]:
-    """Return what has been told, by the digest of the data.
+    """Read all counts that have been told, by the digest of the data.
 
     Raises:
         CheckpointError: it is damaged.
@@ -134,7 +140,7 @@ def _noisy(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
     sizes = [len(counts) for counts in exact.values()]
     # A patient is one of one count
     release, flat = Release(1.0, noise, 1, None), [n for counts in exact.values() for n in counts]
-    drawn = release.released({"": torch.tensor(flat, dtype=torch.int64) * UNITS})[""].round()
+    drawn = release.with_noise({"": torch.tensor(flat, dtype=torch.int64) * UNITS})[""].round()
     told = {}
     for split, counts in zip(exact, torch.split(drawn, sizes), strict=True):
         least = _EMPTY * noise * math.sqrt(len(counts))

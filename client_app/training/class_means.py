@@ -17,10 +17,15 @@ from fedsilo.models.privacy.release import Release, apart
 
 @dataclass(frozen=True)
 class PrivateMeans:
-    """What makes means of rows, one a patient, private."""
+    """What makes means of rows, one a patient, private.
 
-    release: Release  # bounds a row, and has been paid for
-    # Training samples of each class as the site has reported them; sums are divided by these
+    Attributes:
+        release: bounds a row, and has been paid for.
+        counts: training samples of each class as the site has reported them; sums are divided by
+            these.
+    """
+
+    release: Release
     counts: Sequence[int]
 
     def mean(self, rows: Tensor) -> Tensor:
@@ -28,7 +33,7 @@ class PrivateMeans:
         sums = torch.zeros(rows.shape[1:], dtype=torch.int64)
         for number in range(len(rows)):
             sums += self.release.sums({"": apart(rows.cpu(), number)})[""]
-        total = self.release.released({"": sums})[""]
+        total = self.release.with_noise({"": sums})[""]
         return (total / max(1, sum(self.counts))).float()
 
 
@@ -75,5 +80,5 @@ def class_means(
             rows = function(float_inputs(compute.bring(part))).float().cpu()
             rows = private.release.parts({"": rows})[""] if private else rows
             sums = sums + class_sums(rows, own, classes)
-    sums = private.release.released({"": sums})[""] if private else sums
+    sums = private.release.with_noise({"": sums})[""] if private else sums
     return {label: (sums[label] / count).float() for label, count in large.items()}

@@ -100,7 +100,7 @@ def measured_parts(
     compute: Compute,
     key: tuple[int | str, ...],
 ) -> dict[str, Tensor]:
-    """Return what each sample of ``split`` adds to a measurement, as ``bounded_parts`` does.
+    """Measure a split for a noisy sum: each sample's parts, as ``bounded_parts`` has them.
 
     Samples are measured one at a time: in a batch the last bits of one depend on how many others
     there are, and weights made for the purpose let these bits decide its class.

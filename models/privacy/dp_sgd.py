@@ -155,4 +155,4 @@ def noisy_mean(sums: Mapping[str, Tensor], release: Release, expected: float) ->
     Returns:
         The gradients, float64, on the CPU.
     """
-    return {name: value / expected for name, value in release.released(sums).items()}
+    return {name: value / expected for name, value in release.with_noise(sums).items()}

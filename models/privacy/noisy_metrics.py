@@ -19,7 +19,7 @@ LOSS_BOUND = 3.0  # nats; a sample's loss counts as this much at most
 
 
 def bounded_parts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Return what each sample adds to the sum of a measurement: (n,) in [0, 1], by metric.
+    """Compute each sample's part in the sum of a measurement: (n,) in [0, 1], by metric.
 
     A sample without finite probabilities counts as one of which nothing is known: a sum that is
     not finite would tell that it is there.
@@ -72,7 +72,7 @@ def noisy_metrics(
         names = [name for name in sorted(parts) if split_of(name) == split]
         sums |= release.sums({name: parts[name] for name in names})
     leaving = {}
-    for name, total in release.released(sums).items():
+    for name, total in release.with_noise(sums).items():
         share = float(total) / max(1, reported[split_of(name)])
         leaving[name] = min(max(share, 0.0), 1.0) * range_of(name, classes)
     return leaving

@@ -33,13 +33,21 @@ UNITS = 2**24  # of the bound: a part of norm C is a vector of whole numbers of 
 
 @dataclass
 class Release:
-    """Sums of patients' parts that have been paid for: bound, noise and how many may leave."""
+    """Sums of patients' parts that have been paid for: bound, noise and how many may leave.
 
-    bound: float  # C, the largest norm of a patient's part
-    noise: float  # z: the noise's deviation is zC, or up to a unit more
-    releases: int  # that the ledger has been charged for
-    source: torch.Generator | None  # a simulation's, or None for the operating system's noise
-    made: int = field(default=0, init=False)  # of these
+    Attributes:
+        bound: C, the largest norm of a patient's part.
+        noise: z; the noise's deviation is zC, or up to a unit more.
+        releases: how many the ledger has been charged for.
+        source: a simulation's, or None for the operating system's noise.
+        made: of these, so far.
+    """
+
+    bound: float
+    noise: float
+    releases: int
+    source: torch.Generator | None
+    made: int = field(default=0, init=False)
 
     @property
     def alone(self) -> bool:
@@ -93,7 +101,7 @@ class Release:
         """Add up the parts of patients, int64, in units; ``rows`` are as of ``parts``."""
         return {name: part.sum(dim=0) for name, part in self.parts(rows).items()}
 
-    def released(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def with_noise(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add noise to sums of parts and return them in the parts' own measure.
 
         Args:

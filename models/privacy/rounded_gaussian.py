@@ -15,24 +15,25 @@ errors leave open rounds to the same whole numbers; otherwise more random bits d
 import os
 from collections.abc import Callable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-LARGEST_DEVIATION = 2**46  # with more, a float64 has no room for the digits behind the point
+# With more, a float64 has no room for the digits behind the point
+LARGEST_DEVIATION = 2**46
 Bytes = Callable[[int], bytes]
 _Floats = npt.NDArray[np.float64]
 _Whole = npt.NDArray[np.int64]
-_BITS = 53  # of u and of v at first
-_MORE = 64  # bits that an undecided draw gets at a time
-_HALF = 2.0**-53  # of what the bits of u leave open: u is within so much of the middle
+# Bits of u and of v at first, and those that an undecided draw gets at a time
+_BITS, _MORE = 53, 64
+# Of what the bits of u leave open: u is within so much of the middle
+_HALF = 2.0**-53
 # Of f, relative. Libraries promise 4 units in the last place (2^-50); this is sixteen times that
 _LIBRARY = 2.0**-46
-_AT_ONCE = 2**18  # pairs
-_ACCEPTED = 0.785  # of the pairs: pi / 4
+# Pairs that are drawn at once, and the share that is accepted: pi / 4
+_AT_ONCE, _ACCEPTED = 2**18, 0.785
 
 
 def rounded_normals(deviation: int, count: int, source: torch.Generator | None) -> Tensor:
@@ -62,12 +63,12 @@ def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) 
     missing = count
     while missing > 0:
         pairs = min(_AT_ONCE, int(missing / 2 / _ACCEPTED) + 16)
-        found.append(_accepted(deviation, pairs, random_bytes)[:missing])
+        found.append(_accept_pairs(deviation, pairs, random_bytes)[:missing])
         missing -= len(found[-1])
     return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
 
-def _accepted(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
+def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
     """Draw pairs and return the numbers of those within the circle, a pair's one after another."""
     words = np.frombuffer(random_bytes(16 * pairs), dtype=np.uint64) >> np.uint64(64 - _BITS)
     bits = words.astype(np.int64).reshape(pairs, 2)
@@ -86,7 +87,7 @@ def _accepted(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
     whole = low.astype(np.int64)
     for row in np.flatnonzero(undecided):
         # In place, as otherwise undecided draws would be those that are left over more often
-        pair = _decided(deviation, int(bits[row, 0]), int(bits[row, 1]), random_bytes)
+        pair = _decide_by_more_bits(deviation, int(bits[row, 0]), int(bits[row, 1]), random_bytes)
         outside[row] = pair is None
         whole[row] = pair or (0, 0)
     accepted: _Whole = whole[~outside].reshape(-1)
@@ -107,7 +108,9 @@ def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
     return middle * f[:, None], 4 * error
 
 
-def _decided(deviation: int, u: int, v: int, random_bytes: Bytes) -> tuple[int, int] | None:
+def _decide_by_more_bits(
+    deviation: int, u: int, v: int, random_bytes: Bytes
+) -> tuple[int, int] | None:
     """Decide a draw by more bits: its two whole numbers, or None where it is outside.
 
     ``u`` and ``v`` are the first bits of each.
@@ -118,11 +121,10 @@ def _decided(deviation: int, u: int, v: int, random_bytes: Bytes) -> tuple[int, 
         v = v << _MORE | int.from_bytes(random_bytes(_MORE // 8))
         bits += _MORE
         answer = _from_intervals(deviation, _interval(u, bits), _interval(v, bits), bits)
-        if answer != "open":
-            return answer
-
-
-_Interval = tuple[Decimal, Decimal]
+        if answer is None:
+            return None
+        if answer:
+            return answer[0], answer[1]
 
 
 def _interval(number: int, bits: int) -> tuple[int, int, int]:
@@ -135,8 +137,8 @@ def _interval(number: int, bits: int) -> tuple[int, int, int]:
 
 def _from_intervals(
     deviation: int, u: tuple[int, int, int], v: tuple[int, int, int], bits: int
-) -> Any:
-    """Return two whole numbers, None for a draw outside, or "open" where bits are missing.
+) -> list[int] | None:
+    """Return two whole numbers, none of them where bits are missing, or None for a draw outside.
 
     Each line bounds from below with ``down`` and from above with ``up``. Roots and logarithms of
     ``decimal`` are the nearest number, so their neighbours bound them.
@@ -149,7 +151,7 @@ def _from_intervals(
     if least >= one:
         return None
     if most >= one or least == 0:
-        return "open"
+        return []
     w_low, w_high = down.divide(Decimal(least), one), up.divide(Decimal(most), one)
     f_low = down.divide(down.multiply(-2, up.next_plus(up.ln(w_high))), w_high)
     f_high = up.divide(up.multiply(-2, down.next_minus(down.ln(w_low))), w_low)
@@ -161,6 +163,6 @@ def _from_intervals(
         lower = down.add(x_low, Decimal("0.5")).to_integral_value(ROUND_FLOOR)
         upper = up.add(x_high, Decimal("0.5")).to_integral_value(ROUND_FLOOR)
         if lower != upper:
-            return "open"
+            return []
         whole.append(sign * int(lower))
-    return tuple(whole)
+    return whole

@@ -162,7 +162,7 @@ def _answer(hospital: Hospital, question: Question) -> Any:
 @contextmanager
 def _coupled(own: Silo, patient: Patient, seen: Seen, first: Seen | None) -> Iterator[None]:
     """Have a hospital hold ``own``, draw as the first one did and get the noise that it got."""
-    released = Release.released
+    with_noise = Release.with_noise
     batches: list[None] = []
 
     def same_noise(self: Release, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -172,7 +172,7 @@ def _coupled(own: Silo, patient: Patient, seen: Seen, first: Seen | None) -> Ite
         if first and number < len(first.sums):
             sums = first.sums[number]
         source = torch.Generator().manual_seed(number)
-        return released(replace_source(self, source), sums)
+        return with_noise(replace_source(self, source), sums)
 
     def same_batch(count: int, rate: float, rng: Any) -> Tensor:
         batches.append(None)
@@ -187,7 +187,7 @@ def _coupled(own: Silo, patient: Patient, seen: Seen, first: Seen | None) -> Ite
         patch("fedsilo.client_app.session.load_silo", lambda name, settings: own),
         patch("fedsilo.client_app.session.secret_seed", lambda folder: 5),
         patch("fedsilo.client_app.training.private.poisson_batch", same_batch),
-        patch.object(Release, "released", same_noise),
+        patch.object(Release, "with_noise", same_noise),
     ):
         yield
 

@@ -57,7 +57,7 @@ def test_a_sum_moves_by_the_part_of_the_patient_who_is_gone(
 
 def test_the_noise_is_the_multiplier_in_bounds_and_on_whole_steps() -> None:
     release = Release(2.0, 3.0, 1, None)
-    left = release.released({"w": torch.full((40_000,), UNITS)})["w"]
+    left = release.with_noise({"w": torch.full((40_000,), UNITS)})["w"]
     assert float(left.mean()) == pytest.approx(2.0, abs=0.15)
     assert float(left.std()) == pytest.approx(6.0, rel=0.02)
     steps = left * (UNITS / 2.0)
@@ -67,14 +67,14 @@ def test_the_noise_is_the_multiplier_in_bounds_and_on_whole_steps() -> None:
 def test_no_more_leaves_than_was_paid_for() -> None:
     release = Release(1.0, 1.0, 2, None)
     for _ in range(2):
-        release.released({"w": torch.zeros(1, dtype=torch.int64)})
+        release.with_noise({"w": torch.zeros(1, dtype=torch.int64)})
     with pytest.raises(RuntimeError, match="paid for"):
-        release.released({"w": torch.zeros(1, dtype=torch.int64)})
+        release.with_noise({"w": torch.zeros(1, dtype=torch.int64)})
 
 
 def test_what_was_not_bounded_cannot_leave() -> None:
     with pytest.raises(RuntimeError, match="not of whole units"):
-        Release(1.0, 1.0, 1, None).released({"w": torch.zeros(1)})
+        Release(1.0, 1.0, 1, None).with_noise({"w": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("noise", [1e-45, 1e-9, 0.3, 1.0, 76.0, 1e6])
@@ -86,5 +86,5 @@ def test_the_noise_is_never_less_than_is_charged(noise: float) -> None:
 
 def test_no_hospital_draws_the_same_noise_twice() -> None:
     sums = {"w": torch.zeros(8, dtype=torch.int64)}
-    draws = [Release(1.0, 1.0, 1, None).released(sums)["w"].tolist() for _ in range(20)]
+    draws = [Release(1.0, 1.0, 1, None).with_noise(sums)["w"].tolist() for _ in range(20)]
     assert all(one != other for one, other in pairwise(draws))

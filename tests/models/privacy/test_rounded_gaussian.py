@@ -37,7 +37,7 @@ def test_what_floats_decide_is_what_exact_arithmetic_decides(
 ) -> None:
     """With an infinite error every draw is decided by more bits, of the same first ones."""
     words = os.urandom(16 * 400)
-    fast = rounded_gaussian._accepted(2**24, 400, _repeated(words))
+    fast = rounded_gaussian._accept_pairs(2**24, 400, _repeated(words))
     pairs_with_error = rounded_gaussian._pairs_with_error
 
     def unsure(middle: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
@@ -45,7 +45,7 @@ def test_what_floats_decide_is_what_exact_arithmetic_decides(
         return values, np.full_like(error, 1.0)
 
     monkeypatch.setattr(rounded_gaussian, "_pairs_with_error", unsure)
-    exact = rounded_gaussian._accepted(2**24, 400, _repeated(words))
+    exact = rounded_gaussian._accept_pairs(2**24, 400, _repeated(words))
     assert len(fast) > 500
     assert fast.tolist() == exact.tolist()
 
@@ -65,7 +65,7 @@ def test_steep_places_are_decided_by_more_bits(bits: int) -> None:
     """At the centre and at the edge of the circle no float is near enough."""
     before = getcontext().prec
     for other in (0, 2**52 - 1, 2**52, 2**52 + 12345, 2**53 - 1):
-        pair = rounded_gaussian._decided(2**24, bits, other, os.urandom)
+        pair = rounded_gaussian._decide_by_more_bits(2**24, bits, other, os.urandom)
         u, v = ((2 * k + 1) / 2**53 - 1 for k in (bits, other))
         if pair is not None and 1e-6 < u * u + v * v < 1 - 1e-9:
             f = math.sqrt(-2 * math.log(u * u + v * v) / (u * u + v * v))
