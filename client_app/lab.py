@@ -85,7 +85,7 @@ class Lab:
         self.sampling = session.sampling
         self.compute = session.compute  # device and precision
         self.metrics: dict[str, float] = {}  # what the reply will say, by MetricRecord key
-        # What each sample adds to measurements that leave with noise, by MetricRecord key
+        # Each sample's parts in measurements that leave with noise, by MetricRecord key
         self._parts: dict[str, Tensor] = {}
         # Where the site's own state is
         self.state_files = state_files or SiteState(

@@ -75,7 +75,7 @@ def told_counts(
             hospital.spend({(noise, 1.0): 1})
             known[key] = Told(_noisy(exact, noise), noise)
             file.write({**known})
-        elif known[key].again:  # which has been paid for
+        elif known[key].again:  # it has been paid for
             noise = known[key].again
             known[key] = Told(_noisy(exact, noise), noise)
             file.write({**known})

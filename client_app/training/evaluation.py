@@ -106,7 +106,7 @@ def measured_parts(
     there are, and weights made for the purpose let these bits decide its class.
     """
     empty = torch.zeros(0, 2, dtype=torch.float64)
-    found = [bounded_parts(empty, split.labels[:0])]  # of a split without samples
+    found = [bounded_parts(empty, split.labels[:0])]  # a split may have no samples
     if len(split):
         inputs = one_by_one(split.inputs)
         probabilities = predict_batches(network, inputs, settings, compute, key)

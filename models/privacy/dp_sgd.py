@@ -21,7 +21,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 _HELD = 2**25  # numbers of gradients that are held at once
 # Of one sample: a sum beyond float32 would be an error, by which one sample would be seen
 _LARGEST_LOSS = 1e27
-_STEP = 2.0**-53  # of uniform numbers
+_STEP = 2.0**-53  # between two uniform numbers
 
 
 def poisson_batch(count: int, rate: float, rng: torch.Generator | None) -> Tensor:
@@ -31,7 +31,7 @@ def poisson_batch(count: int, rate: float, rng: torch.Generator | None) -> Tenso
     """
     if rate >= 1:
         return torch.arange(count)
-    # Of the 2^53 numbers k / 2^53 from 0 these are q 2^53, rounded down: never more than q
+    # These are q 2^53, rounded down, among the numbers k / 2^53: never a share above q
     return torch.nonzero(uniforms(count, rng) + _STEP <= rate).flatten()
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedsilo.models.privacy.rounded_gaussian import rounded_normals
 
-UNITS = 2**24  # of the bound: a part of norm C is a vector of whole numbers of this norm
+UNITS = 2**24  # a part of norm C is a vector of whole numbers of this norm
 
 
 @dataclass

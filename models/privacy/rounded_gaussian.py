@@ -21,16 +21,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# With more, a float64 has no room for the digits behind the point
+# A float64 of more has no room for the digits behind the point
 LARGEST_DEVIATION = 2**46
 Bytes = Callable[[int], bytes]
 _Floats = npt.NDArray[np.float64]
 _Whole = npt.NDArray[np.int64]
 # Bits of u and of v at first, and those that an undecided draw gets at a time
 _BITS, _MORE = 53, 64
-# Of what the bits of u leave open: u is within so much of the middle
+# The bits of u leave open so much on both sides of the middle
 _HALF = 2.0**-53
-# Of f, relative. Libraries promise 4 units in the last place (2^-50); this is sixteen times that
+# The relative error of f. Libraries promise 4 units in the last place (2^-50); this is sixteen times that
 _LIBRARY = 2.0**-46
 # Pairs that are drawn at once, and the share that is accepted: pi / 4
 _AT_ONCE, _ACCEPTED = 2**18, 0.785
@@ -77,7 +77,7 @@ def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
     squared = np.square(middle)
     w = squared[:, 0] + squared[:, 1]
     outside = w > 1 + 2.0**-40
-    # Where the formulas below are too steep for their bound of the error, more bits decide
+    # More bits decide where the formulas below are too steep for their bound of the error
     steep = ~outside & ((w < 2.0**-60) | (w > 1 - 2.0**-40))
     values, error = _pairs_with_error(middle, np.where(outside | steep, 0.5, w))
     values, error = deviation * values, deviation * error
@@ -86,7 +86,7 @@ def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
     undecided = steep | (~outside & (differ[:, 0] | differ[:, 1]))
     whole = low.astype(np.int64)
     for row in np.flatnonzero(undecided):
-        # In place, as otherwise undecided draws would be those that are left over more often
+        # They stay in place: appended, they would be those that are left over more often
         pair = _decide_by_more_bits(deviation, int(bits[row, 0]), int(bits[row, 1]), random_bytes)
         outside[row] = pair is None
         whole[row] = pair or (0, 0)
