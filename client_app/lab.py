@@ -20,7 +20,7 @@ from fedsilo.client_app.outbound import Arrays, Outbound
 from fedsilo.client_app.patients import PatientPrivacy
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.training.evaluation import measure, of_labels
+from fedsilo.client_app.training.evaluation import measure, measured_parts, of_labels
 from fedsilo.client_app.training.initial_network import class_weights, initial_classifier
 from fedsilo.client_app.training.loop import (
     AfterStep,
@@ -54,6 +54,8 @@ from fedsilo.models.contract.settings import SERVER, SUMS, CommonSettings
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+from fedsilo.models.privacy.noisy_metrics import noisy_metrics, parts_bound
+from fedsilo.models.privacy.summed_metrics import MEASURED
 from fedsilo.strategies.wire.records import unpack
 
 _COUNTED = "counted/"  # in a site's state what it kept with the last reply that counted
@@ -100,6 +102,8 @@ class Lab:
         self.sampling = session.sampling
         self.compute = session.compute  # device and precision
         self.metrics: dict[str, float] = {}  # the reply's metrics, by key of its MetricRecord
+        # Each sample's parts in measurements that leave with noise, by key of the MetricRecord
+        self._parts: dict[str, Tensor] = {}
         # The files in which the site keeps its private state
         self.state_files = state_files or SiteState(
             session.state_folder(instruction), session.digest
@@ -305,24 +309,12 @@ class Lab:
         network, keep = outgoing.network, outgoing.keep or {}
         if network is not None and network is self._trained and self.instruction.evaluate:
             self.metrics |= self.measured(network, TRAINED, ("val",))
-        send: Arrays = {}
-        if self.instruction.returns:
-            if outgoing.send is not None:
-                send = outgoing.send
-            elif network is not None:
-                send = exchanged_arrays(network)
+        send = self._leaving(outgoing)
         updates = None  # the same in fewer bytes
         if self.session.compression and send:
             updates = self.outbound.compressed(send, self.arrays())
         has_kept = bool(keep or self._continued) and self._keep(keep)
-        metrics = dict(self.outbound.metrics(self.metrics))  # under a cap they cost epsilon
-        if self.common.trust == SERVER:  # time and memory of an answer depend on the data
-            metrics[SECONDS] = time.perf_counter() - self._started
-            metrics[PEAK_MEMORY] = self.compute.peak_memory()
-        if self.common.trust != SUMS:
-            metrics[NUM_EXAMPLES] = sum(self.session.told()["train"])
-        if self.common.is_private():
-            metrics[DP_EPSILON] = self.outbound.ledger.epsilon()
+        metrics = self._leaving_metrics()
         marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)}
         record = MetricRecord({**metrics, KEPT_STATE: int(has_kept), **marks})
         packed = RecordDict({METRICS: record})
@@ -331,18 +323,48 @@ class Lab:
             packed[ARRAYS] = updates or self.outbound.record(send, self.arrays(), self.metrics)
         return packed
 
+    def _leaving(self, outgoing: Outgoing) -> Arrays:
+        """Return the arrays that leave: those of the phase, else the network's, if any are due."""
+        if not self.instruction.returns:
+            return {}
+        if outgoing.send is not None:
+            return outgoing.send
+        return {} if outgoing.network is None else exchanged_arrays(outgoing.network)
+
+    def _leaving_metrics(self) -> dict[str, float]:
+        """Return the metrics that may leave at the run's level of trust."""
+        metrics = dict(self.outbound.metrics(self.metrics))
+        if self._parts:
+            metrics |= self._noisy_metrics()  # they cost epsilon
+        if self.common.trust == SERVER:  # time and memory of an answer depend on the data
+            metrics[SECONDS] = time.perf_counter() - self._started
+            metrics[PEAK_MEMORY] = self.compute.peak_memory()
+        if self.common.trust != SUMS:
+            metrics[NUM_EXAMPLES] = sum(self.session.told()["train"])
+        if self.common.is_private():
+            metrics[DP_EPSILON] = self.outbound.ledger.epsilon()
+        return metrics
+
     def measured(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]
     ) -> dict[str, float]:
         """Measure the networks that the method names on ``splits``; return metrics by key.
 
         A split without samples, or with too few within the labels that are measured, is left out.
+        Under a cap of the hospital's own the result is empty, because ``pack`` makes noisy metrics
+        from the parts that the samples have in those of the model received.
 
         Args:
             network: passed on to the method.
             model: "incoming" or "trained", the first part of each key.
             splits: of "train", "val" and "test".
         """
+        if self.session.cap:
+            # The first is the model received; what follows it has names of its own and stays
+            received = next(iter(self.session.method.measured(self, network)))
+            for split in splits if model == INCOMING else ():
+                self.measure_privately(received.network, split, (model, split))
+            return {}
         values: dict[str, float] = {}
         for one in self.session.method.measured(self, network):
             for split in splits:
@@ -358,13 +380,44 @@ class Lab:
                     self.compute,
                     (self.instruction.round, self.site, model, split),
                     one.probe(split) if one.probe else None,
-                    self.session.loss_bound,
                     self.common.sums_min_count if final and one.names is None else None,
                 )
                 for metric, value in found.items():
                     if name := metric if one.names is None else one.names.get(metric):
                         values[measurement(model, split, name)] = value
         return values
+
+    def _noisy_metrics(self) -> dict[str, float]:
+        reported = {name: sum(counts) for name, counts in self.session.told().items()}
+        release = self.privacy.measurements(parts_bound(self._parts))
+        return noisy_metrics(self._parts, reported, self.silo.task.classes, release)
+
+    def measure_privately(
+        self,
+        network: SiteNetwork,
+        split: str,
+        key: tuple[str, ...],
+        metrics: Collection[str] = MEASURED,
+    ) -> None:
+        """Note what each sample of ``split`` adds to measurements; ``reply`` adds noise to sums.
+
+        Nothing is noted where the site does not tell of enough samples: of how many there are in
+        truth, none included, nothing may follow.
+
+        Args:
+            network: what is measured, as it was received.
+            split: val or test.
+            key: of the random numbers, besides round and site.
+            metrics: which of ``MEASURED``.
+        """
+        told = sum(self.session.told().get(split, ()))
+        if not told or split not in self.session.measured_splits():
+            return
+        samples: Split = getattr(self.silo, split)
+        place: tuple[int | str, ...] = (self.instruction.round, self.site, *key)
+        parts = measured_parts(network, samples, self.sampling, self.compute, place)
+        for metric in metrics:
+            self._parts[measurement(INCOMING, split, metric)] = parts[metric]
 
     def _keep(self, arrays: Arrays) -> bool:
         """Store the site's private state after this phase; tell whether there is any.

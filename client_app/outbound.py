@@ -15,17 +15,17 @@ from fedsilo.client_app.privacy.signing import signer_of
 from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.client_app.session import SiteSession
 from fedsilo.models.contract.errors import FedsiloError, RefusedError, SiteError
-from fedsilo.models.contract.messages import Instruction
+from fedsilo.models.contract.messages import STEPS, Instruction
 from fedsilo.models.contract.settings import SERVER, SUMS
 from fedsilo.models.privacy.gaussian_mechanism import clipped_to
-from fedsilo.models.privacy.noisy_metrics import noisy_metrics
-from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.models.privacy.summed_metrics import bounds, portion
 from fedsilo.strategies.wire.records import ArrayError, NDArray, to_record, unpack
 from fedsilo.strategies.wire.secure_keys import SECURE, texts
 from fedsilo.strategies.wire.signatures import digest
 
 Arrays = Mapping[str, Tensor]
+# FedNova's steps, which follow from counts that have been told, and UEFL's codewords, from the seed
+_OF_NO_PATIENT = (STEPS, "new-codewords")
 
 
 @dataclass(frozen=True)
@@ -107,29 +107,24 @@ class Outbound:
         return portions
 
     def metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
-        """Return the metrics that leave; under a cap of the hospital's own they cost epsilon.
+        """Return the metrics that leave as they are.
 
-        Where the server is trusted with sums alone there are none.
+        Under a cap of the hospital's own these say nothing of its patients: how many steps were
+        taken follows from counts that have been told. Where the server is trusted with sums alone
+        there are none.
         """
         settings = self.session.settings
         if settings.trust == SUMS:
             return {}
-        limits, cap, silo = self.session.limits, self.session.cap, self.session.silo
-        if cap is None and settings.trust == SERVER and not settings.is_private():
+        if self.session.cap:
+            return {name: metrics[name] for name in _OF_NO_PATIENT if name in metrics}
+        limits = self.session.limits
+        if settings.trust == SERVER and not settings.is_private():
             metrics = {**metrics, **self.work}  # of the real samples, which a private run hides
-        if cap is None and limits.minimum_measured <= 1:
+        if limits.minimum_measured <= 1:
             return metrics
-        sizes = {name: len(split) for name, split in silo.splits().items()}
-        reported = {name: sum(counts) for name, counts in self.session.told().items()}
-        stays = cap and self.session.method.measures_what_stays  # no split has any that may leave
-        metrics = limits.measured(metrics, {} if stays else reported)
-        if cap is None:
-            return metrics
-        noise = statistics_noise(settings)
-        leaving, measured = noisy_metrics(metrics, sizes, reported, silo.task.classes, noise)
-        if measured:
-            self.ledger.spend({(noise, 1.0): 1})
-        return leaving
+        sizes = {name: sum(counts) for name, counts in self.session.told().items()}
+        return limits.measured(metrics, sizes)
 
     def secured(self) -> ConfigRecord:
         """Answer a phase of secure aggregation; errors name the site and the round.

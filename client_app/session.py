@@ -8,7 +8,6 @@ opened again at the hello with which a run begins.
 from __future__ import annotations
 
 import logging
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
@@ -41,8 +40,7 @@ from fedsilo.models.contract.plugs import with_plugin_settings
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
-from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND
-from fedsilo.models.privacy.promises import check_privacy_settings, statistics_noise
+from fedsilo.models.privacy.promises import check_privacy_settings
 from fedsilo.strategies.wire.compressed import Compression, compression_of
 
 _CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampling"))
@@ -66,9 +64,8 @@ class SiteSession:
     sampling: CommonSettings = field(init=False)  # ``settings`` with the seed by which it draws
     # How updates travel, or None if this site sends what it has
     compression: Compression | None = field(init=False, default=None)
-    # How much a sample's loss counts at most, and how many samples must be behind a step: under a
-    # cap of the hospital's own any, since noise hides them and a refusal would reveal their number
-    loss_bound: float = field(init=False, default=math.inf)
+    # How many samples must be behind a step: under a cap of the hospital's own any number, since
+    # noise hides them and a refusal would reveal it
     smallest_batch: int = field(init=False, default=1)
     digest: str = field(init=False, default="")  # of the settings that decide what a state means
     method: Any = field(init=False, default=None)  # the run's method at this site
@@ -101,9 +98,7 @@ class SiteSession:
         # A hospital may change its own cap during a run: the digest is of the run's settings
         self.digest = settings_digest_of(built(CommonSettings, self.run_config), own)
         self.compute, self.sampling = compute_of(self.settings), self.settings
-        if self.cap:
-            self.loss_bound = LOSS_BOUND
-        else:
+        if self.cap is None:
             self.smallest_batch = self.limits.minimum_batch
         self.compression = compression_of(self.settings)
         self.method = method
@@ -132,8 +127,7 @@ class SiteSession:
         if self.cap is None:
             return self.silo.label_counts()
         data = {**self.silo.fingerprints, "data set": self.settings.dataset}
-        noise = statistics_noise(self.settings)
-        return told_counts(self.silo.label_counts(), data, noise, self.cap)
+        return told_counts(self.silo.label_counts(), data, self.limits.counts_noise, self.cap)
 
     def noise(self, *key: int | str) -> torch.Generator | None:
         """Return the source of noise for ``key``, or None at a real site: the operating system.

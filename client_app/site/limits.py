@@ -4,6 +4,7 @@ They hold at every real site, also without a site file. Only the hospital's own 
 config and its site file, change them: no run and no message can. A simulated site has none.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +17,12 @@ from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.messages import measurements
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, setting
+from fedsilo.models.privacy.promises import statistics_noise
 
 MEGABYTE = 10**6
 # Roles: where a key has two values, policy.py knows by them which is the stricter
 floor, quota, cap = (partial(setting, roles=role) for role in ("floor", "quota", "cap"))
+most = partial(setting, roles="most")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,21 @@ class Limits:
     )
     colluding_sites: int = floor(
         1, "other sites that may work with the server, from which a secure sum hides", minimum=0
+    )
+    minimum_clip_norm: float = floor(
+        1e-6, "norm to which a run may have a patient's part clipped, at least", minimum=0.0
+    )
+    maximum_clip_norm: float = most(1e6, "the same, at most", above=0.0)
+    minimum_noise: float = floor(
+        1e-6, "deviation of noise that a run may ask for, in patients' parts, at least", minimum=0.0
+    )
+    maximum_noise: float = most(1e6, "the same, at most", above=0.0, maximum=1e6)
+    counts_noise: float = floor(
+        0.0,
+        "deviation of the noise on label counts, in patients, or 0 for what costs a quarter of "
+        "max-epsilon",
+        minimum=0.0,
+        maximum=1e6,
     )
     max_messages: int = quota(100, "messages of one run that are answered", minimum=1)
     max_repeats: int = quota(3, "answers to one phase of one round", minimum=1)
@@ -61,6 +79,8 @@ class Limits:
                     f"the run's '{key}' is {size}, and {self.minimum_batch} samples at least must "
                     "be in a step ('minimum-batch'): raise it, or leave the site out"
                 )
+        if settings.is_private():
+            self._refuse_noise(settings)
         phases = 1 if settings.secure_aggregation == "none" else 5  # at least
         if settings.rounds * phases >= self.max_messages:
             of = f" of {phases} messages" if phases > 1 else ""
@@ -68,6 +88,23 @@ class Limits:
                 f"the run has {settings.rounds} rounds{of}, and only {self.max_messages} messages "
                 "of a run are answered ('max-messages'): ask for fewer, or leave the site out"
             )
+
+    def _refuse_noise(self, settings: CommonSettings) -> None:
+        """Refuse bounds and noise with which nothing can be learned, chosen to find a fault."""
+        norms = self.minimum_clip_norm, self.maximum_clip_norm
+        noises = self.minimum_noise, self.maximum_noise
+        for key, value, (least, largest), limits in (
+            ("sample-clip-norm", settings.sample_clip_norm, norms, "clip-norm"),
+            ("statistics-clip-norm", settings.statistics_clip_norm, norms, "clip-norm"),
+            ("noise-multiplier", settings.noise_multiplier, noises, "noise"),
+            ("statistics-noise", statistics_noise(settings), noises, "noise"),
+        ):
+            if not least <= value <= largest:
+                raise RefusedError(
+                    f"the run's '{key}' is {value:g}, but here it must be between {least:g} "
+                    f"('minimum-{limits}') and {largest:g} ('maximum-{limits}'): change it, or "
+                    "leave the site out"
+                )
 
     def measured(self, metrics: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
         """Return the metrics without measurements of splits of too few samples, by ``sizes``."""
@@ -85,6 +122,10 @@ NO_LIMITS = Limits(
     minimum_steps_per_reply=1,
     sums_min_count=1,
     colluding_sites=0,
+    minimum_clip_norm=0.0,
+    maximum_clip_norm=sys.float_info.max,  # no limit
+    minimum_noise=0.0,
+    maximum_noise=1e6,
 )
 
 

@@ -163,6 +163,7 @@ class SiteFile(Limits):
 _BY_ROLE: Mapping[str, Callable[[Any, Any], Any]] = {
     "floor": max,
     "quota": min,
+    "most": min,
     "cap": _lower_cap,
     "least": min,  # of two consents, one false is false
     "trust": _less_trust,

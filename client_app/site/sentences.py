@@ -107,6 +107,14 @@ SENTENCES: Mapping[str, str | Mapping[Any, str]] = {
         _ELSE: "all runs together may not tell more than epsilon {:g}",
     },
     "delta": "epsilon is taken at delta {:g}",
+    "counts-noise": {
+        0: "counts of samples have noise that costs a quarter of that",
+        _ELSE: "counts of samples have noise of a deviation of {:g} patients",
+    },
+    "minimum-clip-norm": "a run may not have a patient's part clipped to a norm below {:g}",
+    "maximum-clip-norm": "a run may not have a patient's part clipped to a norm above {:g}",
+    "minimum-noise": "a run may not have noise of a deviation below {:g} patients' parts",
+    "maximum-noise": "a run may not have noise of a deviation above {:g} patients' parts",
     "minimum-train-samples": {
         0: "the site takes part with any number of training samples",
         _ELSE: "the site takes no part with fewer than {} training samples",

@@ -7,32 +7,34 @@ import torch
 from torch import Tensor
 
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.evaluation import in_batches
+from fedsilo.client_app.training.evaluation import in_batches, one_by_one
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.maths.class_means import class_sums, large_classes
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
-from fedsilo.models.privacy.gaussian_mechanism import clipped_rows, with_noise
+from fedsilo.models.privacy.release import Release, apart
 
 
 @dataclass(frozen=True)
 class PrivateMeans:
-    """What makes means of rows, one a patient, private."""
+    """What makes means of rows, one a patient, private.
 
-    clip_norm: float  # the L2 norm that a row is clipped to
-    noise: float  # the noise multiplier
-    # Training samples of each class as the site has reported them; sums are divided by these
+    Attributes:
+        release: bounds a row, and has been paid for.
+        counts: training samples of each class as the site has reported them; sums are divided by
+            these.
+    """
+
+    release: Release
     counts: Sequence[int]
-    source: torch.Generator | None  # of the noise, or None for the operating system
 
     def mean(self, rows: Tensor) -> Tensor:
         """Return the private mean (d,) of all training samples' rows (n, d), float32."""
-        total = clipped_rows(rows, self.clip_norm).sum(dim=0)
-        return (self.noisy(total) / max(1, sum(self.counts))).float()
-
-    def noisy(self, sums: Tensor) -> Tensor:
-        """Return sums of clipped rows with noise."""
-        return with_noise(sums, self.clip_norm * self.noise, self.source)
+        sums = torch.zeros(rows.shape[1:], dtype=torch.int64)
+        for number in range(len(rows)):
+            sums += self.release.sums({"": apart(rows.cpu(), number)})[""]
+        total = self.release.with_noise({"": sums})[""]
+        return (total / max(1, sum(self.counts))).float()
 
 
 def class_means(
@@ -47,7 +49,7 @@ def class_means(
 
     The network is put in eval mode: in training mode batch norm and dropout would make a sample's
     values depend on its batch and on chance. Batch by batch, so that no split's embeddings are ever
-    in memory at once; sums are float64 in the order of the samples.
+    in memory at once; sums are float64 in the order of the samples, private ones whole numbers.
 
     Args:
         network: placed on the compute device.
@@ -68,13 +70,15 @@ def class_means(
     if not large:
         return {}
     network.eval()
-    parts = in_batches(split.inputs)
+    # Privately one sample at a time: in a batch its last bits depend on how many others there are
+    alone = private is not None and private.release.alone
+    parts = one_by_one(split.inputs) if alone else in_batches(split.inputs)
     labels = torch.split(split.labels, [len(part) for part in parts])
-    sums = torch.zeros((), dtype=torch.float64)
+    sums = torch.zeros((), dtype=torch.int64 if private else torch.float64)
     with torch.no_grad(), compute.autocast():
         for part, own in zip(parts, labels, strict=True):
             rows = function(float_inputs(compute.bring(part))).float().cpu()
-            rows = clipped_rows(rows, private.clip_norm) if private else rows
+            rows = private.release.parts({"": rows})[""] if private else rows
             sums = sums + class_sums(rows, own, classes)
-    sums = private.noisy(sums) if private else sums
+    sums = private.release.with_noise({"": sums})[""] if private else sums
     return {label: (sums[label] / count).float() for label, count in large.items()}

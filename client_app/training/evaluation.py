@@ -1,6 +1,5 @@
 """Measuring a model on a split, from class probabilities by MC dropout."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +20,8 @@ from fedsilo.models.measures.classification_metrics import classification_metric
 from fedsilo.models.measures.outcome_counts import outcome_counts
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.privacy.noisy_metrics import bounded_parts
+from fedsilo.models.privacy.release import apart
 
 _BATCH = 500
 _NUMBERS = 2**24  # of inputs at once: large images go in smaller batches
@@ -74,7 +75,6 @@ def measure(
     compute: Compute,
     key: tuple[int | str, ...],
     probe: Probe | None = None,
-    loss_bound: float = math.inf,
     counts_from: int | None = None,
 ) -> dict[str, float]:
     """Return the measurements of the mean over MC-dropout passes on ``split``.
@@ -82,33 +82,46 @@ def measure(
     ``accuracy`` is of the mean softmax's largest class, ``loss`` its negative log-likelihood in
     nats, ``entropy`` UEFL's eq. 8 in nats, all averaged over the split's samples; the others are
     those of ``models.measures.classification_metrics``. ``probe`` sees the tokens of every batch
-    and adds its own values. A sample's loss counts as ``loss_bound`` at most. ``counts_from`` adds
-    the ``fedsilo.models.measures.outcome_counts`` of at least so many samples.
+    and adds its own values. ``counts_from`` adds the ``fedsilo.models.measures.outcome_counts`` of
+    at least so many samples.
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
     probabilities = predict_batches(network, batches, settings, compute, key, probe)
-    figures = figures_of(probabilities, split.labels, loss_bound)
+    figures = figures_of(probabilities, split.labels)
     if counts_from is not None:
         figures |= outcome_counts(probabilities, split.labels, counts_from)
     return figures | (probe.values() if probe else {})
 
 
-def figures_of(
-    probabilities: Tensor, labels: Tensor, loss_bound: float = math.inf
-) -> dict[str, float]:
-    """Return what ``measure`` says of class probabilities (n, classes) and labels (n,).
+def measured_parts(
+    network: SiteNetwork,
+    split: Split,
+    settings: CommonSettings,
+    compute: Compute,
+    key: tuple[int | str, ...],
+) -> dict[str, Tensor]:
+    """Measure a split for a noisy sum: each sample's parts, as ``bounded_parts`` has them.
 
-    Where losses are bounded a sample without finite probabilities counts as one without knowledge:
-    a mean that is not finite would tell that it is there.
+    Samples are measured one at a time: in a batch the last bits of one depend on how many others
+    there are, and weights made for the purpose let these bits decide its class.
     """
-    if loss_bound < math.inf:
-        known = probabilities.isfinite().all(dim=1, keepdim=True)
-        probabilities = torch.where(known, probabilities, 1 / probabilities.shape[1])
+    empty = torch.zeros(0, 2, dtype=torch.float64)
+    found = [bounded_parts(empty, split.labels[:0])]  # a split may have no samples
+    if len(split):
+        inputs = one_by_one(split.inputs)
+        probabilities = predict_batches(network, inputs, settings, compute, key)
+        for number in range(len(split)):
+            found.append(bounded_parts(apart(probabilities, number), apart(split.labels, number)))
+    return {metric: torch.cat([part[metric] for part in found]) for metric in found[0]}
+
+
+def figures_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return what ``measure`` says of class probabilities (n, classes) and labels (n,)."""
     losses = nn.functional.nll_loss(probabilities.clamp_min(1e-12).log(), labels, reduction="none")
     right = probabilities.argmax(dim=1) == labels
     values = {
         "accuracy": right.double().mean().item(),
-        "loss": losses.clamp(max=loss_bound).mean().item(),
+        "loss": losses.mean().item(),
         "entropy": predictive_entropy(probabilities).mean().item(),
     }
     return values | classification_metrics(probabilities, labels)
@@ -128,6 +141,11 @@ def batch_size(numbers: int) -> int:
 def in_batches(inputs: Tensor) -> Sequence[Tensor]:
     """Return inputs (n, ...) in batches that bound the memory of measuring."""
     return torch.split(inputs, batch_size(inputs[:1].numel()))
+
+
+def one_by_one(inputs: Tensor) -> Sequence[Tensor]:
+    """Return inputs (n, ...) each in a batch of its own, for what is private."""
+    return [apart(inputs, number) for number in range(len(inputs))]
 
 
 def predict_batches(

@@ -13,6 +13,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.models.privacy.dp_sgd import Loss, clipped_gradients, noisy_mean, poisson_batch
+from fedsilo.models.privacy.release import Release
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,13 @@ class PrivateTraining:
     settings: CommonSettings  # clip norm C, noise multiplier z and how long
     # Training samples, as the site has reported them; the real number would reveal who is there
     told: int
-    noise: torch.Generator | None  # source of the noise, or None for the operating system
+    release: Release  # bounds each gradient, and has been paid for
     sampling: torch.Generator | None  # source of the batches, or None for the operating system
 
     @property
     def rate(self) -> float:
         """q, with which a sample is in a batch; 1 where a batch is as large as all samples."""
-        return min(1.0, self.settings.batch_size / self.told)
+        return private_rate(self.settings, self.told)
 
     def steps(self) -> int:
         """Return the optimiser steps of the training."""
@@ -58,21 +59,24 @@ class PrivateTraining:
         ``penalty`` is of the parameters alone, which are private already: it needs no noise.
         ``scaler`` is None, as 'fp16' is refused where gradients are clipped.
         """
-        clip_norm, parameters = settings.sample_clip_norm, dict(network.named_parameters())
+        parameters, size = dict(network.named_parameters()), settings.micro_batch
         with compute.autocast():
-            sums, loss = clipped_gradients(
-                network, objective, float_inputs(inputs), labels, clip_norm, settings.micro_batch
-            )
-        expected = self.rate * self.told
-        noise = settings.noise_multiplier
-        for name, gradient in noisy_mean(sums, clip_norm, noise, expected, self.noise).items():
-            parameters[name].grad = gradient
+            inputs = float_inputs(inputs)
+            found = clipped_gradients(network, objective, inputs, labels, self.release, size)
+        sums, loss = found
+        for name, gradient in noisy_mean(sums, self.release, self.rate * self.told).items():
+            parameters[name].grad = gradient.to(parameters[name])
         mean = loss / max(1, len(labels))
         if penalty:
             term = penalty()
             term.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
             mean = mean + term.detach()
         return mean
+
+
+def private_rate(settings: CommonSettings, told: int) -> float:
+    """Return with which probability one of ``told`` samples is in a private batch."""
+    return min(1.0, settings.batch_size / told)
 
 
 def private_steps(settings: CommonSettings, told: int) -> int:

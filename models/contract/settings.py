@@ -157,15 +157,18 @@ class CommonSettings(TrainingSettings):
         "differential privacy per patient: L2 norm of a sample's gradient (DP-SGD) (0: none)",
     )
     noise_multiplier: float = _private(
-        0.0, "standard deviation of the noise on a step's gradients, in sample-clip-norms"
+        0.0,
+        "standard deviation of the noise on a step's gradients, in sample-clip-norms",
+        maximum=1e6,
     )
     statistics_clip_norm: float = setting(
         10.0, "L2 norm of a sample's part in class means and prototypes", roles="privacy", above=0.0
     )
     statistics_noise: float = _private(
         0.0,
-        "standard deviation of the noise on statistics (class means, prototypes, measurements, "
-        "label counts), in a patient's part (0: noise-multiplier)",
+        "standard deviation of the noise on statistics (class means, prototypes, measurements), in "
+        "a patient's part (0: noise-multiplier)",
+        maximum=1e6,
     )
     delta: float = setting(1e-5, "delta of (epsilon, delta)", roles="privacy", above=0.0, below=1.0)
     max_epsilon: float = _private(

@@ -60,9 +60,10 @@ def class_targets(
 
 
 def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return the sums of ``rows`` (n, d) by label (n,): (classes, d), float64."""
-    sums = torch.zeros(classes, rows.shape[1], dtype=torch.float64)
-    return sums.index_add_(0, labels, rows.double())
+    """Add up ``rows`` (n, d) by label (n,): (classes, d), whole numbers as such, others float64."""
+    kind = torch.int64 if rows.dtype == torch.int64 else torch.float64
+    sums = torch.zeros(classes, rows.shape[1], dtype=kind)
+    return sums.index_add_(0, labels, rows.to(kind))
 
 
 def matching_loss(values: Tensor, labels: Tensor, targets: ClassTargets) -> Tensor:

@@ -21,6 +21,8 @@ _FINE = tuple(1 + 2 ** (step / 32) for step in range(-208, 449))
 _WHOLE = (*range(2, 65), *range(68, 129, 4), 160, 192, 256, 384, 512, 1024)
 _MOST_NOISE = 2.0**20
 _PRECISION = 1e-3  # relative, of the noise that a budget needs
+_OF_COUNTS = 0.25  # share of a hospital's epsilon that its counts cost by default
+_LEAST_COUNTS, _MOST_COUNTS = 0.5, 1e4  # noise of that default, in patients
 
 
 def epsilon(releases: Releases, delta: float) -> float:
@@ -84,3 +86,13 @@ def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) ->
         middle = (low + high) / 2
         low, high = (middle, high) if epsilon(made(middle), delta) > budget else (low, middle)
     return high
+
+
+def counts_noise_for(budget: float, delta: float) -> float:
+    """Return the deviation of the noise on counts that costs a quarter of a budget, in patients.
+
+    Of what a Gaussian release adds, one over the square of its noise, a quarter of epsilon is a
+    sixteenth: counts leave nearly all of the budget.
+    """
+    usual = noise_for(_OF_COUNTS * budget, delta, lambda noise: {(noise, 1.0): 1})
+    return min(max(usual, _LEAST_COUNTS), _MOST_COUNTS)

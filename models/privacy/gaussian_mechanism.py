@@ -1,8 +1,7 @@
-"""The Gaussian mechanism per patient: bounded parts, their sum, noise.
+"""Arrays clipped as one vector, and random numbers in floating point.
 
-A patient has one sample. Its part in what leaves is clipped to a norm C, so that a sum of parts
-moves by at most C with the patient; noise N(0, (zC)²) on each number of the sum makes it private
-(Dwork and Roth 2014, theorem A.1). ``fedsilo.models.privacy.accountant`` adds such sums up.
+What is private per patient does not leave by these: ``fedsilo.models.privacy.release`` has whole
+numbers for it.
 """
 
 import math
@@ -30,23 +29,6 @@ def clipped_to(values: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tens
         )
     scale = clip_norm / norm if norm > clip_norm else 1.0
     return {name: scale * value for name, value in wide.items()}
-
-
-def clipped_rows(rows: Tensor, clip_norm: float) -> Tensor:
-    """Return rows (n, d), a patient's each, shortened to ``clip_norm``; float64, on the CPU."""
-    # What overflows counts as 0: by a value that is not finite one patient would be seen
-    wide = torch.nan_to_num(rows.detach().cpu().double(), nan=0.0, posinf=0.0, neginf=0.0)
-    norms: Tensor = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-    tiny = torch.finfo(norms.dtype).tiny
-    return wide * (clip_norm / norms.clamp(min=tiny)).clamp(max=1.0)
-
-
-def with_noise(values: Tensor, deviation: float, rng: torch.Generator | None) -> Tensor:
-    """Return float64 values with Gaussian noise of a standard deviation.
-
-    ``rng`` is its source, or None for noise that nobody can repeat.
-    """
-    return values + deviation * normals(values.shape, rng)
 
 
 def normals(

@@ -7,7 +7,7 @@ from fedsilo.models.contract.settings_schema import as_mapping, defaults
 
 
 def statistics_noise(common: CommonSettings) -> float:
-    """Return the noise multiplier of class means, prototypes, measurements and counts."""
+    """Return the noise multiplier of class means, prototypes and measurements."""
     return common.statistics_noise or common.noise_multiplier
 
 

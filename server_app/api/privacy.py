@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Unpack
 
@@ -21,12 +22,15 @@ def plan(
     samples: Sequence[int],
     epsilon: Sequence[float] = (1.0, 2.0, 5.0, 10.0),
     delta: float = 1e-5,
+    counts_noise: float = 0.0,
     **sources: Unpack[Changes],
 ) -> Iterator[str]:
     """Tell which noise an experiment needs for a budget.
 
-    A site spends epsilon for each optimiser step, for its label counts, and for the measurements
-    of each round that has some and of the end. The smallest site needs the most noise.
+    A site spends epsilon for each optimiser step, for the measurements of each round that has some
+    and of the end, and for its counts of samples. The noise of these is the hospital's own,
+    ``counts_noise``, or 0 for what costs a quarter of the budget. The smallest site needs the most
+    noise.
 
     Yields:
         A line for each number of training samples and budget, with the settings to set.
@@ -44,31 +48,38 @@ def plan(
     if not 0 < delta < 1:
         raise SettingError(f"--delta is {delta:g}; it must be above 0 and below 1, such as 1e-05")
     for count in sorted(set(samples), reverse=True):
-        yield from _plan_of(common, count, epsilon, delta)
+        yield from _plan_of(common, count, epsilon, delta, counts_noise)
 
 
 def _plan_of(
-    common: CommonSettings, count: int, budgets: Sequence[float], delta: float
+    common: CommonSettings,
+    count: int,
+    budgets: Sequence[float],
+    delta: float,
+    counts_noise: float,
 ) -> Iterator[str]:
-    from fedsilo.models.privacy.accountant import noise_for
+    from fedsilo.models.privacy.accountant import counts_noise_for, noise_for
 
     rate = min(1.0, common.batch_size / count)
     steps = common.rounds * (common.local_steps or common.local_epochs * math.ceil(1 / rate))
     measured = sum(map(common.measures_in, range(1, common.rounds + 1)))
-    statistics = 2 + measured  # label counts, and the measurements of the end
+    statistics = 1 + measured  # the measurements of the end too
     yield (
         f"{counted(count, 'training sample')}: {counted(steps, 'step')} in "
         f"{counted(common.rounds, 'round')}, each with "
         f"{'all samples' if rate == 1 else f'{rate:.3g} of the samples'}; {statistics} releases of "
-        "counts and measurements at a hospital"
+        "measurements and one of counts at a hospital"
     )
 
-    def made(noise: float) -> Releases:
-        spent = {(noise, rate): steps}
-        kind = common.statistics_noise or noise, 1.0
-        return spent | {kind: spent.get(kind, 0) + statistics}
-
     for budget in budgets:
+        of_counts = counts_noise or counts_noise_for(budget, delta)
+
+        def made(noise: float, of_counts: float = of_counts) -> Releases:
+            spent = Counter({(noise, rate): steps})
+            spent[common.statistics_noise or noise, 1.0] += statistics
+            spent[of_counts, 1.0] += 1
+            return spent
+
         noise = noise_for(budget, delta, made)
         yield (
             f"  epsilon {budget:g} at delta {delta:g}: --set sample-clip-norm=1 --set "

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedsilo.client_app.session import SiteSession, open_session
-from fedsilo.client_app.training.evaluation import figures_of
 from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.messages import ARRAYS, START
 from fedsilo.models.privacy.dp_sgd import clipped_gradients, poisson_batch
-from fedsilo.models.privacy.gaussian_mechanism import clipped_rows
+from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND, bounded_parts
+from fedsilo.models.privacy.release import UNITS, Release
 from tests.support.hospital import Hospital
 
 Make = Callable[..., Hospital]
@@ -83,9 +83,9 @@ def test_a_row_that_overflows_is_not_seen_in_measurements() -> None:
     rows = torch.full((20, 2), 0.5, dtype=torch.float64)
     labels = torch.zeros(20, dtype=torch.long)
     rows[3] = float("nan")
-    found = figures_of(rows, labels, 3.0)
-    assert found["loss"] == pytest.approx(np.log(2))
-    assert found["entropy"] == pytest.approx(np.log(2))
+    found = bounded_parts(rows, labels)
+    assert found["loss"].tolist() == pytest.approx([np.log(2) / LOSS_BOUND] * 20)
+    assert found["entropy"].tolist() == pytest.approx([1] * 20)
 
 
 def test_a_server_that_makes_a_row_overflow_gets_finite_numbers(hospital: Make) -> None:
@@ -105,13 +105,12 @@ def test_a_gradient_or_row_that_is_not_finite_adds_nothing_that_is_not_bounded(o
     def loss(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return (network(inputs) * labels).mean()
 
-    sums, losses = clipped_gradients(
-        network, loss, torch.tensor([[1.0], [odd]]), torch.ones(2, 1), 0.5
-    )
-    assert sums["weight"].abs().item() <= 0.5 + 0.5
-    assert torch.isfinite(sums["weight"]).all()
+    release = Release(0.5, 1.0, 1, None)
+    inputs = torch.tensor([[1.0], [odd]])
+    sums, losses = clipped_gradients(network, loss, inputs, torch.ones(2, 1), release)
+    assert sums["weight"].abs().item() <= 2 * UNITS
     assert torch.isfinite(losses)
-    assert torch.isfinite(clipped_rows(torch.tensor([[odd, 1.0]]), 1.0)).all()
+    assert release.parts({"": torch.tensor([[odd, 1.0]])})[""].tolist() == [[0, UNITS]]
 
 
 def test_under_bf16_one_patient_moves_the_sum_by_no_more_than_the_clip_norm() -> None:
@@ -121,11 +120,15 @@ def test_under_bf16_one_patient_moves_the_sum_by_no_more_than_the_clip_norm() ->
         inputs, labels = torch.full((count, 1), 3.0), torch.ones(count, 1)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             sums, _ = clipped_gradients(
-                network, lambda x, y: (network(x) * y).float().mean(), inputs, labels, 1.0
+                network,
+                lambda x, y: (network(x) * y).float().mean(),
+                inputs,
+                labels,
+                Release(1.0, 1.0, 1, None),
             )
         return float(sums["weight"].item())
 
-    assert abs(summed(258) - summed(257)) <= 1 + 1e-4
+    assert abs(summed(258) - summed(257)) <= UNITS
 
 
 def test_batches_of_a_real_hospital_come_from_the_operating_system() -> None:

@@ -9,13 +9,14 @@ from fedsilo.client_app.training.class_means import PrivateMeans, class_means
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.privacy.release import Release
 
 ROWS = torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.0, 10.0], [1.0, 0.0]])
 LABELS = torch.tensor([0, 0, 0, 1])
 
 
 def means(counts: tuple[int, ...], clip_norm: float, noise: float = 1e-9) -> PrivateMeans:
-    return PrivateMeans(clip_norm, noise, counts, torch.Generator().manual_seed(1))
+    return PrivateMeans(Release(clip_norm, noise, 1, torch.Generator().manual_seed(1)), counts)
 
 
 def of_rows(silo: Silo, private: PrivateMeans | None, least: int = 1) -> dict[int, Any]:
@@ -45,8 +46,8 @@ def test_the_told_counts_say_which_classes_have_a_mean(silo: Silo) -> None:
 
 
 def test_noise_is_the_multiplier_in_clip_norms_on_each_number_of_the_sum() -> None:
-    private = means((10, 10), 2.0, noise=3.0)
-    sums = private.noisy(torch.zeros(40_000))
+    private = means((1, 0), 2.0, noise=3.0)
+    sums = private.mean(torch.zeros(1, 40_000))
     assert float(sums.std()) == pytest.approx(6.0, rel=0.02)
 
 

@@ -20,6 +20,7 @@ from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.privacy.dp_sgd import clipped_gradients
+from fedsilo.models.privacy.release import UNITS, Release
 
 
 def silo_of(*labels: int, classes: int = 3) -> Silo:
@@ -75,7 +76,9 @@ def test_parts_of_a_batch_and_single_samples_add_up_to_the_weighted_batch() -> N
         own = replace(settings, micro_batch=part)
         add_gradients(network.loss, inputs, labels, own, Compute(torch.device("cpu"), bf16=False))
         gradients[part] = [p.grad.clone() for p in network.parameters() if p.grad is not None]
-    sums, _ = clipped_gradients(network, network.loss, inputs, labels, 1e6, 0)
+    release = Release(100.0, 1.0, 1, torch.Generator())
+    sums, _ = clipped_gradients(network, network.loss, inputs, labels, release)
+    sums = {name: (total.double() * 100.0 / UNITS).float() for name, total in sums.items()}
     for whole, parts, single in zip(*gradients.values(), sums.values(), strict=True):
         torch.testing.assert_close(whole, parts)
         torch.testing.assert_close(whole, single / 4)

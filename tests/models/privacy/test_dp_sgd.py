@@ -8,6 +8,12 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.privacy.dp_sgd import clipped_gradients, noisy_mean, poisson_batch
+from fedsilo.models.privacy.release import UNITS, Release
+
+
+def bounded(clip_norm: float, alone: bool = False) -> Release:
+    """Return what bounds gradients: of a simulation, or of a real hospital, one at a time."""
+    return Release(clip_norm, 1.0, 1, None if alone else torch.Generator())
 
 
 class Slope(nn.Module):
@@ -23,12 +29,14 @@ class Slope(nn.Module):
         return (self.w * inputs - labels).square().mean() / 2
 
 
-def test_each_gradient_is_clipped_before_they_are_summed() -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_each_gradient_is_clipped_before_they_are_summed(alone: bool) -> None:
     network = Slope()
     # (2 - 1) 1 = 1; (2 * 3 - 0) 3 = 18, clipped to 5; (2 * 1 - 4) 1 = -2
     inputs, labels = torch.tensor([1.0, 3.0, 1.0]), torch.tensor([1.0, 0.0, 4.0])
-    sums, losses = clipped_gradients(network, network.loss, inputs, labels, 5.0)
-    assert sums["w"].item() == pytest.approx(1 + 5 - 2)
+    release = bounded(5.0, alone)
+    sums, losses = clipped_gradients(network, network.loss, inputs, labels, release)
+    assert sums["w"].item() * 5.0 / UNITS == pytest.approx(1 + 5 - 2, abs=1e-5)
     assert sums["idle"].item() == 0
     assert losses.item() == pytest.approx(0.5 + 18 + 2)
 
@@ -37,55 +45,60 @@ def test_each_gradient_is_clipped_before_they_are_summed() -> None:
 def test_parts_of_a_batch_give_the_same_sum(size: int) -> None:
     network = Slope()
     inputs, labels = torch.tensor([1.0, 3.0, 1.0]), torch.tensor([1.0, 0.0, 4.0])
-    sums, _ = clipped_gradients(network, network.loss, inputs, labels, 5.0, size)
-    assert sums["w"].item() == pytest.approx(4.0)
+    sums, _ = clipped_gradients(network, network.loss, inputs, labels, bounded(5.0), size)
+    assert sums["w"].item() * 5.0 / UNITS == pytest.approx(4.0, abs=1e-5)
 
 
+@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("network", ["conv", "vgg16-bn", "resnet22"])
-def test_without_clipping_the_sum_is_the_batchs_gradient(network: str) -> None:
+def test_without_clipping_the_sum_is_the_batchs_gradient(network: str, alone: bool) -> None:
     settings = CommonSettings(network=network, width=4, dropout=0.0, sample_clip_norm=1.0)
     channels = 3 if network == "vgg16-bn" else 1
     model = build_classifier(settings, Task((channels, 32, 32), 3)).train()
     rng = torch.Generator().manual_seed(3)
     inputs = torch.randn(4, channels, 32, 32, generator=rng)
     labels = torch.tensor([0, 1, 2, 1])
-    sums, total = clipped_gradients(model, model.loss, inputs, labels, 1e9)
+    sums, total = clipped_gradients(model, model.loss, inputs, labels, bounded(1e3, alone))
     loss = model.loss(inputs, labels)
     loss.backward()
     assert total.item() / 4 == pytest.approx(loss.item(), rel=1e-5)
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
-        assert torch.allclose(sums[name] / 4, parameter.grad, atol=1e-5), name
+        mean = sums[name].double() * 1e3 / UNITS / 4
+        assert torch.allclose(mean, parameter.grad.double(), atol=1e-4), name
 
 
 @given(
-    st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=6),
-    st.floats(-50, 50, width=32),
-    st.floats(0.01, 10),
+    st.lists(st.floats(width=32), min_size=1, max_size=6),
+    st.floats(width=32),
+    st.floats(1e-45, 1e38),
 )
 def test_one_more_patient_moves_the_sum_by_at_most_the_clip_norm(
     others: list[float], patient: float, clip_norm: float
 ) -> None:
     network = Slope()
 
-    def summed(values: list[float]) -> float:
+    def summed(values: list[float]) -> int:
         inputs, labels = torch.tensor(values), torch.zeros(len(values))
-        sums, _ = clipped_gradients(network, network.loss, inputs, labels, clip_norm)
-        return sums["w"].item()
+        release = bounded(clip_norm, alone=True)
+        sums, _ = clipped_gradients(network, network.loss, inputs, labels, release)
+        return int(sums["w"].item())
 
-    moved = abs(summed([*others, patient]) - summed(others))
-    assert moved <= clip_norm * (1 + 1e-4) + 1e-4
+    assert abs(summed([*others, patient]) - summed(others)) <= UNITS
 
 
 def test_an_empty_batch_has_no_gradient() -> None:
     network = Slope()
-    sums, losses = clipped_gradients(network, network.loss, torch.zeros(0), torch.zeros(0), 1.0)
+    sums, losses = clipped_gradients(
+        network, network.loss, torch.zeros(0), torch.zeros(0), bounded(1.0)
+    )
     assert (sums["w"].item(), losses.item()) == (0, 0)
 
 
 def test_noisy_mean_divides_by_the_expected_size_and_adds_noise() -> None:
-    sums = {"w": torch.full((20_000,), 6.0)}
-    noisy = noisy_mean(sums, 2.0, 1.5, 3.0, torch.Generator().manual_seed(1))["w"]
+    sums = {"w": torch.full((20_000,), 3 * UNITS)}  # of a bound of 2
+    release = Release(2.0, 1.5, 1, torch.Generator().manual_seed(1))
+    noisy = noisy_mean(sums, release, 3.0)["w"]
     assert float(noisy.mean()) == pytest.approx(2.0, abs=0.05)
     assert float(noisy.std()) == pytest.approx(1.5 * 2.0 / 3.0, rel=0.02)
 

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.privacy.accountant import epsilon
+from fedsilo.models.privacy.accountant import counts_noise_for, epsilon
 from fedsilo.server_app.api.privacy import plan
 
 SETTINGS = {"rounds": 3, "local-steps": 2, "batch-size": 50, "evaluate-every": 0}
@@ -12,11 +12,13 @@ SETTINGS = {"rounds": 3, "local-steps": 2, "batch-size": 50, "evaluate-every": 0
 def test_plan_tells_steps_rate_and_a_noise_that_stays_within_the_budget() -> None:
     head, line = plan("fedavg-heart", samples=[200], epsilon=[2.0], settings=SETTINGS)
     assert head.startswith("200 training samples: 6 steps in 3 rounds, each with 0.25 of the")
-    assert "; 2 releases of counts" in head
+    assert "; 1 releases of measurements and one of counts" in head
     found = re.search(r"epsilon 2 at delta 1e-05: .*noise-multiplier=([\d.]+)$", line)
     assert found is not None
     noise = float(found[1])
-    assert 1.9 <= epsilon({(noise, 0.25): 6, (noise, 1.0): 2}, 1e-5) <= 2.0
+    counts = counts_noise_for(2.0, 1e-5)
+    spent = epsilon({(noise, 0.25): 6, (noise, 1.0): 1, (counts, 1.0): 1}, 1e-5)
+    assert 1.9 <= spent <= 2.0
 
 
 def test_plan_of_full_batches_takes_all_samples_and_measured_rounds_cost() -> None:
@@ -26,7 +28,7 @@ def test_plan_of_full_batches_takes_all_samples_and_measured_rounds_cost() -> No
         "200 training samples",
         "30 training samples",
     ]
-    assert "each with all samples; 5 releases" in lines[0]
+    assert "each with all samples; 4 releases" in lines[0]
     assert lines[1] == lines[3], "with all samples in each step their number does not matter"
 
 

@@ -10,7 +10,7 @@ from scipy.stats import beta
 
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.client_app.training.loop import LocalTraining
-from fedsilo.client_app.training.private import PrivateTraining
+from fedsilo.client_app.training.private import PrivateTraining, private_steps
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.seeding import generator
@@ -19,6 +19,7 @@ from fedsilo.models.maths.standardisation import standardised
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.privacy.accountant import noise_for
+from fedsilo.models.privacy.release import Release
 from fedsilo.server_app.config.settings import resolve
 
 DELTA, SHADOWS = 1e-5, 120
@@ -91,7 +92,10 @@ def trained(
     private = None
     if settings.is_private():
         noise, drawn = generator(seed, "noise"), generator(seed, "batches")
-        private = PrivateTraining(settings, len(whole.labels), noise, drawn)
+        told = len(whole.labels)
+        bound, steps = settings.sample_clip_norm, private_steps(settings, told)
+        release = Release(bound, settings.noise_multiplier, steps, noise)
+        private = PrivateTraining(settings, told, release, drawn)
     key = (1, f"shadow{seed}")
     LocalTraining(network, Split(inputs, labels), settings, compute, key, private=private).run()
     return network.eval()

@@ -1,0 +1,169 @@
+"""Gaussian noise as whole numbers: a normal number of a deviation, rounded, sampled exactly.
+
+A floating-point normal number misses some values, and which ones it misses tells what was added to
+it (Mironov 2012). A whole number k comes here with exactly the probability that N(0, s^2) lies
+between k - 1/2 and k + 1/2. Rounding does not see a whole number that is added: round(x + k) is
+round(x) + k. So whole numbers with this noise are the Gaussian mechanism's answer, rounded
+afterwards, and have its (epsilon, delta) without any loss, also of random batches.
+
+The method is Marsaglia's polar one (1964): of a point (u, v) drawn within the unit circle, with
+w = u^2 + v^2, u f and v f are two normal numbers, where f = sqrt(-2 ln(w) / w). A computer knows u
+and v to so many bits, and logarithms with an error. A draw counts when all that u, v and the
+errors leave open rounds to the same whole numbers; otherwise more random bits decide it.
+"""
+
+import os
+from collections.abc import Callable
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+# A float64 of more has no room for the digits behind the point
+LARGEST_DEVIATION = 2**46
+Bytes = Callable[[int], bytes]
+_Floats = npt.NDArray[np.float64]
+_Whole = npt.NDArray[np.int64]
+# Bits of u and of v at first, and those that an undecided draw gets at a time
+_BITS, _MORE = 53, 64
+# The bits of u leave open so much on both sides of the middle
+_HALF = 2.0**-53
+# The relative error of f. Libraries promise 4 units in the last place (2^-50); this is 16 times
+# as much
+_LIBRARY = 2.0**-46
+# Pairs that are drawn at once, and the share that is accepted: pi / 4
+_AT_ONCE, _ACCEPTED = 2**18, 0.785
+
+
+def rounded_normals(deviation: int, count: int, source: torch.Generator | None) -> Tensor:
+    """Draw whole numbers (count,), int64, of normal numbers of a deviation, rounded.
+
+    Args:
+        deviation: standard deviation, at most ``LARGEST_DEVIATION``.
+        count: how many.
+        source: of a simulation, whose numbers are the same for the same seed, and are rounded
+            floating-point ones; None for exact ones of the operating system.
+    """
+    if source is not None:
+        drawn = torch.randn(count, generator=source, dtype=torch.float64)
+        return (deviation * drawn).round().long()
+    return torch.from_numpy(exact_normals(deviation, count))
+
+
+def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) -> _Whole:
+    """Draw ``count`` rounded normal numbers, each with exactly its probability.
+
+    Args:
+        deviation: standard deviation, at most ``LARGEST_DEVIATION``.
+        count: how many.
+        random_bytes: returns so many random bytes.
+    """
+    found: list[_Whole] = []
+    missing = count
+    while missing > 0:
+        pairs = min(_AT_ONCE, int(missing / 2 / _ACCEPTED) + 16)
+        found.append(_accept_pairs(deviation, pairs, random_bytes)[:missing])
+        missing -= len(found[-1])
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+
+def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
+    """Draw pairs and return the numbers of those within the circle, a pair's one after another."""
+    words = np.frombuffer(random_bytes(16 * pairs), dtype=np.uint64) >> np.uint64(64 - _BITS)
+    bits = words.astype(np.int64).reshape(pairs, 2)
+    # (2k + 1) / 2^53 - 1 is the middle of what the bits k leave open, and exact in float64
+    middle = (2 * bits + 1 - 2**_BITS).astype(np.float64) * 2.0**-_BITS
+    squared = np.square(middle)
+    w = squared[:, 0] + squared[:, 1]
+    outside = w > 1 + 2.0**-40
+    # More bits decide where the formulas below are too steep for their bound of the error
+    steep = ~outside & ((w < 2.0**-60) | (w > 1 - 2.0**-40))
+    values, error = _pairs_with_error(middle, np.where(outside | steep, 0.5, w))
+    values, error = deviation * values, deviation * error
+    low, high = np.rint(values - error), np.rint(values + error)
+    differ = low != high
+    undecided = steep | (~outside & (differ[:, 0] | differ[:, 1]))
+    whole = low.astype(np.int64)
+    for row in np.flatnonzero(undecided):
+        # They stay in place: appended, they would be those that are left over more often
+        pair = _decide_by_more_bits(deviation, int(bits[row, 0]), int(bits[row, 1]), random_bytes)
+        outside[row] = pair is None
+        whole[row] = pair or (0, 0)
+    accepted: _Whole = whole[~outside].reshape(-1)
+    return accepted
+
+
+def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
+    """Return u f and v f (n, 2) and by how much each may be wrong, four times what is needed.
+
+    The bits leave w open by less than 2^-50 sqrt(w) + 2^-104, rounding included; of this f has
+    |1/2 - 1/(2 ln w)| times the relative part, and u f has f times what is open of u.
+    """
+    logarithm = np.log(w)
+    f = np.sqrt(-2 * logarithm / w)
+    of_w = (2.0**-50 * np.sqrt(w) + 2.0**-104) / w
+    of_f = f * (of_w * (0.5 - 0.5 / logarithm) + _LIBRARY)
+    error = np.abs(middle) * of_f[:, None] + _HALF * f[:, None]
+    return middle * f[:, None], 4 * error
+
+
+def _decide_by_more_bits(
+    deviation: int, u: int, v: int, random_bytes: Bytes
+) -> tuple[int, int] | None:
+    """Decide a draw by more bits: its two whole numbers, or None where it is outside.
+
+    ``u`` and ``v`` are the first bits of each.
+    """
+    bits = _BITS
+    while True:
+        u = u << _MORE | int.from_bytes(random_bytes(_MORE // 8))
+        v = v << _MORE | int.from_bytes(random_bytes(_MORE // 8))
+        bits += _MORE
+        answer = _from_intervals(deviation, _interval(u, bits), _interval(v, bits), bits)
+        if answer is None:
+            return None
+        if answer:
+            return answer[0], answer[1]
+
+
+def _interval(number: int, bits: int) -> tuple[int, int, int]:
+    """Return the sign of u, and between which whole multiples of 2^(1-bits) its size is."""
+    half = 1 << (bits - 1)
+    if number >= half:
+        return 1, number - half, number - half + 1
+    return -1, half - number - 1, half - number
+
+
+def _from_intervals(
+    deviation: int, u: tuple[int, int, int], v: tuple[int, int, int], bits: int
+) -> list[int] | None:
+    """Return two whole numbers, none of them where bits are missing, or None for a draw outside.
+
+    Each line bounds from below with ``down`` and from above with ``up``. Roots and logarithms of
+    ``decimal`` are the nearest number, so their neighbours bound them.
+    """
+    digits = bits  # more than three times what the bits tell
+    down = Context(prec=digits, rounding=ROUND_FLOOR, Emin=-(10**6), Emax=10**6)
+    up = Context(prec=digits, rounding=ROUND_CEILING, Emin=-(10**6), Emax=10**6)
+    one = 1 << 2 * (bits - 1)
+    least, most = u[1] ** 2 + v[1] ** 2, u[2] ** 2 + v[2] ** 2
+    if least >= one:
+        return None
+    if most >= one or least == 0:
+        return []
+    w_low, w_high = down.divide(Decimal(least), one), up.divide(Decimal(most), one)
+    f_low = down.divide(down.multiply(-2, up.next_plus(up.ln(w_high))), w_high)
+    f_high = up.divide(up.multiply(-2, down.next_minus(down.ln(w_low))), w_low)
+    f_low, f_high = down.next_minus(down.sqrt(f_low)), up.next_plus(up.sqrt(f_high))
+    whole = []
+    for sign, low, high in (u, v):
+        x_low = down.divide(down.multiply(down.multiply(deviation, low), f_low), 1 << bits - 1)
+        x_high = up.divide(up.multiply(up.multiply(deviation, high), f_high), 1 << bits - 1)
+        lower = down.add(x_low, Decimal("0.5")).to_integral_value(ROUND_FLOOR)
+        upper = up.add(x_high, Decimal("0.5")).to_integral_value(ROUND_FLOOR)
+        if lower != upper:
+            return []
+        whole.append(sign * int(lower))
+    return whole
