@@ -265,6 +265,7 @@ class Lab:
             updates, left = self.outbound.compressed(send, self.arrays(), self.stored)
             keep = {**(keep or {}), **left}
         kept = bool(keep or self._continued) and self._keep(keep or {})
+        kept = kept or self._keeps_in_any_case()
         metrics = dict(self.outbound.metrics(self.metrics))  # under a cap they cost epsilon
         if self.common.trust == SERVER:  # what an answer takes depends on the data
             metrics[SECONDS] = time.perf_counter() - self._started
@@ -274,6 +275,8 @@ class Lab:
         if self.common.is_private():
             metrics[DP_EPSILON] = self.outbound.ledger.epsilon()
         marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)}
+        if self.session.stand_in is not None:  # which operations came may depend on the data
+            marks = {}
         record = MetricRecord({**metrics, KEPT_STATE: int(kept), **marks})
         self.packed = RecordDict({METRICS: record})
         # Measurements are summed in secret, though at the end no arrays are
@@ -308,6 +311,17 @@ class Lab:
                     if name := metric if one.names is None else one.names.get(metric):
                         values[measurement(model, split, name)] = value
         return values
+
+    def _keeps_in_any_case(self) -> bool:
+        """Store an empty state at a hospital that declares its data, so that all replies are alike.
+
+        A site that fails stores the state before, whether it kept one now or not.
+        """
+        phase = self.instruction.phase
+        if self.session.stand_in is None or phase == EVALUATE or phase in SECURING:
+            return False
+        self.state_files.store(self.instruction, self._counted | {})
+        return True
 
     def _keep(self, arrays: Arrays) -> bool:
         """Store private state for this phase, if there is any, and tell whether there was."""

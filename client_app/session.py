@@ -12,6 +12,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,9 +21,12 @@ from flwr.app import Context, RecordDict
 
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.privacy.told_counts import Counts, told_counts
+from fedsilo.client_app.site.declared_data import FILE as DECLARED
+from fedsilo.client_app.site.declared_data import declared_data
 from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
 from fedsilo.client_app.site.limits import NO_LIMITS, Limits, limits_of
 from fedsilo.client_app.site.node import built, is_simulated, own_folder
+from fedsilo.client_app.site.opened_data import forget_opening, note_opening
 from fedsilo.client_app.site.policy import refuse_few
 from fedsilo.client_app.site.private_state import settings_digest_of
 from fedsilo.client_app.site.secret_seed import secret_seed
@@ -31,7 +35,7 @@ from fedsilo.client_app.training.compute import Compute, compute_of
 from fedsilo.client_app.training.initial_network import class_weights, effective_samples
 from fedsilo.client_app.training.optimisers import refuse_forgetful
 from fedsilo.client_app.training.standardised import figures_for, with_figures
-from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.registry import data_set, load_silo
 from fedsilo.datasets.silo.silos import SPLITS, Silo
 from fedsilo.models.contract.errors import DataError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
@@ -60,6 +64,10 @@ class SiteSession:
     node_config: Mapping[str, Value]  # what the node says of itself, a site file's limits among it
     run_config: Mapping[str, Value]  # what the run says
     cap: Ledger | None  # ledger of the hospital's own cap on epsilon over all runs, if it has one
+    # Empty samples in place of those of ``silo``, as many as a hospital declares at 'trust: sums':
+    # by these it is admitted and says who it is. None where it tells its exact counts
+    stand_in: Silo | None = None
+    load: Callable[[], Silo] | None = None  # reads the data that ``stand_in`` stands for
     # What follows is there once the site is admitted
     compute: Compute = field(init=False)  # device and precision
     sampling: CommonSettings = field(init=False)  # ``settings`` with the seed by which it draws
@@ -89,6 +97,8 @@ class SiteSession:
                 f"site {self.silo.name} has fewer than {self.limits.minimum_batch} training "
                 "samples ('minimum-batch'): it takes no part"
             )
+        if self.stand_in and self.silo.features and self.settings.standardise == "declared":
+            figures_for(self.silo, self.settings, RecordDict())  # now, not in the sum
         if self.settings.augmentation:
             check_images(self.settings, self.silo)
         if self.settings.class_weights != "none":
@@ -108,6 +118,33 @@ class SiteSession:
         self.method = method
         return self
 
+    def open_data(self) -> None:
+        """Read the data that so far have a stand-in; from here on every failure is one of a sum.
+
+        Raises:
+            DataError: they cannot be read.
+            SiteError: they are no longer what the hospital has declared.
+        """
+        if self.load is None or self.silo is not self.stand_in:
+            return
+        silo, declared = self.load(), self.stand_in
+        kinds = [(s.task, s.features, s.classes, s.schema) for s in (silo, declared)]
+        counts = silo.label_counts()
+        fewer = any(
+            exact < least
+            for split, bounds in declared.label_counts().items()
+            for exact, least in zip(counts.get(split, []), bounds, strict=False)
+        )
+        if kinds[0] != kinds[1] or fewer:
+            raise SiteError(
+                f"site {silo.name}: the data are fewer or of another kind than when this hospital "
+                f"declared them: remove '{DECLARED}' in its 'state-dir' to have them counted again"
+            )
+        self.silo = silo
+        refuse_few(silo.name, counts["train"], self.node_config)
+        if self.settings.class_weights != "none":
+            self._refuse_few_weighed()
+
     def _refuse_few_weighed(self) -> None:
         """Refuse weights of classes by which a step would be of few samples, as of one rare class.
 
@@ -125,11 +162,13 @@ class SiteSession:
     def told(self) -> Counts:
         """Return how many samples of each class this site says it has, by split.
 
+        At 'trust: sums' that is what the hospital has declared: at least as many are there.
+
         Raises:
             EpsilonSpentError: this is their first report, and the hospital's cap is reached.
         """
         if self.cap is None:
-            return self.silo.label_counts()
+            return (self.stand_in or self.silo).label_counts()
         data = {**self.silo.fingerprints, "data set": self.settings.dataset}
         noise = statistics_noise(self.settings)
         return told_counts(self.silo.label_counts(), data, noise, self.cap)
@@ -234,7 +273,7 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
         FedsiloError: the site cannot take part.
     """
     if not is_simulated(context):
-        session = open_session(context).admit()
+        session = open_session(context, with_data=False).admit()
         if folder := own_folder(context, session.silo.name):
             session.sampling = replace(session.settings, seed=secret_seed(folder))
         return session
@@ -250,8 +289,12 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
     return _sessions[key]
 
 
-def open_session(context: Context) -> SiteSession:
+def open_session(context: Context, with_data: bool = True) -> SiteSession:
     """Open this node's silo under the run's settings; whether it takes part is not asked yet.
+
+    Args:
+        context: Flower's.
+        with_data: False for a stand-in for the data, where a hospital declares them.
 
     Raises:
         SiteError: the server chooses among a real hospital's samples. By sums over the same ones
@@ -265,11 +308,22 @@ def open_session(context: Context) -> SiteSession:
     if not simulated and context.node_config.get("allow-folds") is not True:
         _refuse_chosen_samples(settings)
     site = site_name(context, settings)
-    silo = _load(site, settings, context)
     capped, folder = node_cap(context), own_folder(context, site)
     if capped.max_epsilon:
         _refuse_without_epsilon(settings)
-    check_privacy_settings(settings, bool(silo.features))  # whatever the server has checked
+    # Whatever the server has checked, and before data are opened: then the reason may leave
+    check_privacy_settings(settings, data_set(settings.dataset).is_table)
+    load, stand_in = partial(_load, site, settings, context), None
+    if not simulated and settings.trust == SUMS:
+        if folder is None:
+            raise RefusedError(
+                f"site {site} keeps what it declares of its data in its 'state-dir', but the node "
+                "config names none: start the SuperNode with one"
+            )
+        stand_in = declared_data(folder, settings, load).stand_in(site)
+        forget_opening()
+    silo = stand_in or load()
+    check_privacy_settings(settings, bool(silo.features))
     cap = None
     if capped.max_epsilon:
         if folder is None:
@@ -279,7 +333,10 @@ def open_session(context: Context) -> SiteSession:
             )
         cap = Ledger(folder / LEDGER, capped.max_epsilon, capped.delta, of_all_runs=True)
     node = context.node_config
-    session = SiteSession(settings, silo, simulated, limits_of(context), node, run, cap)
+    limits = limits_of(context)
+    session = SiteSession(settings, silo, simulated, limits, node, run, cap, stand_in, load)
+    if with_data:
+        session.open_data()
     if settings.dataset == "folder":  # whatever a hospital's folders are called would be a class
         session.require_consent("allow-folder-names", "folders' names are sent as those of classes")
     return session
@@ -321,6 +378,7 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
         DataError: the files cannot be used. No file is named that the data set does not name: a
             file's name may identify a patient.
     """
+    note_opening()
     try:
         return load_silo(name, settings)
     except DataError as error:

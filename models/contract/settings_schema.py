@@ -158,8 +158,17 @@ def without_groups(settings: Any) -> dict[str, Value]:
     return {key_of(name): getattr(settings, name) for name in _names_by_key(cls).values()}
 
 
+# Keys that runs had once, and what stands in their place
+_REPLACED = {
+    "secure-bits": "numbers of a secure sum always have as many bits as fit; remove it",
+    "secure-samples": "each hospital's site file has it, because no run may change it; remove it",
+}
+
+
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
-    """Build the error for an unknown key, with the nearest valid one."""
+    """Build the error for an unknown key, with the nearest valid one or what replaces it."""
+    if key in _REPLACED:
+        return SettingError(f"'{key}' is no setting of a run any more: {_REPLACED[key]}")
     names, key = sorted(known), one_line(key, _QUOTED)
     near = [name for name in names if name.endswith(f".{key}")]  # its group is missing
     near = near or difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
