@@ -33,6 +33,7 @@ from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.training.augmentation import check_images
 from fedsilo.client_app.training.compute import Compute, compute_of
 from fedsilo.client_app.training.initial_network import class_weights, effective_samples
+from fedsilo.client_app.training.loop import steps_of
 from fedsilo.client_app.training.optimisers import refuse_forgetful
 from fedsilo.client_app.training.standardised import figures_for, with_figures
 from fedsilo.datasets.registry import data_set, load_silo
@@ -44,6 +45,7 @@ from fedsilo.models.contract.plugs import with_plugin_settings
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
+from fedsilo.models.maths.pacing import batch_of
 from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND
 from fedsilo.models.privacy.promises import check_privacy_settings, statistics_noise
 from fedsilo.strategies.wire.compressed import Compression, compression_of
@@ -99,6 +101,8 @@ class SiteSession:
             )
         if self.stand_in and self.silo.features and self.settings.standardise == "declared":
             figures_for(self.silo, self.settings, RecordDict())  # now, not in the sum
+        if self.stand_in:
+            self._refuse_small_steps(sum(counts))
         if self.settings.augmentation:
             check_images(self.settings, self.silo)
         if self.settings.class_weights != "none":
@@ -117,6 +121,32 @@ class SiteSession:
         self.compression = compression_of(self.settings)
         self.method = method
         return self
+
+    def _refuse_small_steps(self, samples: int) -> None:
+        """Refuse a run whose rounds are of too few steps, or steps too small, for ``samples``.
+
+        A hospital judges by what it has declared: after the data are opened it could only fail in
+        the sum, and nobody would know why.
+        """
+        settings, limits, name = self.settings, self.limits, self.silo.name
+        if settings.epoch_steps:
+            steps, size = settings.pace, batch_of(samples, settings)
+        else:
+            steps = steps_of(samples, settings, limits.minimum_batch)
+            size = min(samples, settings.batch_size)
+        if steps < limits.minimum_steps_per_reply:
+            raise RefusedError(
+                f"site {name}: a round would be {steps} optimiser step(s) of the samples that this "
+                f"hospital declares, but it needs {limits.minimum_steps_per_reply} "
+                "('minimum-steps-per-reply'): raise 'local-epochs' or 'local-steps', lower "
+                "'batch-size', or leave the site out"
+            )
+        if size < limits.minimum_batch:
+            raise RefusedError(
+                f"site {name}: a step would be of fewer than {limits.minimum_batch} of the samples "
+                "that this hospital declares ('minimum-batch'): lower 'epoch-steps', or leave the "
+                "site out"
+            )
 
     def open_data(self) -> None:
         """Read the data that so far have a stand-in; from here on every failure is one of a sum.

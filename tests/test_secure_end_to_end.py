@@ -24,7 +24,7 @@ from fedsilo.models.contract.messages import (
     TRAIN,
 )
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.privacy.secure_sum import quantisation
+from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid
@@ -39,12 +39,13 @@ Tiny = Callable[..., dict[str, Value]]
 Change = Callable[[str, str, Message], Message | None]
 SILOS = 4
 CLIP = 0.5
+LEAST = 15  # samples that train at all sites together, at least
 
 
 @pytest.fixture
 def values(tiny: Tiny) -> dict[str, Value]:
     few = {"silos": SILOS, "clip-norm": CLIP, "secure-aggregation": "secagg", "min-sites": 3}
-    return tiny("fedavg", rounds=1) | few | {"secure-samples": 50}
+    return tiny("fedavg", rounds=1) | few
 
 
 class FaultyGrid(InlineGrid):
@@ -116,7 +117,8 @@ def test_the_mean_is_that_of_the_clipped_updates_within_the_step(
     way = quantisation(resolve(dict(values)).common, SILOS)
     for name, found in model(directory).items():
         plain = seen.before[name] + mean_of(parts, name)
-        assert np.allclose(found, plain, rtol=1e-6, atol=4 * way.step)
+        coarse = 4 * way.step * SAMPLES / LEAST  # rounding is of parts scaled by samples over B
+        assert np.allclose(found, plain, rtol=1e-6, atol=coarse)
     assert directory.read_json("summary.json")["privacy"]["guarantee"].startswith("no diff")
     told = " ".join(directory.read_json("privacy.json")["leaves each site"])
     assert "of them the server learns the mean over all sites alone" in told
@@ -140,7 +142,7 @@ def test_a_site_that_drops_out_of_a_phase_costs_the_sum_its_part_alone(
     parts = [part for site, part in seen.updates.items() if site != gone]
     assert len(parts) == (3 if gone else 4)
     for name, found in model(directory).items():
-        assert np.allclose(found, seen.before[name] + mean_of(parts, name), rtol=1e-6, atol=1e-7)
+        assert np.allclose(found, seen.before[name] + mean_of(parts, name), rtol=1e-6, atol=4e-6)
     failures = directory.read_json("summary.json")["failures"]
     assert [(f["site"], f["phase"]) for f in failures] == [("s2a", phase)]
 
@@ -182,7 +184,6 @@ def test_no_single_update_reaches_the_server_or_its_disk(
         ({"secure-threshold": 2}, "of 4 sites it must be from 3 to 4", {"secure-threshold": 4}),
         ({"aggregation": "median"}, "of a sum only the mean is known", {"aggregation": "mean"}),
         ({"site-weights": "w.json"}, "weigh themselves by their own", {"site-weights": ""}),
-        ({"secure-bits": 4}, "raise 'secure-bits', or set it to 0", {"secure-bits": 0}),
         ({"sites-per-round": 2}, "needs at least three sites, and there are 2", {"silos": 4}),
         ({"max-epsilon": 3.0}, "there is no epsilon: set both, or remove", {"max-epsilon": 0.0}),
         (
@@ -239,7 +240,7 @@ def test_trust_sums_tells_means_over_all_sites_and_no_single_answer(
             if (row["round"], row["split"], row["metric"]) == (round_, split, metric)
         ]
         total = sum(size for size, _ in weighed)
-        assert mean == pytest.approx(sum(n * v for n, v in weighed) / total, abs=2e-6)
+        assert mean == pytest.approx(sum(n * v for n, v in weighed) / total, abs=2e-4)
     assert {metric for _, _, metric in means} == {
         *("accuracy", "entropy", "loss"),
         "trained-loss",

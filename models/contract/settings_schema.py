@@ -158,7 +158,9 @@ def without_groups(settings: Any) -> dict[str, Value]:
     return {key_of(name): getattr(settings, name) for name in _names_by_key(cls).values()}
 
 
-# Keys that runs had once, and what stands in their place
+# Keys that runs had once, with the default that finished runs have written down
+FORMER: Mapping[str, Value] = {"secure-bits": 0, "secure-samples": 16384}
+# What stands in their place
 _REPLACED = {
     "secure-bits": "numbers of a secure sum always have as many bits as fit; remove it",
     "secure-samples": "each hospital's site file has it, because no run may change it; remove it",

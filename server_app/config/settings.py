@@ -28,6 +28,7 @@ from fedsilo.models.contract.plugs import (
 )
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import (
+    FORMER,
     Value,
     as_mapping,
     build,
@@ -231,7 +232,10 @@ def read_run_config(config: Path) -> RunConfig:
             f"{config.parent} was made by another version of fedsilo: start a new run"
         )
     launch, environment = (content.pop(key, {}) for key in ("launch", "environment"))
-    return RunConfig(flat_values(content, str(config)), launch, environment)
+    flat = flat_values(content, str(config))
+    # A key that runs no longer have changes nothing where it was as it always is now
+    values = {key: value for key, value in flat.items() if FORMER.get(key) != value}
+    return RunConfig(values, launch, environment)
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:
