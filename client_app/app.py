@@ -205,8 +205,9 @@ def _own_name(context: Context) -> str:
 
 def _round_of(message: Message) -> int:
     """Return the round that a message says it is of, 0 where it says none."""
-    config = message.content.config_records.get(CONFIG, {}) if message.has_content() else {}
-    return round_ if isinstance(round_ := config.get("round", 0), int) else 0
+    config = message.content.config_records.get(CONFIG, ConfigRecord())
+    round_ = config.get("round", 0)
+    return round_ if isinstance(round_, int) else 0
 
 
 def _logged(

@@ -320,7 +320,7 @@ class Lab:
         phase = self.instruction.phase
         if self.session.stand_in is None or phase == EVALUATE or phase in SECURING:
             return False
-        self.state_files.store(self.instruction, self._counted | {})
+        self.state_files.store(self.instruction, dict(self._counted))
         return True
 
     def _keep(self, arrays: Arrays) -> bool:

@@ -76,7 +76,9 @@ class DeclaredData:
             name,
             self.distribution,
             Task(self.input_shape, self.classes),
-            **splits,
+            train=splits["train"],
+            val=splits["val"],
+            test=splits["test"],
             fingerprints={},
             features=self.features,
             classes=self.class_names,
@@ -87,7 +89,7 @@ class DeclaredData:
 
 def rounded_down(count: int) -> int:
     """Round a count down to three binary digits, and to a multiple of 4: 199 to 192, 23 to 20."""
-    step = max(_LEAST_STEP, 2 ** max(0, count.bit_length() - _DIGITS))
+    step = max(_LEAST_STEP, 1 << max(0, count.bit_length() - _DIGITS))
     return count - count % step
 
 

@@ -202,7 +202,7 @@ class Method(ABC):
         """
         every = {site: f.sizes().get("train", 1) for site, f in self.participants.facts.items()}
         every |= self.participants.agreed()
-        weights = sum(every[site] for site in replies)
+        weights = float(sum(every[site] for site in replies))
         if replies.failed:  # nobody knows which they are
             weights *= 1 - replies.failed / len(replies)
         return weights / sum(every.values())
