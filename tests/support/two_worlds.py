@@ -120,6 +120,7 @@ class Federation:
     """Three hospitals and a server of the attacker's; what the victim's server sees is recorded."""
 
     home: Path
+    sites: tuple[str, ...] = SITES
     stream: Stream = field(default_factory=Stream)
     seen: list[Any] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
@@ -128,7 +129,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         registry = {}
-        for number, site in enumerate(SITES):
+        for number, site in enumerate(self.sites):
             folder = self.home / site
             (folder / "data").mkdir(parents=True)
             private = derive_private_key(number + 5, SECP384R1())
@@ -138,7 +139,7 @@ class Federation:
             (folder / "site.yaml").write_text(_SITE_FILE)
             (folder / "data" / "schema.yaml").write_text(_SCHEMA.format(site=site))
             self.patients(site, table())
-        for site in SITES:
+        for site in self.sites:
             (self.home / site / "registry.json").write_text(json.dumps(registry))
 
     def patients(self, site: str, text: str | None) -> None:
@@ -177,7 +178,7 @@ class Federation:
             "data-dir": str(folder / "data"),
             "max-seconds": 100.0,
         }
-        number = 1001 + SITES.index(site)
+        number = 1001 + self.sites.index(site)
         context = Context(1, number, node, RecordDict(), dict(config))
         self.stream.begin(f"{len(self.seen)} {site} {kind} {instruction}")
         reply = app(Message(content, number, kind, group_id="1"), context)
@@ -190,7 +191,7 @@ class Federation:
         asked = self._asked(phase)
         kept = {SECURE_KEYS: self.keys, SECURE_SHARES: self.shares, SECURE_AGREE: self.signatures}
         kept.get(phase, {}).clear()
-        for site in SITES:
+        for site in self.sites if phase == SECURE_KEYS else self.keys:
             content = self.send(
                 site, "train", config, None, {"round": instruction["round"], **asked(site)},
                 phase=phase, **instruction,
@@ -201,13 +202,13 @@ class Federation:
     def _asked(self, phase: str) -> Any:
         if phase == SECURE_SHARES:
             kinds = ("mask-key", "seal-key", "public", "signature")
-            keys = {site: self.keys[site] for site in SITES if site in self.keys}
+            keys = dict(sorted(self.keys.items()))
             told = {f"{kind}s": [key[kind] for key in keys.values()] for kind in kinds}
-            threshold = needed_sites(resolve(RUN).common, 3)
+            threshold = needed_sites(resolve(RUN).common, len(keys))
             told |= {"splits": [key["splits"] for key in keys.values()]}
             return lambda site: {"sites": list(keys), "threshold": threshold, **told}
         if phase == SECURE_AGREE:
-            return lambda site: {"answered": list(SITES)}
+            return lambda site: {"answered": sorted(self.keys)}
         if phase == SECURE_UNMASK:
             return self._unmasking
         return lambda site: {}
