@@ -13,15 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.models.contract.messages import (
-    SECURE_AGREE,
-    SECURE_KEYS,
-    SECURE_SHARES,
-    SECURE_UNMASK,
-)
-from fedsilo.models.privacy.secure_sum import masked, quantisation
+from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.strategies.wire.secure_keys import joined
 from tests.support.hospital import Hospital
 from tests.support.two_worlds import RUN, SITES, VICTIM, Federation, table
 
@@ -45,47 +38,10 @@ def one_round(
     metrics: tuple[str, ...] = (),
     **instruction: Any,
 ) -> dict[str, Any]:
-    """Play a round and return what its sum is, by name, unweighted; raises where one refuses."""
-    asked = {"round": 1, "run_name": "r", "evaluate": False, **instruction}
-    federation.secure(SECURE_KEYS, config, **asked)
-    federation.secure(SECURE_SHARES, config, **asked)
-    secure = {
-        "round": asked["round"],
-        "sites": sorted(federation.keys),
-        "metrics": list(metrics),
-        "arrays": sorted(arrays),
-    }
-    came = {}
-    for site in federation.keys:
-        answer = federation.send(site, "train", config, single(arrays), secure, **asked)
-        assert answer is not None, federation.seen[-1]
-        came[site] = {n: a.numpy() for n, a in answer["arrays"].items()}
-    federation.secure(SECURE_AGREE, config, **asked)
-    shares: dict[str, list[bytes]] = {}
-    for site in federation.keys:
-        unmasking = federation._asked(SECURE_UNMASK)(site)
-        told = federation.send(
-            site,
-            "train",
-            config,
-            None,
-            {"round": asked["round"], **unmasking},
-            phase=SECURE_UNMASK,
-            **asked,
-        )
-        assert told is not None, federation.seen[-1]
-        for of, share in zip(told["secure"]["of"], told["secure"]["shares"], strict=True):
-            shares.setdefault(of, []).append(share)
-    total: dict[str, Any] = {}
-    for name in next(iter(came.values())):
-        total[name] = sum((part[name] for part in came.values()), np.uint32(0))
-    left = masked(total, [], [joined(shares[site][:3]) for site in sorted(came)])
-    way = quantisation(resolve(RUN).common, len(came))
-    whole = {"secure/counts", "secure/measured"}
-    return {
-        name: words.tolist() if name in whole else way.total(words, len(came))
-        for name, words in left.items()
-    }
+    """Play a round; each hospital must answer each message of it."""
+    left = federation.sum(config, single(arrays), metrics, **instruction)
+    assert left is not None, federation.seen[-1]
+    return left
 
 
 def single(arrays: dict[str, Any]) -> dict[str, Any]:

@@ -31,10 +31,17 @@ from fedsilo.models.contract.messages import (
     SECURE_UNMASK,
     Instruction,
 )
-from fedsilo.models.privacy.secure_sum import needed_sites
+from fedsilo.models.privacy.secure_sum import masked, needed_sites, quantisation
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.wire.records import record_bytes, to_record, unbundle
-from fedsilo.strategies.wire.secure_keys import KeyPair, private_key_to_bytes, public_key_to_bytes
+from fedsilo.strategies.wire.secure_keys import (
+    COUNTS,
+    MEASURED,
+    KeyPair,
+    joined,
+    private_key_to_bytes,
+    public_key_to_bytes,
+)
 from fedsilo.strategies.wire.signatures import fingerprint, public_text
 
 VICTIM, OTHERS = "north", ("south", "west")
@@ -126,6 +133,7 @@ class Federation:
     keys: dict[str, Any] = field(default_factory=dict)
     shares: dict[str, Any] = field(default_factory=dict)
     signatures: dict[str, Any] = field(default_factory=dict)
+    last_error: str = ""
 
     def __post_init__(self) -> None:
         registry = {}
@@ -184,7 +192,10 @@ class Federation:
         reply = app(Message(content, number, kind, group_id="1"), context)
         if site == VICTIM:
             self.seen.append(what_leaves(reply))
-        return None if reply.has_error() else unbundle(reply.content)
+        if reply.has_error():
+            self.last_error = str(reply.error.reason)
+            return None
+        return unbundle(reply.content)
 
     def secure(self, phase: str, config: Mapping[str, Any], **instruction: Any) -> None:
         """Play a phase of secure aggregation with all three hospitals, as an honest server does."""
@@ -198,6 +209,53 @@ class Federation:
             )  # fmt: skip
             if content is not None and phase in kept:
                 kept[phase][site] = content["secure"]
+
+    def sum(
+        self,
+        config: Mapping[str, Any],
+        arrays: Mapping[str, Any],
+        metrics: tuple[str, ...] = (),
+        **instruction: Any,
+    ) -> dict[str, Any] | None:
+        """Play a round of honest messages; return its sums by name, None where a site refuses."""
+        asked = {"round": 1, "run_name": "r", "evaluate": False, **instruction}
+        for phase, answers in ((SECURE_KEYS, self.keys), (SECURE_SHARES, self.shares)):
+            self.secure(phase, config, **asked)
+            if not answers:
+                return None
+        secure = {
+            "round": asked["round"],
+            "sites": sorted(self.shares),
+            "metrics": list(metrics),
+            "arrays": sorted(arrays),
+        }
+        came: dict[str, dict[str, Any]] = {}
+        for site in sorted(self.shares):
+            if (answer := self.send(site, "train", config, arrays, secure, **asked)) is None:
+                return None
+            came[site] = {n: a.numpy() for n, a in answer["arrays"].items()}
+        self.secure(SECURE_AGREE, config, **asked)
+        shares: dict[str, list[bytes]] = {}
+        for site in self.keys:
+            unmasking = {"round": asked["round"], **self._unmasking(site)}
+            told = self.send(site, "train", config, None, unmasking, phase=SECURE_UNMASK, **asked)
+            if told is None:
+                return None
+            for of, share in zip(told["secure"]["of"], told["secure"]["shares"], strict=True):
+                shares.setdefault(of, []).append(share)
+        if not came:
+            return None
+        total = {name: np.uint32(0) for name in next(iter(came.values()))}
+        for part in came.values():
+            total = {name: total[name] + words for name, words in part.items()}
+        threshold = needed_sites(resolve(RUN).common, len(came))
+        left = masked(total, [], [joined(shares[site][:threshold]) for site in sorted(came)])
+        way = quantisation(resolve(RUN).common, len(came))
+        whole = {COUNTS, MEASURED}
+        return {
+            name: words.tolist() if name in whole else way.total(words, len(came))
+            for name, words in left.items()
+        }
 
     def _asked(self, phase: str) -> Any:
         if phase == SECURE_SHARES:
