@@ -33,7 +33,7 @@ test-kill: setup  ## commands killed at drawn moments, given again: the same byt
 
 # KIND=reply-fedavg takes the kinds whose names begin so, FIRST=5000 the seeds from there
 fuzz: setup  ## TRIALS=1000 of each kind of malformed input; a failure is printed with its seed (docs/reliability.md)
-	OMP_NUM_THREADS=1 FUZZ_TRIALS=$(or $(TRIALS),1000) FUZZ_KIND=$(KIND) FUZZ_FIRST=$(or $(FIRST),0) $(BIN)/python -m pytest -s tests/fuzz
+	OMP_NUM_THREADS=1 FUZZ_TRIALS=$(or $(TRIALS),1000) FUZZ_KIND=$(KIND) FUZZ_FIRST=$(or $(FIRST),0) $(BIN)/python -m pytest -s tests/fuzz tests/attacks/test_outside_of_the_masks.py
 
 test-deploy: setup  ## SuperLink and six SuperNodes as processes: every method, strangers
 	FEDSILO_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy

@@ -1,6 +1,7 @@
 """Secure aggregation from settings to run directory: the sum is right, its parts are nowhere."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from flwr.app import Array, Error, Message
 from safetensors.numpy import load_file
 
 import fedsilo.server_app.run.inline_engine
+from fedsilo.client_app.outbound import Outbound
 from fedsilo.client_app.privacy import secure_aggregation
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.messages import (
@@ -94,6 +96,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     def watched(
         self: Any, updates: Mapping[str, Any], received: Mapping[str, Any], *more: Any
     ) -> Any:
+        if not updates:  # measured alone
+            return masked(self, updates, received, *more)
         known.before = {name: received[f"{ARRAYS}/{name}"].astype(np.float64) for name in updates}
         known.updates[self.site] = {name: update.numpy() for name, update in updates.items()}
         return masked(self, updates, received, *more)
@@ -450,3 +454,89 @@ def test_sites_that_are_sent_different_models_give_away_no_sum(
     monkeypatch.setattr(GridAsk, "message", other)
     with pytest.raises(SiteError, match="round 1: the masks did not go out of the sum"):
         inline_run(values, SILOS)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function by which some sites add 0, as hospitals do that could not answer."""
+    honest = Outbound._masked
+
+    def fail(*sites: str) -> None:
+        def masked(self: Outbound, update: Any, metrics: Any) -> Any:
+            broken = self.session.silo.name in sites
+            return honest(self, None if broken else update, metrics)
+
+        monkeypatch.setattr(Outbound, "_masked", masked)
+
+    return fail
+
+
+def test_sites_that_fail_in_the_sum_are_left_out_of_the_mean_and_counted(
+    values: dict[str, Value], inline_run: InlineRun, seen: Seen, failing: Callable[..., None]
+) -> None:
+    failing("s2a")
+    directory = inline_run(values | {"trust": "sums"}, SILOS)
+    parts = [part for site, part in seen.updates.items() if site != "s2a"]
+    assert len(parts) == SILOS - 1
+    for name, found in model(directory).items():
+        assert np.allclose(found, seen.before[name] + mean_of(parts, name), rtol=1e-6, atol=4e-6)
+    failures = directory.read_json("summary.json")["failures"]
+    assert {failure["site"] for failure in failures} == {"unknown"}, "nobody knows which it was"
+    assert "1 site of 4 could not answer" in failures[0]["reason"]
+    means = {row["metric"]: float(row["value"]) for row in directory.read_csv("metrics.csv")}
+    assert 0 < means["accuracy"] <= 1
+
+
+def test_min_sites_counts_the_sites_that_could_answer(
+    values: dict[str, Value], inline_run: InlineRun, failing: Callable[..., None]
+) -> None:
+    failing("s2a", "s3a")
+    with pytest.raises(SiteError, match=r"2 sites of 4 could not answer .* 2 of 4 .* 3 are needed"):
+        inline_run(values | {"trust": "sums"}, SILOS)
+    inline_run(values | {"trust": "sums", "min-sites": 2}, SILOS)
+
+
+def test_a_sum_of_failures_alone_is_an_error(
+    values: dict[str, Value], inline_run: InlineRun, failing: Callable[..., None]
+) -> None:
+    failing("s1a", "s1b", "s2a", "s3a")
+    with pytest.raises(SiteError, match="none of 4 sites could answer"):
+        inline_run(values | {"trust": "sums", "min-sites": 1}, SILOS)
+
+
+def test_a_metric_that_is_not_finite_is_a_mean_over_the_other_sites(
+    values: dict[str, Value], inline_run: InlineRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cast of a nan is undefined: the mean that the server showed was silently wrong."""
+    honest = Outbound._masked
+    losses: dict[str, float] = {}
+    loss = "trained.train.loss"
+
+    def masked(self: Outbound, update: Any, metrics: dict[str, float]) -> Any:
+        changed = dict(metrics)
+        if loss in metrics:
+            losses[self.session.silo.name] = metrics[loss]
+            changed[loss] = math.nan if self.session.silo.name == "s2a" else metrics[loss]
+        return honest(self, update, changed)
+
+    monkeypatch.setattr(Outbound, "_masked", masked)
+    directory = inline_run(values | {"trust": "sums"}, SILOS)
+    rows = directory.read_csv("metrics.csv")
+    (found,) = [float(row["value"]) for row in rows if row["metric"] == "trained-loss"]
+    others = [value for site, value in losses.items() if site != "s2a"]
+    assert found == pytest.approx(np.mean(others), abs=2e-3)
+
+
+def test_a_metric_that_no_site_has_is_left_out_with_a_line(
+    values: dict[str, Value], inline_run: InlineRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Outbound._masked
+
+    def masked(self: Outbound, update: Any, metrics: dict[str, float]) -> Any:
+        return honest(self, update, dict.fromkeys(metrics, math.nan))
+
+    monkeypatch.setattr(Outbound, "_masked", masked)
+    directory = inline_run(values | {"trust": "sums"}, SILOS)
+    assert not directory.read_csv("metrics.csv")
+    reasons = [f["reason"] for f in directory.read_json("summary.json")["failures"]]
+    assert "no site has a finite value of 'trained.train.loss': it is left out" in reasons
