@@ -31,6 +31,7 @@ from fedsilo.models.contract.errors import (
     FedsiloError,
     FileNamesError,
     RefusedError,
+    WithheldError,
 )
 from fedsilo.models.contract.messages import CONFIG, EVALUATE, HELLO, SURVEY, Instruction
 from fedsilo.models.contract.settings import SUMS
@@ -191,9 +192,9 @@ def _failure(message: Message, context: Context, error: Exception, opened: Opene
         said = str(error) if isinstance(error, FedsiloError) else reason
         logging.getLogger("flwr").error("fedsilo: %s", " ".join(said.split()))
     if opened.data and opened.hidden:
-        opened.why = reason
-        error = constant_error(error)
-        reason = f"site {_own_name(context)}, round {_round_of(message)}: {error}"
+        opened.why, error = reason, constant_error(error)
+        if isinstance(error, WithheldError):
+            reason = f"site {_own_name(context)}, round {_round_of(message)}: {error}"
     return Message(Error(_code(error), " ".join(reason.split())), reply_to=message)
 
 

@@ -63,7 +63,11 @@ def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Val
 
 
 def constant_error(error: Exception) -> FedsiloError:
-    """Choose what leaves in place of an error: one of two texts that depend on no patient."""
-    if isinstance(error, EpsilonSpentError):  # what is spent follows from what was asked
-        return EpsilonSpentError("this site's epsilon is spent; its own log says on what")
+    """Choose what leaves in place of an error that may depend on a patient.
+
+    What the ledger refuses follows from what was asked and from counts that have noise: its text
+    leaves as it is, because a server plans by it.
+    """
+    if isinstance(error, EpsilonSpentError):
+        return EpsilonSpentError(str(error))
     return WithheldError("this site could not answer; its own log says why")

@@ -217,7 +217,7 @@ def test_masks_cancel_only_for_sites_that_were_sent_the_same(ready: Round) -> No
             own = json.loads((ready.folder / name / SECRETS).read_text())["own_mask"]
             from fedsilo.models.privacy.secure_sum import masked
 
-            zeros = {"secure/counts": np.zeros(1, np.uint32), "w": np.zeros(2, np.uint32)}
+            zeros = {"secure/counts": np.zeros(2, np.uint32), "w": np.zeros(2, np.uint32)}
             total -= masked(zeros, [bytes.fromhex(own)])["w"]
         return int(total[0])
 

@@ -70,7 +70,8 @@ class AskedInSums(Asked):
             self.refused = self.refused or f"{failed} sites could not answer"
             return None
         self.answered += 1
-        return {n: sent[n].astype(np.float64) + left[n] * SAMPLES / samples for n in sent}
+        summed = [name for name in sent if name in left]
+        return {n: sent[n].astype(np.float64) + left[n] * SAMPLES / samples for n in summed}
 
     def recovered(self) -> int:
         """Return how many rows of all hospitals are read."""
