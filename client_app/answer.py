@@ -71,7 +71,7 @@ def open_data(session: SiteSession, instruction: Instruction, content: RecordDic
 def failed_answer(
     session: SiteSession, instruction: Instruction, content: RecordDict
 ) -> RecordDict:
-    """Return what leaves where a hospital could not answer: of the form of every other answer.
+    """Make the reply of a hospital that could not answer: of the form of every other reply.
 
     The state stays as it was before, under the number of this message: the server has been told
     that there is one.

@@ -275,7 +275,7 @@ class Lab:
         if self.common.is_private():
             metrics[DP_EPSILON] = self.outbound.ledger.epsilon()
         marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)}
-        if self.session.stand_in is not None:  # which operations came may depend on the data
+        if self.session.stand_in is not None:  # the data may decide which came
             marks = {}
         record = MetricRecord({**metrics, KEPT_STATE: int(kept), **marks})
         self.packed = RecordDict({METRICS: record})

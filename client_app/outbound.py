@@ -146,7 +146,7 @@ class Outbound:
             SiteError: the server asks for one that it has not sent.
         """
         zeros = {}
-        for name in texts(self._asked(), "arrays"):
+        for name in texts(self._secure_record(), "arrays"):
             if f"{ARRAYS}/{name}" not in received:
                 raise SiteError(f"the sum is of '{name[:80]}', which was not sent")
             zeros[name] = torch.zeros(received[f"{ARRAYS}/{name}"].shape, dtype=torch.float64)
@@ -235,7 +235,7 @@ class Outbound:
         session, instruction = self.session, self.instruction
         name, settings = session.silo.name, session.settings
         samples = session.limits.secure_samples
-        # Under a cap exact counts would be sent with the noisy ones
+        # A cap hides the exact counts, which would leave next to the noisy ones
         labels = session.told() if session.cap else session.silo.label_counts()
         counts = {split: sum(of_labels) for split, of_labels in labels.items()}
         return SecureSite(
@@ -244,7 +244,7 @@ class Outbound:
             instruction.round,
             settings,
             self.folder,
-            self._asked(),
+            self._secure_record(),
             signer_of(session.simulated, settings.seed, name, session.node_config),
             Summand(settings, counts, failed),
             digest("terms", sorted(session.run_config.items()), samples),
@@ -254,7 +254,7 @@ class Outbound:
             self._book(samples),
         )
 
-    def _asked(self) -> ConfigRecord:
+    def _secure_record(self) -> ConfigRecord:
         record = self.content.config_records.get(SECURE)
         if record is None:
             raise SiteError(f"the message has no record '{SECURE}'")

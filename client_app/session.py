@@ -66,8 +66,8 @@ class SiteSession:
     node_config: Mapping[str, Value]  # what the node says of itself, a site file's limits among it
     run_config: Mapping[str, Value]  # what the run says
     cap: Ledger | None  # ledger of the hospital's own cap on epsilon over all runs, if it has one
-    # Empty samples in place of those of ``silo``, as many as a hospital declares at 'trust: sums':
-    # by these it is admitted and says who it is. None where it tells its exact counts
+    # Empty samples in place of those of ``silo``, as many as a hospital declares at 'trust: sums';
+    # admission and hello use them. None where the site tells its exact counts
     stand_in: Silo | None = None
     load: Callable[[], Silo] | None = None  # reads the data that ``stand_in`` stands for
     # What follows is there once the site is admitted

@@ -87,7 +87,7 @@ class SecureSite:
     colluding: int = 0  # sites that may work with the server, of which its part stays hidden
     measures: Sequence[str] = ()  # the splits of which its measurements may be summed
     samples: int = SAMPLES  # B, by which parts are scaled: the hospital's, in all site files alike
-    book: SummedBefore | None = None  # what it has summed in all runs; None in a simulation
+    book: SummedBefore | None = None  # the sums of all runs; None in a simulation
 
     def answer(self, phase: str) -> ConfigRecord:
         """Answer a phase in which nothing is trained.

@@ -25,20 +25,31 @@ _KEPT = 10_000  # sums; under the default quotas a month of runs, in two megabyt
 
 @dataclass(frozen=True)
 class OpenSum:
-    """One sum that this hospital has helped to open."""
+    """One sum that this hospital has helped to open.
+
+    Attributes:
+        sites: the sites whose sum it was, sorted.
+        terms: a digest of the settings that decide what a site adds.
+        failed: whether this site could not answer and added 0.
+    """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
-    sites: list[str]  # whose sum it was, sorted
-    terms: str  # digest of the settings that decide what a site adds
-    failed: bool  # this site could not answer, and added 0
+    sites: list[str]
+    terms: str
+    failed: bool
 
 
 @dataclass(frozen=True)
 class SummedBefore:
-    """The sums of one hospital over all runs, by the digest of the arrays received."""
+    """The sums of one hospital over all runs, by the digest of the arrays received.
 
-    folder: Path  # of what the hospital keeps over all runs
-    terms: str  # of the sum that is asked for now
+    Attributes:
+        folder: where the hospital keeps what outlives a run.
+        terms: those of the sum that is asked for now.
+    """
+
+    folder: Path
+    terms: str
 
     def refuse_another(self, arrays: str, partners: Sequence[str]) -> None:
         """Refuse to mask if the same arrays were summed in a company or a scale that differs.

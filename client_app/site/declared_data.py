@@ -1,4 +1,4 @@
-"""What a hospital says of its data at 'trust: sums': kept once, and the same until it counts again.
+"""A hospital's declaration of its data at 'trust: sums', the same until it counts them again.
 
 What a site says of itself, and every threshold that it can be refused by, would otherwise follow
 its exact counts: twelve runs with twelve batch sizes told how many patients there are. So a site
@@ -32,18 +32,24 @@ _DECISIVE = ("dataset", *keys_with(CommonSettings, "partition", "silo", "samplin
 
 @dataclass(frozen=True)
 class DeclaredData:
-    """What is kept of one data set, read in one way."""
+    """A data set, read in one way, as far as it may be told.
+
+    Attributes:
+        input_type: torch's name for the type of the inputs.
+        has_figures: whether the schema declares means and deviations.
+        at_least: samples of each class, by split, rounded down.
+    """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     distribution: str
     input_shape: tuple[int, ...]
-    input_type: str  # torch's name of the inputs' numbers
+    input_type: str
     classes: int
     class_names: tuple[str, ...]
     features: tuple[str, ...]
     schema: str
-    has_figures: bool  # the schema declares means and deviations
-    at_least: dict[str, list[int]]  # samples of each class, by split, rounded down
+    has_figures: bool
+    at_least: dict[str, list[int]]
 
     @classmethod
     def of(cls, silo: Silo) -> "DeclaredData":
@@ -94,7 +100,7 @@ def rounded_down(count: int) -> int:
 
 
 def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Silo]) -> DeclaredData:
-    """Return what the hospital declares of a data set; at the first time the data are read for it.
+    """Return the declaration of a data set; the data are read for it the first time.
 
     Args:
         folder: of what the hospital keeps over all runs.

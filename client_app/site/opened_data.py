@@ -18,11 +18,17 @@ from fedsilo.models.contract.settings_schema import Value
 
 @dataclass
 class Opened:
-    """What one message has done so far."""
+    """The course of one message.
 
-    data: bool = False  # it has begun to read patients' data
-    hidden: bool = False  # the server must not see single answers, errors included
-    why: str = ""  # why the site did not answer, for its own log
+    Attributes:
+        data: whether it has begun to read patients' data.
+        hidden: whether the server must not see single answers, errors included.
+        why: the reason why the site did not answer, for its own log.
+    """
+
+    data: bool = False
+    hidden: bool = False
+    why: str = ""
 
 
 _message: ContextVar[Opened | None] = ContextVar("message", default=None)

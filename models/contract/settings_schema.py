@@ -160,7 +160,7 @@ def without_groups(settings: Any) -> dict[str, Value]:
 
 # Keys that runs had once, with the default that finished runs have written down
 FORMER: Mapping[str, Value] = {"secure-bits": 0, "secure-samples": 16384}
-# What stands in their place
+# Their replacements
 _REPLACED = {
     "secure-bits": "numbers of a secure sum always have as many bits as fit; remove it",
     "secure-samples": "each hospital's site file has it, because no run may change it; remove it",
