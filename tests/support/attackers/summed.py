@@ -58,7 +58,7 @@ class AskedInSums(Asked):
         name = f"attack{self.messages}"
         try:
             config = resolve(RUN).as_mapping() | self.run
-            left = self.federation.sum(config, sent, run_name=name, **more)
+            left = self.federation.sum(config, sent, **{"run_name": name, **more})
         except (SettingError, AttributeError, StopIteration) as error:
             self.refused = self.refused or str(error)
             return None
