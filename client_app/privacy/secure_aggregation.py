@@ -129,7 +129,10 @@ class SecureSite:
             secrets.received = arrays_digest(received).hex()
             secrets.failed = self.summand.failed
             self._sums().refuse_other(secrets.weighed)
-            secrets.write(self.folder)  # before anything leaves
+            # Before anything leaves
+            secrets.write(self.folder)
+            if self.book and secrets.failed:
+                self.book.note_failure(secrets.received)
         bound = bound_to(secrets.context, received, [*numbers, *portions])
         plus, minus = [secrets.own_mask], list[bytes]()
         for other in partners:

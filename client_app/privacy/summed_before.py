@@ -25,10 +25,10 @@ _KEPT = 10_000  # sums; under the default quotas a month of runs, in two megabyt
 
 @dataclass(frozen=True)
 class OpenSum:
-    """One sum that this hospital has helped to open.
+    """One sum that this hospital has helped to open, or has masked 0 for.
 
     Attributes:
-        sites: the sites whose sum it was, sorted.
+        sites: the sites whose sum it was, sorted; empty until it is opened.
         terms: a digest of the settings that decide what a site adds.
         failed: whether this site could not answer and added 0.
     """
@@ -76,7 +76,7 @@ class SummedBefore:
     def refuse_other_company(self, arrays: str, answered: Sequence[str]) -> None:
         """Refuse to agree to a sum of other sites than those that summed the same arrays before."""
         before = self._sums().get(arrays)
-        if before is not None and before.sites != list(answered):
+        if before is not None and before.sites not in ([], list(answered)):
             raise self._other_company(before)
 
     def has_failed(self, arrays: str) -> bool:
@@ -86,6 +86,15 @@ class SummedBefore:
         """
         before = self._sums().get(arrays)
         return before is not None and before.failed
+
+    def note_failure(self, arrays: str) -> None:
+        """Write down that this site masks 0, before that leaves.
+
+        A server can open a sum by the shares of other sites and never ask this one, so it must not
+        wait for the end of the round.
+        """
+        if not self.has_failed(arrays):
+            self.note(arrays, [], failed=True)
 
     def note(self, arrays: str, answered: Sequence[str], failed: bool) -> None:
         """Write down that a sum is opened; the oldest entry goes if there are too many."""

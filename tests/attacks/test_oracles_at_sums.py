@@ -196,6 +196,19 @@ def test_a_site_that_failed_adds_nothing_to_the_same_arrays_later(federation: Fe
     assert one_round(federation, config, moved, run_name="c")["secure/counts"][1] == 0
 
 
+def test_a_failure_is_remembered_before_the_sum_is_opened(federation: Federation) -> None:
+    """A server can open a sum by the shares of others, and never ask the site that failed."""
+    federation.patients(VICTIM, None)
+    config = resolve(RUN).as_mapping()
+    asked = {"round": 1, "run_name": "r"}
+    federation.secure(SECURE_KEYS, config, **asked)
+    federation.secure(SECURE_SHARES, config, **asked)
+    secure = {"round": 1, "sites": sorted(SITES), "metrics": [], "arrays": sorted(LOGISTIC)}
+    assert federation.send(VICTIM, "train", config, single(LOGISTIC), secure, **asked) is not None
+    federation.patients(VICTIM, table())
+    assert one_round(federation, config, LOGISTIC, run_name="b")["secure/counts"][1] == 1
+
+
 # What a hospital says of data that cannot be used, at both levels that trust no single answers
 LEVELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nobody": (
