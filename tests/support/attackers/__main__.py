@@ -48,7 +48,7 @@ def rows_read_in_sums(path: str) -> None:
                 with tempfile.TemporaryDirectory() as home:
                     made = attacked_in_sums(name, Path(home), messages)
                     row = [name, len(made.sites), made.messages, made.answered]
-                    row += [made.recovered(), made.patients(), made.refused]
+                    row += [made.recovered(), made.patients(), made.refused.partition(":")[0]]
                 table.writerow(row)
                 file.flush()
                 print(row, flush=True)
