@@ -1,12 +1,27 @@
 """The answer to a message of a round: a phase of the method, or of secure aggregation."""
 
-from flwr.app import RecordDict
+from contextlib import suppress
+
+from flwr.app import MetricRecord, RecordDict
 
 from fedsilo.client_app.lab import Lab, Outgoing
+from fedsilo.client_app.outbound import Outbound
 from fedsilo.client_app.privacy.round_secrets import drop_secrets
+from fedsilo.client_app.session import SiteSession
+from fedsilo.client_app.site.opened_data import note_opening
+from fedsilo.client_app.site.private_state import SiteState
 from fedsilo.client_app.training.compute import noted_operations
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import INCOMING, SECURING, TRAINING
+from fedsilo.models.contract.errors import CheckpointError, SiteError
+from fedsilo.models.contract.messages import (
+    ARRAYS,
+    EVALUATE,
+    INCOMING,
+    KEPT_STATE,
+    METRICS,
+    SECURING,
+    TRAINING,
+    Instruction,
+)
 from fedsilo.models.contract.settings import SUMS
 from fedsilo.strategies.wire.secure_keys import SECURE
 
@@ -26,8 +41,7 @@ def answer(lab: Lab) -> RecordDict:
             reply[SECURE] = record
             return reply
         if phase in TRAINING and lab.common.secure_aggregation != "none":
-            with lab.outbound.naming_round():
-                lab.outbound.secure_site().ready()  # an hour's training would be for nothing
+            lab.outbound.refuse_before_data()  # an hour's training would be for nothing
         outgoing = lab.session.phase(phase)(lab)
         if not isinstance(outgoing, Outgoing):
             raise SiteError(
@@ -36,6 +50,52 @@ def answer(lab: Lab) -> RecordDict:
                 "site"
             )
         return lab.pack(outgoing)
+
+
+def open_data(session: SiteSession, instruction: Instruction, content: RecordDict) -> None:
+    """Open the data of a hospital that declares them, once nothing else is left to refuse.
+
+    Raises:
+        FedsiloError: the message is refused, or cannot be answered.
+    """
+    if session.stand_in is None or instruction.phase in SECURING:
+        return
+    if instruction.phase != EVALUATE:
+        session.phase(instruction.phase)
+    outbound = Outbound(session, instruction, content, session.state_folder(instruction))
+    outbound.refuse_before_data()
+    note_opening()
+    outbound.refuse_after_failure()
+    session.open_data()
+
+
+def failed_answer(
+    session: SiteSession, instruction: Instruction, content: RecordDict
+) -> RecordDict:
+    """Make the reply of a hospital that could not answer: of the form of every other reply.
+
+    The state stays as it was before, under the number of this message: the server has been told
+    that there is one.
+
+    Args:
+        session: of the run, with a stand-in for the data.
+        instruction: of the message.
+        content: the message's records.
+
+    Raises:
+        FedsiloError: nothing can be masked, for a reason that no data decide.
+    """
+    note_opening()  # an error from here on may say what this site had masked before
+    folder = session.state_folder(instruction)
+    if instruction.phase != EVALUATE:
+        files = SiteState(folder, session.digest)
+        with suppress(CheckpointError):
+            files.store(instruction, files.before(instruction) or {})
+    kept = int(instruction.phase != EVALUATE)
+    reply = RecordDict({METRICS: MetricRecord({KEPT_STATE: kept})})
+    if instruction.returns or instruction.phase == EVALUATE:
+        reply[ARRAYS] = Outbound(session, instruction, content, folder).failed_part()
+    return reply
 
 
 def evaluate(lab: Lab) -> RecordDict:

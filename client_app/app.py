@@ -3,20 +3,45 @@
 An error reply names site, round and reason, so that the server's failure policy can decide; the
 traceback stays in the site's own log. A hospital that has a site file answers under it, and each
 message has a line in its audit log before the reply leaves.
+
+One rule for every error is here, too: once patients' data have been opened, a hospital that does
+not trust the server with single answers sends a constant text, and in a secure sum not even that: a
+site that could not answer adds 0, so that the server learns only how many could not.
 """
 
 import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsilo.client_app.site.node import Answering, for_simulated_site, is_simulated, owner_only
-from fedsilo.models.contract.errors import ERROR_CODES, FedsiloError, FileNamesError, RefusedError
-from fedsilo.models.contract.messages import CONFIG, SIMULATED_SITE, Instruction
+from fedsilo.client_app.site.opened_data import (
+    Opened,
+    constant_error,
+    tells_single_answers,
+    watching,
+)
+from fedsilo.models.contract.errors import (
+    ERROR_CODES,
+    FedsiloError,
+    FileNamesError,
+    RefusedError,
+    WithheldError,
+)
+from fedsilo.models.contract.messages import (
+    CONFIG,
+    EVALUATE,
+    HELLO,
+    SIMULATED_SITE,
+    SURVEY,
+    Instruction,
+)
+from fedsilo.models.contract.settings import SUMS
 from fedsilo.models.contract.versions import refuse_other_versions
 from fedsilo.strategies.wire.records import bundle, unbundle
 
@@ -55,13 +80,19 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _phase(message: Message, context: Context, final: bool = False) -> RecordDict:
     # Here and below: PyTorch is imported by the first message, not by whoever only names the app
-    from fedsilo.client_app.answer import answer, evaluate
+    from fedsilo.client_app.answer import answer, evaluate, open_data
     from fedsilo.client_app.lab import Lab
     from fedsilo.client_app.session import session_of
 
-    instruction = Instruction.from_config(message.content[CONFIG])
-    lab = Lab(session_of(context), message.content, instruction)
+    instruction, session = _instruction(message, final), session_of(context)
+    open_data(session, instruction, message.content)
+    lab = Lab(session, message.content, instruction)
     return evaluate(lab) if final else answer(lab)
+
+
+def _instruction(message: Message, final: bool) -> Instruction:
+    instruction = Instruction.from_config(message.content[CONFIG])
+    return replace(instruction, phase=EVALUATE) if final else instruction
 
 
 def _hello(message: Message, context: Context) -> RecordDict:
@@ -111,10 +142,11 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     if not simulated:
         from fedsilo.client_app.site.bounds import within_bounds
 
-        guards.append(within_bounds)
+        guards += [failing_in_the_sum, within_bounds]
     answering = Answering(message, context)
+    opened = answering.opened
     error: Exception | None = None
-    with nullcontext() if simulated else owner_only():
+    with watching(opened), nullcontext() if simulated else owner_only():
         try:
             message.content = unbundle(message.content)
             with ExitStack() as passed:
@@ -124,7 +156,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
             reply = Message(answering.content, reply_to=message)
         except Exception as raised:  # the boundary: a site's failure must reach the server
             error = raised
-            reply = _failure(message, context, error)
+            reply = _failure(message, context, error, opened)
         if ruled:
             reply = _logged(answering, context, reply, error)
         if not simulated and reply.has_content() and reply.content.array_records:
@@ -132,12 +164,41 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     return reply
 
 
+@contextmanager
+def failing_in_the_sum(answering: Answering) -> Iterator[None]:
+    """Let a failure after the data were opened add 0, where answers are summed.
+
+    The server would otherwise learn that this site alone has failed, and it can make that depend on
+    a single patient.
+    """
+    message, context, opened = answering.message, answering.context, answering.opened
+    opened.hidden = not tells_single_answers(context.node_config, context.run_config)
+    try:
+        yield
+        return
+    except Exception as error:  # whatever fails, fails inside of the sum
+        kind = message.metadata.message_type
+        is_summed = context.run_config.get("trust") == SUMS and kind not in (HELLO, SURVEY)
+        if not (is_summed and opened.data):
+            raise
+        opened.why = _reason(error, context)
+        logging.getLogger("flwr").error(
+            "fedsilo: could not answer, and added 0 to the sum: %s", " ".join(opened.why.split())
+        )
+    # After the block, so that the error, and the memory that it holds, is gone
+    from fedsilo.client_app.answer import failed_answer
+    from fedsilo.client_app.session import session_of
+
+    instruction = _instruction(message, kind == EVALUATE)
+    answering.content = failed_answer(session_of(context), instruction, message.content)
+
+
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
     """Refuse a message before anything of it is opened; the audit log says so."""
     from fedsilo.client_app.site.identity import own_name
 
     error = RefusedError(f"site {own_name(context)}: {error}")
-    reply = _failure(message, context, error)
+    reply = _failure(message, context, error, Opened())
     if "site-file" not in context.node_config:
         return reply
     from fedsilo.client_app.site.policy import read_site_file
@@ -149,13 +210,30 @@ def refuse(message: Message, context: Context, error: RefusedError) -> Message:
         return _logged(answering, context, reply, error)
 
 
-def _failure(message: Message, context: Context, error: Exception) -> Message:
+def _failure(message: Message, context: Context, error: Exception, opened: Opened) -> Message:
     """Return an error as a reply; a real hospital's own log says in full why it did not answer."""
     reason = _reason(error, context)
     if "site" in context.node_config:  # in a simulation the server's line will do
         said = str(error) if isinstance(error, FedsiloError) else reason
         logging.getLogger("flwr").error("fedsilo: %s", " ".join(said.split()))
+    if opened.data and opened.hidden:
+        opened.why, error = reason, constant_error(error)
+        if isinstance(error, WithheldError):
+            reason = f"site {_own_name(context)}, round {_round_of(message)}: {error}"
     return Message(Error(_code(error), " ".join(reason.split())), reply_to=message)
+
+
+def _own_name(context: Context) -> str:
+    from fedsilo.client_app.site.identity import own_name
+
+    return own_name(context)
+
+
+def _round_of(message: Message) -> int:
+    """Return the round that a message says it is of, 0 where it says none."""
+    config = message.content.config_records.get(CONFIG, ConfigRecord())
+    round_ = config.get("round", 0)
+    return round_ if isinstance(round_, int) else 0
 
 
 def _logged(
@@ -163,19 +241,20 @@ def _logged(
 ) -> Message:
     """Return a reply once its line is in the audit log; without the line an error.
 
-    ``context`` is as Flower gave it, without the limits of the site file.
+    The line says why the site did not answer, also where the reply does not. ``context`` is as
+    Flower gave it, without the limits of the site file.
     """
     from fedsilo.client_app.site import audit_log
     from fedsilo.client_app.site.identity import own_name
     from fedsilo.client_app.site.policy import log_path
 
-    message, outcome = answering.message, audit_log.ANSWERED
-    if error:
+    message, outcome, why = answering.message, audit_log.ANSWERED, answering.opened.why
+    if error or why:
         refused = isinstance(error, RefusedError)
         outcome = audit_log.REFUSED if refused else audit_log.FAILED
     site = own_name(context)
     try:
-        line = audit_log.entry(site, message, context, reply, outcome)
+        line = audit_log.entry(site, message, context, reply, outcome, why)
         audit_log.append_line(log_path(context, answering.rules), line)
     except Exception as unlogged:  # the same boundary: nothing leaves unlogged
         before = str(reply.error.reason) if reply.has_error() else ""

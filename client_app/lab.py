@@ -314,9 +314,11 @@ class Lab:
         if self.session.compression and send:
             updates = self.outbound.compressed(send, self.arrays())
         has_kept = bool(keep or self._continued) and self._keep(keep)
-        metrics = self._leaving_metrics()
+        has_kept = has_kept or self._keeps_in_any_case()
         marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)}
-        record = MetricRecord({**metrics, KEPT_STATE: int(has_kept), **marks})
+        if self.session.stand_in is not None:
+            marks = {}  # which operations ran may depend on the data
+        record = MetricRecord({**self._leaving_metrics(), KEPT_STATE: int(has_kept), **marks})
         packed = RecordDict({METRICS: record})
         # Measurements are summed in secret, also at the end, when no arrays are sent
         if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
@@ -418,6 +420,17 @@ class Lab:
         parts = measured_parts(network, samples, self.sampling, self.compute, place)
         for metric in metrics:
             self._parts[measurement(INCOMING, split, metric)] = parts[metric]
+
+    def _keeps_in_any_case(self) -> bool:
+        """Store an empty state at a hospital that declares its data, so that all replies are alike.
+
+        A site that fails stores the state before, whether it kept one now or not.
+        """
+        phase = self.instruction.phase
+        if self.session.stand_in is None or phase == EVALUATE or phase in SECURING:
+            return False
+        self.state_files.store(self.instruction, dict(self._counted))
+        return True
 
     def _keep(self, arrays: Arrays) -> bool:
         """Store the site's private state after this phase; tell whether there is any.

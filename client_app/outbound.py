@@ -1,11 +1,12 @@
 """What leaves a site: arrays, masked where only sums may be read, and metrics of enough samples."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
@@ -13,11 +14,13 @@ from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.privacy.secure_aggregation import SecureSite
 from fedsilo.client_app.privacy.signing import signer_of
 from fedsilo.client_app.privacy.summand import Summand
+from fedsilo.client_app.privacy.summed_before import SummedBefore
 from fedsilo.client_app.session import SiteSession
+from fedsilo.client_app.site.node import OWN
 from fedsilo.models.contract.errors import FedsiloError, RefusedError, SiteError
-from fedsilo.models.contract.messages import STEPS, Instruction
+from fedsilo.models.contract.messages import ARRAYS, STEPS, Instruction
 from fedsilo.models.contract.settings import SERVER, SUMS
-from fedsilo.models.privacy.gaussian_mechanism import clipped_to
+from fedsilo.models.privacy.gaussian_mechanism import clipped_to, finite
 from fedsilo.models.privacy.summed_metrics import bounds, portion
 from fedsilo.strategies.wire.records import ArrayError, NDArray, to_record, unpack
 from fedsilo.strategies.wire.secure_keys import SECURE, texts
@@ -62,17 +65,89 @@ class Outbound:
             update = {
                 name: array.cpu().double() - received[name] for name, array in leaving.items()
             }
-            clipped = clipped_to(update, self.session.settings.clip_norm)
             with self.naming_round():
-                everything = {
-                    f"{record}/{name}": unpack(array)
-                    for record, arrays in self.content.array_records.items()
-                    for name, array in arrays.items()
-                }
-                secure = self.secure_site()
-                portions = self._portions(texts(secure.asked, "metrics"), metrics or {})
-                sent = secure.masked(clipped, everything, portions)
+                sent = self._masked(update, metrics or {})
         return to_record(sent)
+
+    def refuse_before_data(self) -> None:
+        """Refuse what can be refused of a secure sum before data are opened; after that nothing is.
+
+        Raises:
+            FedsiloError: names site and round.
+        """
+        with self.naming_round():
+            secure = self.secure_site()
+            names = texts(secure.asked, "metrics")
+            for name in names:
+                self._bounds_of(name)
+            received = self._received()
+            self._zeros(received)
+            secure.ready(received, names)
+
+    def refuse_after_failure(self) -> None:
+        """Fail for weights for which this site has failed before.
+
+        Raises:
+            SiteError: it has.
+        """
+        self.secure_site().refuse_after_failure(self._received())
+
+    def failed_part(self) -> ArrayRecord:
+        """Return what leaves in place of an answer that failed: 0, masked, and that it failed.
+
+        Raises:
+            FedsiloError: nothing can be masked.
+        """
+        with self.naming_round():
+            return to_record(self._masked(None, {}))
+
+    def _masked(self, update: Arrays | None, metrics: Mapping[str, float]) -> dict[str, NDArray]:
+        """Return a part of a secure sum; ``update`` is None where the site could not answer.
+
+        Names and shapes are those that the server asks for and sends, in every case.
+
+        Raises:
+            SiteError: the update has other names or shapes.
+        """
+        received = self._received()
+        zeros = self._zeros(received)
+        part = zeros
+        if update is not None:
+            part = {name: finite(array) for name, array in update.items()}
+            shapes = [{n: tuple(a.shape) for n, a in arrays.items()} for arrays in (part, zeros)]
+            if shapes[0] != shapes[1]:
+                raise SiteError(
+                    f"the sum is of {sorted(zeros)}, but method "
+                    f"'{self.session.settings.method}' sends {sorted(part)}"
+                )
+        clipped = clipped_to(part, self.session.settings.clip_norm)
+        secure = self.secure_site(update is None)
+        portions = {
+            name: portion(metrics.get(name), *self._bounds_of(name))
+            for name in texts(secure.asked, "metrics")
+        }
+        return dict(secure.masked(clipped, received, portions))
+
+    def _received(self) -> dict[str, NDArray]:
+        """Return all arrays received, by record and name."""
+        return {
+            f"{record}/{name}": unpack(array)
+            for record, arrays in self.content.array_records.items()
+            for name, array in arrays.items()
+        }
+
+    def _zeros(self, received: Mapping[str, NDArray]) -> dict[str, Tensor]:
+        """Return zeros in the shapes of the arrays whose updates the server asks to sum.
+
+        Raises:
+            SiteError: the server asks for one that it has not sent.
+        """
+        zeros = {}
+        for name in texts(self._secure_record(), "arrays"):
+            if f"{ARRAYS}/{name}" not in received:
+                raise SiteError(f"the sum is of '{name[:80]}', which was not sent")
+            zeros[name] = torch.zeros(received[f"{ARRAYS}/{name}"].shape, dtype=torch.float64)
+        return zeros
 
     def compressed(self, leaving: Arrays, received: Arrays) -> ArrayRecord:
         """Pack arrays as they travel in fewer bytes.
@@ -96,15 +171,12 @@ class Outbound:
             raise SiteError(f"{place}: {error}") from None
         return to_record(sent)
 
-    def _portions(self, names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the measurements that the server asks to sum, each from 0 to 1."""
-        portions = {}
-        for name in names:
-            ends = bounds(name, self.session.silo.task.classes)
-            if ends is None or name not in metrics or self.session.settings.trust != SUMS:
-                raise RefusedError(f"'{name[:80]}' is not a measurement that is summed here")
-            portions[name] = portion(metrics[name], *ends)
-        return portions
+    def _bounds_of(self, name: str) -> tuple[float, float]:
+        """Return the least and largest value of a measurement that the server asks to sum."""
+        ends = bounds(name, self.session.silo.task.classes)
+        if ends is None or self.session.settings.trust != SUMS:
+            raise RefusedError(f"'{name[:80]}' is not a measurement that is summed here")
+        return ends
 
     def metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """Return the metrics that leave as they are.
@@ -137,27 +209,47 @@ class Outbound:
                 raise SiteError("the run has no secure aggregation, and keys for it are asked for")
             return self.secure_site().answer(self.instruction.phase)
 
-    def secure_site(self) -> SecureSite:
-        """Return the site's side of secure aggregation in this round."""
-        record = self.content.config_records.get(SECURE)
-        if record is None:
-            raise SiteError(f"the message has no record '{SECURE}'")
+    def secure_site(self, failed: bool = False) -> SecureSite:
+        """Return the site's side of secure aggregation in this round.
+
+        ``failed`` says that it has nothing to add.
+        """
         session, instruction = self.session, self.instruction
         name, settings = session.silo.name, session.settings
-        counts = {split: sum(labels) for split, labels in session.told().items()}
-        measures = session.measured_splits() if settings.trust == SUMS else ()
+        samples = session.limits.secure_samples
+        # A cap hides the exact counts, which would leave next to the noisy ones
+        labels = session.told() if session.cap else session.silo.label_counts()
+        counts = {split: sum(of_labels) for split, of_labels in labels.items()}
         return SecureSite(
             name,
             instruction.run_name,
             instruction.round,
             settings,
             self.folder,
-            record,
+            self._secure_record(),
             signer_of(session.simulated, settings.seed, name, session.node_config),
-            Summand(settings, counts, measures),
-            digest("terms", sorted(session.run_config.items())),
+            Summand(settings, counts, failed),
+            digest("terms", sorted(session.run_config.items()), samples),
             session.limits.colluding_sites,
+            session.measured_splits() if settings.trust == SUMS else (),
+            samples,
+            self._book(samples),
         )
+
+    def _secure_record(self) -> ConfigRecord:
+        record = self.content.config_records.get(SECURE)
+        if record is None:
+            raise SiteError(f"the message has no record '{SECURE}'")
+        return record
+
+    def _book(self, samples: int) -> SummedBefore | None:
+        """Open the record of what this hospital has summed in all runs; None in a simulation."""
+        session = self.session
+        if session.simulated or "state-dir" not in session.node_config:
+            return None
+        folder = Path(str(session.node_config["state-dir"])) / OWN / session.silo.name
+        terms = digest("scale", session.digest, session.settings.clip_norm, samples)
+        return SummedBefore(folder, terms.hex())
 
     @contextmanager
     def naming_round(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,19 +20,22 @@ from flwr.app import Context, RecordDict
 
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.privacy.told_counts import Counts, told_counts
+from fedsilo.client_app.site.declared_data import FILE as DECLARED
+from fedsilo.client_app.site.declared_data import declared_data
 from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
 from fedsilo.client_app.site.limits import NO_LIMITS, Limits, limits_of
 from fedsilo.client_app.site.node import built, is_simulated, own_folder
+from fedsilo.client_app.site.opened_data import forget_opening, note_opening
 from fedsilo.client_app.site.policy import refuse_few
 from fedsilo.client_app.site.private_state import settings_digest_of
 from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.training.augmentation import check_images
 from fedsilo.client_app.training.compute import Compute, compute_of
 from fedsilo.client_app.training.initial_network import class_weights, effective_samples
-from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.client_app.training.loop import LocalTraining, steps_of
 from fedsilo.client_app.training.optimisers import refuse_forgetful
 from fedsilo.client_app.training.standardised import figures_for, with_figures
-from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.registry import data_set, load_silo
 from fedsilo.datasets.silo.silos import SPLITS, Silo
 from fedsilo.models.contract.errors import DataError, RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
@@ -40,6 +44,7 @@ from fedsilo.models.contract.plugs import with_plugin_settings
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
+from fedsilo.models.maths.pacing import batch_of
 from fedsilo.models.privacy.promises import check_privacy_settings
 from fedsilo.strategies.wire.compressed import Compression, compression_of
 
@@ -59,6 +64,10 @@ class SiteSession:
     node_config: Mapping[str, Value]  # what the node says of itself, a site file's limits among it
     run_config: Mapping[str, Value]  # what the run says
     cap: Ledger | None  # ledger of the hospital's own cap on epsilon over all runs, if it has one
+    # Empty samples in place of those of ``silo``, as many as a hospital declares at 'trust: sums';
+    # admission and hello use them. None where the site tells its exact counts
+    stand_in: Silo | None = None
+    load: Callable[[], Silo] | None = None  # reads the data that ``stand_in`` stands for
     # What follows is there once the site is admitted
     compute: Compute = field(init=False)  # device and precision
     sampling: CommonSettings = field(init=False)  # ``settings`` with the seed by which it draws
@@ -87,6 +96,10 @@ class SiteSession:
                 f"site {self.silo.name} has fewer than {self.limits.minimum_batch} training "
                 "samples ('minimum-batch'): it takes no part"
             )
+        if self.stand_in and self.silo.features and self.settings.standardise == "declared":
+            figures_for(self.silo, self.settings, RecordDict())  # now, not in the sum
+        if self.stand_in:
+            self._refuse_small_steps(sum(counts))
         if self.settings.augmentation:
             check_images(self.settings, self.silo)
         if self.settings.class_weights != "none":
@@ -103,6 +116,59 @@ class SiteSession:
         self.compression = compression_of(self.settings)
         self.method = method
         return self
+
+    def _refuse_small_steps(self, samples: int) -> None:
+        """Refuse a run whose rounds are of too few steps, or steps too small, for ``samples``.
+
+        A hospital judges by what it has declared: after the data are opened it could only fail in
+        the sum, and nobody would know why.
+        """
+        settings, limits, name = self.settings, self.limits, self.silo.name
+        if settings.epoch_steps:
+            steps, size = settings.pace, batch_of(samples, settings)
+        else:
+            steps = steps_of(samples, settings, limits.minimum_batch)
+            size = min(samples, settings.batch_size)
+        if steps < limits.minimum_steps_per_reply:
+            raise RefusedError(
+                f"site {name}: a round would be {steps} optimiser step(s) of the samples that this "
+                f"hospital declares, but it needs {limits.minimum_steps_per_reply} "
+                "('minimum-steps-per-reply'): raise 'local-epochs' or 'local-steps', lower "
+                "'batch-size', or leave the site out"
+            )
+        if size < limits.minimum_batch:
+            raise RefusedError(
+                f"site {name}: a step would be of fewer than {limits.minimum_batch} of the samples "
+                "that this hospital declares ('minimum-batch'): lower 'epoch-steps', or leave the "
+                "site out"
+            )
+
+    def open_data(self) -> None:
+        """Read the data that so far have a stand-in; from here on every failure is one of a sum.
+
+        Raises:
+            DataError: they cannot be read.
+            SiteError: they are no longer what the hospital has declared.
+        """
+        if self.load is None or self.silo is not self.stand_in:
+            return
+        silo, declared = self.load(), self.stand_in
+        kinds = [(s.task, s.features, s.classes, s.schema) for s in (silo, declared)]
+        counts = silo.label_counts()
+        fewer = any(
+            exact < least
+            for split, bounds in declared.label_counts().items()
+            for exact, least in zip(counts.get(split, []), bounds, strict=False)
+        )
+        if kinds[0] != kinds[1] or fewer:
+            raise SiteError(
+                f"site {silo.name}: the data are fewer or of another kind than when this hospital "
+                f"declared them: remove '{DECLARED}' in its 'state-dir' to have them counted again"
+            )
+        self.silo = silo
+        refuse_few(silo.name, counts["train"], self.node_config)
+        if self.settings.class_weights != "none":
+            self._refuse_few_weighed()
 
     def _refuse_few_weighed(self) -> None:
         """Refuse weights of classes by which a step would be of few samples, as of one rare class.
@@ -121,11 +187,13 @@ class SiteSession:
     def told(self) -> Counts:
         """Return how many samples of each class this site says it has, by split.
 
+        At 'trust: sums' that is what the hospital has declared: at least as many are there.
+
         Raises:
             EpsilonSpentError: this is their first report, and the hospital's cap is reached.
         """
         if self.cap is None:
-            return self.silo.label_counts()
+            return (self.stand_in or self.silo).label_counts()
         data = {**self.silo.fingerprints, "data set": self.settings.dataset}
         return told_counts(self.silo.label_counts(), data, self.limits.counts_noise, self.cap)
 
@@ -229,7 +297,7 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
         FedsiloError: the site cannot take part.
     """
     if not is_simulated(context):
-        session = open_session(context).admit()
+        session = open_session(context, with_data=False).admit()
         if folder := own_folder(context, session.silo.name):
             session.sampling = replace(session.settings, seed=secret_seed(folder))
         return session
@@ -245,8 +313,12 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
     return _sessions[key]
 
 
-def open_session(context: Context) -> SiteSession:
+def open_session(context: Context, with_data: bool = True) -> SiteSession:
     """Open this node's silo under the run's settings; whether it takes part is not asked yet.
+
+    Args:
+        context: Flower's.
+        with_data: False for a stand-in for the data, where a hospital declares them.
 
     Raises:
         SiteError: the server chooses among a real hospital's samples. By sums over the same ones
@@ -260,11 +332,22 @@ def open_session(context: Context) -> SiteSession:
     if not simulated and context.node_config.get("allow-folds") is not True:
         _refuse_chosen_samples(settings)
     site = site_name(context, settings)
-    silo = _load(site, settings, context)
     capped, folder = node_cap(context), own_folder(context, site)
     if capped.max_epsilon:
         _refuse_without_epsilon(settings)
-    check_privacy_settings(settings, bool(silo.features))  # whatever the server has checked
+    # Whatever the server has checked, and before data are opened: then the reason may leave
+    check_privacy_settings(settings, data_set(settings.dataset).is_table)
+    load, stand_in = partial(_load, site, settings, context), None
+    if not simulated and settings.trust == SUMS:
+        if folder is None:
+            raise RefusedError(
+                f"site {site} keeps what it declares of its data in its 'state-dir', but the node "
+                "config names none: start the SuperNode with one"
+            )
+        stand_in = declared_data(folder, settings, load).stand_in(site)
+        forget_opening()
+    silo = stand_in or load()
+    check_privacy_settings(settings, bool(silo.features))
     cap = None
     if capped.max_epsilon:
         if folder is None:
@@ -274,7 +357,10 @@ def open_session(context: Context) -> SiteSession:
             )
         cap = Ledger(folder / LEDGER, capped.max_epsilon, capped.delta, of_all_runs=True)
     node = context.node_config
-    session = SiteSession(settings, silo, simulated, limits_of(context), node, run, cap)
+    limits = limits_of(context)
+    session = SiteSession(settings, silo, simulated, limits, node, run, cap, stand_in, load)
+    if with_data:
+        session.open_data()
     if settings.dataset == "folder":  # whatever a hospital's folders are called would be a class
         session.require_consent("allow-folder-names", "folders' names are sent as those of classes")
     return session
@@ -316,6 +402,7 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
         DataError: the files cannot be used. No file is named that the data set does not name: a
             file's name may identify a patient.
     """
+    note_opening()
     try:
         return load_silo(name, settings)
     except DataError as error:

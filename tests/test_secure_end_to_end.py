@@ -1,6 +1,7 @@
 """Secure aggregation from settings to run directory: the sum is right, its parts are nowhere."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from flwr.app import Array, Error, Message
 from safetensors.numpy import load_file
 
 import fedsilo.server_app.run.inline_engine
+from fedsilo.client_app.outbound import Outbound
 from fedsilo.client_app.privacy import secure_aggregation
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.messages import (
@@ -24,7 +26,7 @@ from fedsilo.models.contract.messages import (
     TRAIN,
 )
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.privacy.secure_sum import quantisation
+from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid
@@ -39,12 +41,13 @@ Tiny = Callable[..., dict[str, Value]]
 Change = Callable[[str, str, Message], Message | None]
 SILOS = 4
 CLIP = 0.5
+LEAST = 15  # samples that train at all sites together, at least
 
 
 @pytest.fixture
 def values(tiny: Tiny) -> dict[str, Value]:
     few = {"silos": SILOS, "clip-norm": CLIP, "secure-aggregation": "secagg", "min-sites": 3}
-    return tiny("fedavg", rounds=1) | few | {"secure-samples": 50}
+    return tiny("fedavg", rounds=1) | few
 
 
 class FaultyGrid(InlineGrid):
@@ -93,6 +96,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     def watched(
         self: Any, updates: Mapping[str, Any], received: Mapping[str, Any], *more: Any
     ) -> Any:
+        if not updates:  # measured alone
+            return masked(self, updates, received, *more)
         known.before = {name: received[f"{ARRAYS}/{name}"].astype(np.float64) for name in updates}
         known.updates[self.site] = {name: update.numpy() for name, update in updates.items()}
         return masked(self, updates, received, *more)
@@ -116,7 +121,8 @@ def test_the_mean_is_that_of_the_clipped_updates_within_the_step(
     way = quantisation(resolve(dict(values)).common, SILOS)
     for name, found in model(directory).items():
         plain = seen.before[name] + mean_of(parts, name)
-        assert np.allclose(found, plain, rtol=1e-6, atol=4 * way.step)
+        coarse = 4 * way.step * SAMPLES / LEAST  # rounding is of parts scaled by samples over B
+        assert np.allclose(found, plain, rtol=1e-6, atol=coarse)
     assert directory.read_json("summary.json")["privacy"]["guarantee"].startswith("no diff")
     told = " ".join(directory.read_json("privacy.json")["leaves each site"])
     assert "of them the server learns the mean over all sites alone" in told
@@ -140,7 +146,7 @@ def test_a_site_that_drops_out_of_a_phase_costs_the_sum_its_part_alone(
     parts = [part for site, part in seen.updates.items() if site != gone]
     assert len(parts) == (3 if gone else 4)
     for name, found in model(directory).items():
-        assert np.allclose(found, seen.before[name] + mean_of(parts, name), rtol=1e-6, atol=1e-7)
+        assert np.allclose(found, seen.before[name] + mean_of(parts, name), rtol=1e-6, atol=4e-6)
     failures = directory.read_json("summary.json")["failures"]
     assert [(f["site"], f["phase"]) for f in failures] == [("s2a", phase)]
 
@@ -182,7 +188,6 @@ def test_no_single_update_reaches_the_server_or_its_disk(
         ({"secure-threshold": 2}, "of 4 sites it must be from 3 to 4", {"secure-threshold": 4}),
         ({"aggregation": "median"}, "of a sum only the mean is known", {"aggregation": "mean"}),
         ({"site-weights": "w.json"}, "weigh themselves by their own", {"site-weights": ""}),
-        ({"secure-bits": 4}, "raise 'secure-bits', or set it to 0", {"secure-bits": 0}),
         ({"sites-per-round": 2}, "needs at least three sites, and there are 2", {"silos": 4}),
         ({"max-epsilon": 3.0}, "there is no epsilon: set both, or remove", {"max-epsilon": 0.0}),
         (
@@ -239,7 +244,7 @@ def test_trust_sums_tells_means_over_all_sites_and_no_single_answer(
             if (row["round"], row["split"], row["metric"]) == (round_, split, metric)
         ]
         total = sum(size for size, _ in weighed)
-        assert mean == pytest.approx(sum(n * v for n, v in weighed) / total, abs=2e-6)
+        assert mean == pytest.approx(sum(n * v for n, v in weighed) / total, abs=2e-4)
     assert {metric for _, _, metric in means} == {
         *("accuracy", "entropy", "loss"),
         "trained-loss",
@@ -449,3 +454,89 @@ def test_sites_that_are_sent_different_models_give_away_no_sum(
     monkeypatch.setattr(GridAsk, "message", other)
     with pytest.raises(SiteError, match="round 1: the masks did not go out of the sum"):
         inline_run(values, SILOS)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function by which some sites add 0, as hospitals do that could not answer."""
+    honest = Outbound._masked
+
+    def fail(*sites: str) -> None:
+        def masked(self: Outbound, update: Any, metrics: Any) -> Any:
+            broken = self.session.silo.name in sites
+            return honest(self, None if broken else update, metrics)
+
+        monkeypatch.setattr(Outbound, "_masked", masked)
+
+    return fail
+
+
+def test_sites_that_fail_in_the_sum_are_left_out_of_the_mean_and_counted(
+    values: dict[str, Value], inline_run: InlineRun, seen: Seen, failing: Callable[..., None]
+) -> None:
+    failing("s2a")
+    directory = inline_run(values | {"trust": "sums"}, SILOS)
+    parts = [part for site, part in seen.updates.items() if site != "s2a"]
+    assert len(parts) == SILOS - 1
+    for name, found in model(directory).items():
+        assert np.allclose(found, seen.before[name] + mean_of(parts, name), rtol=1e-6, atol=4e-6)
+    failures = directory.read_json("summary.json")["failures"]
+    assert {failure["site"] for failure in failures} == {"unknown"}, "nobody knows which it was"
+    assert "1 site of 4 could not answer" in failures[0]["reason"]
+    means = {row["metric"]: float(row["value"]) for row in directory.read_csv("metrics.csv")}
+    assert 0 < means["accuracy"] <= 1
+
+
+def test_min_sites_counts_the_sites_that_could_answer(
+    values: dict[str, Value], inline_run: InlineRun, failing: Callable[..., None]
+) -> None:
+    failing("s2a", "s3a")
+    with pytest.raises(SiteError, match=r"2 sites of 4 could not answer .* 2 of 4 .* 3 are needed"):
+        inline_run(values | {"trust": "sums"}, SILOS)
+    inline_run(values | {"trust": "sums", "min-sites": 2}, SILOS)
+
+
+def test_a_sum_of_failures_alone_is_an_error(
+    values: dict[str, Value], inline_run: InlineRun, failing: Callable[..., None]
+) -> None:
+    failing("s1a", "s1b", "s2a", "s3a")
+    with pytest.raises(SiteError, match="none of 4 sites could answer"):
+        inline_run(values | {"trust": "sums", "min-sites": 1}, SILOS)
+
+
+def test_a_metric_that_is_not_finite_is_a_mean_over_the_other_sites(
+    values: dict[str, Value], inline_run: InlineRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cast of a nan is undefined: the mean that the server showed was silently wrong."""
+    honest = Outbound._masked
+    losses: dict[str, float] = {}
+    loss = "trained.train.loss"
+
+    def masked(self: Outbound, update: Any, metrics: dict[str, float]) -> Any:
+        changed = dict(metrics)
+        if loss in metrics:
+            losses[self.session.silo.name] = metrics[loss]
+            changed[loss] = math.nan if self.session.silo.name == "s2a" else metrics[loss]
+        return honest(self, update, changed)
+
+    monkeypatch.setattr(Outbound, "_masked", masked)
+    directory = inline_run(values | {"trust": "sums"}, SILOS)
+    rows = directory.read_csv("metrics.csv")
+    (found,) = [float(row["value"]) for row in rows if row["metric"] == "trained-loss"]
+    others = [value for site, value in losses.items() if site != "s2a"]
+    assert found == pytest.approx(np.mean(others), abs=2e-3)
+
+
+def test_a_metric_that_no_site_has_is_left_out_with_a_line(
+    values: dict[str, Value], inline_run: InlineRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Outbound._masked
+
+    def masked(self: Outbound, update: Any, metrics: dict[str, float]) -> Any:
+        return honest(self, update, dict.fromkeys(metrics, math.nan))
+
+    monkeypatch.setattr(Outbound, "_masked", masked)
+    directory = inline_run(values | {"trust": "sums"}, SILOS)
+    assert not directory.read_csv("metrics.csv")
+    reasons = [f["reason"] for f in directory.read_json("summary.json")["failures"]]
+    assert "no site has a finite value of 'trained.train.loss': it is left out" in reasons

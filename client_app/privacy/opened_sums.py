@@ -49,9 +49,9 @@ class OpenedSums:
             raise self._other(sites)
         if sites and before != weighed:
             raise RefusedError(
-                "a sum of this round was opened before, and what this site weighted in it was "
-                "another: both together would reveal its own part; set 'deterministic' to "
-                "'true', and choose another 'run-name'"
+                "this round's sum was opened before with a different part of this site: both "
+                "sums together would reveal that part; set 'deterministic' to 'true', and begin a "
+                "run with another 'run-name' and 'seed'"
             )
 
     def note(self, answered: Sequence[str], weighed: str) -> None:

@@ -42,6 +42,8 @@ class RoundSecrets:
     context: bytes = b""  # what all sites share
     partners: list[str] = field(default_factory=list)  # with which it is masked; none: not yet
     weighed: str = ""  # digest of what it masked
+    received: str = ""  # digest of the arrays that it was sent with the model
+    failed: bool = False  # it could not answer, and masked 0
     answered: list[str] = field(default_factory=list)  # whose weights came, as it has signed
 
     @property

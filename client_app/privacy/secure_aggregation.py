@@ -13,7 +13,7 @@ a round are gone once its sum is open (``fedsilo.client_app.privacy.opened_sums`
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,20 @@ from fedsilo.client_app.privacy.round_secrets import (
 )
 from fedsilo.client_app.privacy.signing import Signer
 from fedsilo.client_app.privacy.summand import Summand
+from fedsilo.client_app.privacy.summed_before import SummedBefore
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import SECURE_AGREE, SECURE_KEYS, SECURE_SHARES
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.privacy.secure_sum import (
     KEY,
+    SAMPLES,
     Words,
     masked,
     needed_sites,
     quantisation,
     tolerated,
 )
+from fedsilo.models.privacy.summed_metrics import split_of
 from fedsilo.strategies.wire.secure_keys import (
     LONGEST_KEY,
     LONGEST_SEALED,
@@ -82,6 +85,9 @@ class SecureSite:
     summand: Summand  # what it has to add
     terms: bytes = b""  # digest of the run's settings, which all sites must share
     colluding: int = 0  # sites that may work with the server, of which its part stays hidden
+    measures: Sequence[str] = ()  # the splits of which its measurements may be summed
+    samples: int = SAMPLES  # B, by which parts are scaled: the hospital's, in all site files alike
+    book: SummedBefore | None = None  # the sums of all runs; None in a simulation
 
     def answer(self, phase: str) -> ConfigRecord:
         """Answer a phase in which nothing is trained.
@@ -101,14 +107,14 @@ class SecureSite:
         self,
         updates: Mapping[str, Tensor],
         received: Mapping[str, Any],
-        portions: Mapping[str, float],
+        portions: Mapping[str, float | None],
     ) -> dict[str, Words]:
         """Return what leaves, weighted and masked: updates, samples and measurements.
 
         Args:
             updates: of what was received, clipped, by name.
             received: all arrays received, NumPy's, by record and name.
-            portions: measurements, each from 0 to 1, by name.
+            portions: measurements, each from 0 to 1, by name; None where there is no value.
 
         Raises:
             SiteError: it knows no keys of this round.
@@ -116,12 +122,17 @@ class SecureSite:
                 sum of this round is open in which this site weighted something else.
         """
         with one_at_a_time(self.folder):
-            secrets, partners = self.ready()
-            way, splits = quantisation(self.common, len(secrets.keys)), secrets.splits
-            numbers = self.summand.numbers(way, updates, splits, portions)
+            secrets, partners = self.ready(received, list(portions))
+            way = quantisation(self.common, len(secrets.keys), self.samples)
+            numbers = self.summand.numbers(way, updates, portions)
             secrets.partners, secrets.weighed = partners, arrays_digest(numbers).hex()
+            secrets.received = arrays_digest(received).hex()
+            secrets.failed = self.summand.failed
             self._sums().refuse_other(secrets.weighed)
-            secrets.write(self.folder)  # before anything leaves
+            # Before anything leaves
+            secrets.write(self.folder)
+            if self.book and secrets.failed:
+                self.book.note_failure(secrets.received)
         bound = bound_to(secrets.context, received, [*numbers, *portions])
         plus, minus = [secrets.own_mask], list[bytes]()
         for other in partners:
@@ -130,14 +141,23 @@ class SecureSite:
                 (plus if self.site < other else minus).append(key)
         return masked(numbers, plus, minus)
 
-    def ready(self) -> tuple[RoundSecrets, list[str]]:
+    def ready(
+        self, received: Mapping[str, Any], metrics: Sequence[str]
+    ) -> tuple[RoundSecrets, list[str]]:
         """Return the round's secrets and the sites to be masked with; asked before training, too.
+
+        Nothing here depends on the site's data: what it refuses it refuses before they are opened.
+
+        Args:
+            received: all arrays received, NumPy's, by record and name.
+            metrics: names of the measurements that are asked for.
 
         Raises:
             SiteError: it knows no keys of this round.
             RefusedError: the run's settings are others than those under which all sites signed
-                their keys, masked weights have left by these keys already, too few sites mask, or
-                others than those of this round's sum that is open already.
+                their keys, masked weights have left by these keys already, too few sites mask,
+                others than those of this round's sum that is open already, or a measurement is of
+                a split that not all sites measure.
         """
         secrets = read_secrets(self.folder, self.round)
         if secrets.terms != self.terms:  # by one site's own 'secure-samples' it would weigh most
@@ -154,14 +174,35 @@ class SecureSite:
         partners = texts(self.asked, "sites")
         self._refuse_few(partners, secrets, "share their keys")
         self._sums().refuse_without(partners)
+        if self.book:
+            self.book.refuse_another(arrays_digest(received).hex(), partners)
+        for name in metrics:
+            if split_of(name) not in ("", *secrets.splits):
+                raise RefusedError(
+                    f"'{name[:80]}' is of a split that not all sites measure: it would be the sum "
+                    "of few sites"
+                )
         return secrets, partners
+
+    def refuse_after_failure(self, received: Mapping[str, Any]) -> None:
+        """Fail again if this site has failed for the same arrays before.
+
+        Raises:
+            SiteError: it has; the site's own log alone says so.
+        """
+        if self.book and self.book.has_failed(arrays_digest(received).hex()):
+            raise SiteError(
+                "this site could not answer for the same weights before, and adds nothing to "
+                "them now: the difference of both sums would be its own part; after the repair "
+                "begin a run with another 'seed'"
+            )
 
     def _made_keys(self) -> ConfigRecord:
         masking, sealing = new_key_pair(), new_key_pair()
         public = masking.public, sealing.public
         private, own_mask = (masking.private, sealing.private), os.urandom(KEY)
         RoundSecrets(self.round, *private, public, own_mask, self.terms).write(self.folder)
-        splits = ",".join(self.summand.measures)
+        splits = ",".join(self.measures)
         said = self._key_words(self.site, public, splits)
         return self._record(
             {
@@ -170,6 +211,7 @@ class SecureSite:
                 "public": public_text(self.signer.private),
                 "terms": self.terms,
                 "splits": splits,
+                "samples": self.samples,
                 "signature": signed(self.signer.private, said),
             }
         )
@@ -248,6 +290,8 @@ class SecureSite:
         if secrets.answered not in ([], answered):
             raise RefusedError("another list of sites is signed already: begin the round again")
         self._sums().refuse_other(secrets.weighed, answered)
+        if self.book:
+            self.book.refuse_other_company(secrets.received, answered)
         secrets.answered = answered
         secrets.write(self.folder)  # before anything leaves
         return self._record({"signature": signed(self.signer.private, secrets.list_words())})
@@ -258,7 +302,10 @@ class SecureSite:
             raise RefusedError("no site has agreed yet whose weights came: begin the round again")
         self._refuse_disagreement(secrets)
         opened_shares = self._opened(secrets)
-        self._sums().note(secrets.answered, secrets.weighed)  # before anything leaves
+        # Before anything leaves
+        self._sums().note(secrets.answered, secrets.weighed)
+        if self.book:
+            self.book.note(secrets.received, secrets.answered, secrets.failed)
         drop_secrets(self.folder)
         return self._record(
             {

@@ -30,9 +30,12 @@ _FIRST_MARK = re.compile(r"^([^/]*/[^./]*[./]).*", re.DOTALL)
 
 
 def entry(
-    site: str, message: Message, context: Context, reply: Message, outcome: str
+    site: str, message: Message, context: Context, reply: Message, outcome: str, why: str = ""
 ) -> dict[str, Any]:
-    """Return the line of a message and the reply to it, as keys and values."""
+    """Return the line of a message and the reply to it, as keys and values.
+
+    ``why`` is why the site did not answer, where that is not in the reply.
+    """
     config: Mapping[str, Any] = {}
     if message.has_content():
         config = message.content.config_records.get(CONFIG, ConfigRecord())
@@ -50,7 +53,7 @@ def entry(
         "round": _short(config.get("round", 0)),
         "phase": _short(config.get("phase", "")),
         "outcome": outcome,
-        "why": reason[:_LONGEST_REASON],
+        "why": (why or reason)[:_LONGEST_REASON],
         "records": grouped(names_in(leaving)),
         "bytes-in": record_bytes(message.content) if message.has_content() else 0,
         "bytes-out": record_bytes(leaving) + len(reason.encode()),

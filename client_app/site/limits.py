@@ -15,7 +15,7 @@ from flwr.app import Context
 from fedsilo.client_app.site.node import built, is_simulated
 from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.messages import measurements
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, setting
 from fedsilo.models.privacy.promises import statistics_noise
 
@@ -53,6 +53,20 @@ class Limits:
         minimum=0.0,
         maximum=1e6,
     )
+    secure_samples: int = setting(
+        16384,
+        "samples as which a larger site counts in a secure sum; the same in all site files",
+        roles="least",
+        minimum=1,
+        maximum=2**20,
+    )
+    clip_norm: float = setting(
+        5.0,
+        "'clip-norm' of runs made for 'trust: sums': no run may scale this site's part otherwise",
+        roles="least",
+        above=0.0,
+        maximum=1e6,
+    )
     max_messages: int = quota(100, "messages of one run that are answered", minimum=1)
     max_repeats: int = quota(3, "answers to one phase of one round", minimum=1)
     max_runs_per_day: int = quota(20, "new runs in 24 hours", minimum=1)
@@ -81,6 +95,13 @@ class Limits:
                 )
         if settings.is_private():
             self._refuse_noise(settings)
+        if settings.trust == SUMS and settings.clip_norm != self.clip_norm:
+            raise RefusedError(
+                f"the run's 'clip-norm' is {settings.clip_norm:g}, but this hospital adds its part "
+                f"to sums by {self.clip_norm:g} alone, because different ones would reveal it: set "
+                f"the run's 'clip-norm' to {self.clip_norm:g}, or ask the hospital to change the "
+                "one in its site file"
+            )
         phases = 1 if settings.secure_aggregation == "none" else 5  # at least
         if settings.rounds * phases >= self.max_messages:
             of = f" of {phases} messages" if phases > 1 else ""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from flwr.app import Context, Message, RecordDict
 
+from fedsilo.client_app.site.opened_data import Opened
 from fedsilo.models.contract.messages import SIMULATED_SITE
 from fedsilo.models.contract.settings_schema import Value, build
 
@@ -29,6 +30,8 @@ class Answering:
     content: RecordDict = field(default_factory=RecordDict)
     # The site file as it was last read; None without one, or if it cannot be used
     rules: Any = None
+    # Whether the patients' data have been opened, and why there is no answer
+    opened: Opened = field(default_factory=Opened)
 
 
 def is_simulated(context: Context) -> bool:

@@ -69,8 +69,8 @@ class RunRecord:
             )
         if self.seconds >= limits.max_seconds:
             raise RefusedError(
-                f"run '{name}' has taken {self.seconds:.0f} seconds, all that the hospital gives a "
-                "run ('max-seconds')"
+                f"run '{name}' has taken all the seconds that the hospital gives a run "
+                "('max-seconds')"
             )
 
     def enter(self, message: Instruction) -> None:

@@ -128,6 +128,8 @@ SENTENCES: Mapping[str, str | Mapping[Any, str]] = {
     "minimum-measured": "leaves no measurement of a split of fewer than {} samples",
     "sums-min-count": "leaves no sum, mean or count of fewer than {} samples",
     "colluding-sites": "a secure sum hides the site from a server that works with {} other sites",
+    "secure-samples": "in a secure sum the site counts as one of at most {} samples",
+    "clip-norm": "a run of sums may not clip updates to another norm than {:g}",
     "records": {
         "": "nothing leaves but refusals",
         "*": "all that a method sends leaves, within what follows",

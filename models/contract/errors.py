@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from fedsilo.models.contract.one_line import shortened
 
-ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002}  # far from Flower's own, which begin at 0
+# Far from Flower's own, which begin at 0
+ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002, "withheld": 1003}
 
 
 _LONGEST = 1500  # characters of a message
@@ -80,6 +81,17 @@ class RefusedError(SiteError):
     """
 
     code = "refused"
+
+
+class WithheldError(SiteError):
+    """A hospital could not answer, and does not say why to a server that it does not trust.
+
+    Fix: ask the hospital to read its own log, which has the whole message. Even the text of an
+    error can say something of one patient, so at ``trust: sums`` and ``trust: nobody`` it is the
+    same for every fault that comes after the data were opened.
+    """
+
+    code = "withheld"
 
 
 class EpsilonSpentError(RefusedError):

@@ -40,6 +40,10 @@ SETTINGS: Mapping[str, Removed] = {
     "speeds": Removed("", _NO_QUORUM),
     "wire-top-k": Removed(1.0, _BF16),
     "wire-feedback": Removed(True, _BF16),
+    "secure-bits": Removed(0, "leave it out: numbers of a secure sum have as many bits as fit"),
+    "secure-samples": Removed(
+        16384, "leave it out: each hospital's site file has it, because no run may change it"
+    ),
     "join-timeout": Removed(60.0, "leave it out: the server waits a minute for 'min-sites'"),
     "minimum-delta": Removed(0.0, "use 'patience'"),
     "track-detail": Removed("means", "read the sites' rows in metrics.csv and traffic.csv"),

@@ -184,10 +184,6 @@ class CommonSettings(TrainingSettings):
     secure_threshold: int = _summing(
         0, "secagg: sites that must stay, more than half (0: over two thirds)"
     )
-    secure_bits: int = _summing(
-        0, "secagg: bits of a number (0: what 32-bit sums allow)", maximum=30
-    )
-    secure_samples: int = _summing(16384, "secagg: most samples of a site's split", minimum=1)
     device: str = setting(
         "auto",
         "where a site computes; auto: on a GPU if there is one",

@@ -14,6 +14,15 @@ from torch import Tensor
 from fedsilo.models.contract.errors import SiteError
 
 
+def finite(value: Tensor) -> Tensor:
+    """Copy an array as float64 on the CPU, with 0 in place of what is not finite.
+
+    By an error or a nan in place of a number one patient would be seen.
+    """
+    wide = value.detach().cpu().double()
+    return torch.nan_to_num(wide, nan=0.0, posinf=0.0, neginf=0.0)
+
+
 def clipped_to(values: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
     """Return arrays of any shapes scaled so that as one vector they are at most so long.
 

@@ -1,14 +1,16 @@
 """Sums that reveal no summand: the arithmetic of secure aggregation (Bonawitz et al. 2017, SecAgg).
 
 Equations (section 4 of the paper, numbers modulo 2^32):
-  (weighted) w_k = n_k / B, B = 'secure-samples', a bound on n_k that all know -> weight
+  (weighted) w_k = n_k / B, B = 'secure-samples' of every site file, a bound on n_k -> weight
   (quantised) q_k = round((w_k u_k + R) / step), step = 2R / (2^bits - 1) -> Quantisation.quantised
   (masked) y_k = q_k + PRG(b_k) + sum_{j > k} PRG(s_kj) - sum_{j < k} PRG(s_kj) -> masked
   (sum) sum_k w_k u_k = step * sum_k q_k - n R -> Quantisation.total
   (theorem 6.5) 2t > n + c: with c sites the server opens no sum of under t - c others -> tolerated
 
 The mean is sum_k w_k u_k over sum_k w_k, and the sites mask n_k with it: a server that named the
-weights could name one that leaves a single site in the mean.
+weights could name one that leaves a single site in the mean. B and the bits are no settings of a
+run for the same reason: min(n_k, B) / B moves differently at each site when B changes, so a few
+runs with different B would give every single u_k.
 
 Flower's own masks (``secaggplus_utils.pseudo_rand_gen``) have a seed of 32 bits, which anyone can
 search; here they are AES-256 in counter mode.
@@ -32,6 +34,7 @@ WORD = 32  # bits of a number on the wire
 KEY = 32  # bytes of a mask's key
 _FEWEST = 3  # sites of a sum: with two, each could subtract its own part from the mean
 _COARSEST = 0.01  # of 'clip-norm': the rounding of the mean, as a norm
+SAMPLES = 16384  # B, where no site file says otherwise
 
 Floats = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint32]
@@ -43,6 +46,7 @@ class Quantisation:
 
     limit: float  # R; numbers beyond are clipped
     bits: int  # of an integer
+    samples: int = SAMPLES  # B: a site with more samples counts as one with B
 
     @property
     def step(self) -> float:
@@ -50,8 +54,13 @@ class Quantisation:
         return 2 * self.limit / float(2**self.bits - 1)
 
     def quantised(self, values: Floats) -> Words:
-        """Return values of any shape as integers; the error is at most half a step."""
-        cut = np.clip(values, -self.limit, self.limit)
+        """Quantise values of any shape; the error is at most half a step.
+
+        A value that is not finite counts as 0: the cast of a nan to an integer is undefined, and an
+        error would tell the server that this site alone has one.
+        """
+        finite = np.where(np.isfinite(values), values, 0.0)
+        cut = np.clip(finite, -self.limit, self.limit)
         return np.asarray(np.rint((cut + self.limit) / self.step), np.uint32)
 
     def total(self, sums: Words, sites: int) -> Floats:
@@ -59,52 +68,53 @@ class Quantisation:
         return np.asarray(sums.astype(np.float64) * self.step - sites * self.limit)
 
 
-def quantisation(common: CommonSettings, sites: int) -> Quantisation:
-    """Return the quantisation of updates no longer than 'clip-norm'.
+def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> Quantisation:
+    """Choose the quantisation of updates no longer than 'clip-norm': the most bits that fit.
+
+    Args:
+        common: the run's settings.
+        sites: how many sites are summed.
+        samples: B, the same in all their site files.
 
     Raises:
-        SettingError: 'secure-bits' or 'secure-samples' of so many sites do not fit into 32.
+        SettingError: the samples of so many sites do not fit into 32 bits.
     """
-    if sites * common.secure_samples >= 2**WORD:
+    if sites * samples >= 2**WORD:
         raise SettingError(
-            f"setting 'secure-samples' is {common.secure_samples}, and the samples of {sites} "
-            f"sites must stay below 2^{WORD}: lower it"
+            f"'secure-samples' is {samples} in the site files, but the samples of {sites} sites "
+            f"must stay below 2^{WORD}: lower it in all of them"
         )
     # The sum of n integers of b bits must not wrap around: b + log2 n <= 32
-    fitting = WORD - math.ceil(math.log2(sites))
-    if common.secure_bits > fitting:
-        raise SettingError(
-            f"setting 'secure-bits' is {common.secure_bits}, and the sum of {sites} sites has room "
-            f"for {fitting}: set it to {fitting} or less, or to 0"
-        )
-    return Quantisation(common.clip_norm, common.secure_bits or fitting)
+    return Quantisation(common.clip_norm, WORD - math.ceil(math.log2(sites)), samples)
 
 
-def weight(common: CommonSettings, samples: int) -> float:
-    """Return what a site of so many samples counts for, from 0 to 1.
+def weight(way: Quantisation, samples: int) -> float:
+    """Weigh a site by its samples, from 0 to 1.
 
-    A site of more than 'secure-samples' counts as one of so many: a refusal would tell its number.
+    A site with more than B samples counts as one with B, because a refusal would tell its number.
     """
-    return min(samples, common.secure_samples) / common.secure_samples
+    return min(samples, way.samples) / way.samples
 
 
-def why_too_coarse(
-    common: CommonSettings, numbers: int, way: Quantisation, sites: int = 1, samples: int = 0
-) -> str | None:
-    """Return why rounding so many numbers would distort the mean, or None if it would not.
+def why_too_coarse(numbers: int, way: Quantisation, sites: int = 1, samples: int = 0) -> str | None:
+    """Say why rounding so many numbers would distort the mean; None if it would not.
 
-    ``samples`` are those of all ``sites``, or 0 for as many as one may have.
+    Args:
+        numbers: of an update.
+        way: how they are rounded.
+        sites: how many are summed.
+        samples: of all these sites together, or 0 for as many as one of them may have.
     """
     # A rounding error is uniform over a step, of variance step^2 / 12; over the numbers of an
     # update and over sites the norm grows with the square root
-    share = common.secure_samples / (samples or common.secure_samples)
+    share = way.samples / (samples or way.samples)
     error = share * way.step * math.sqrt(sites * numbers / 12)
-    if error <= _COARSEST * common.clip_norm:
+    if error <= _COARSEST * way.limit:
         return None
     return (
-        f"rounding {numbers} numbers to {way.bits} bits moves the mean by {error:.3g}, and "
-        f"'clip-norm' is {common.clip_norm:g}: raise 'secure-bits', or set it to 0; or lower "
-        "'secure-samples'"
+        f"rounding {numbers} numbers to {way.bits} bits moves the mean by {error:.3g}, but "
+        f"'clip-norm' is {way.limit:g}: lower 'secure-samples' in all site files, or let sites "
+        "with more samples take part"
     )
 
 

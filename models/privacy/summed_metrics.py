@@ -1,7 +1,9 @@
 """Measurements as parts of a secure sum: of a known range, weighted by the samples behind them.
 
-A site masks (v - low) / (high - low) of each, from 0 to 1, times the samples of the split over
-'secure-samples'; of the sums of these and of the samples the mean over all sites' samples is left.
+A site masks (v - low) / (high - low) of each, from 0 to 1, times the samples of the split over B
+('secure-samples' of the site files), and next to it those samples. The ratio of both sums is the
+mean over the samples of all sites that have a value. A site without one, or with one that is not
+finite, adds 0 to both, so the mean is right without it and nobody sees which site that was.
 """
 
 import math
@@ -38,11 +40,6 @@ def split_of(name: str) -> str:
     return name.partition(".")[2].partition(".")[0]
 
 
-def counted(splits: Sequence[str]) -> list[str]:
-    """Return the splits whose samples are summed, in the order of their sums."""
-    return ["train", *(split for split in splits if split != "train")]
-
-
 def bounds(name: str, classes: int) -> tuple[float, float] | None:
     """Return the least and the largest value of a metric that can be summed; None for others."""
     metric = name.rpartition(".")[2]
@@ -56,6 +53,11 @@ def bounds(name: str, classes: int) -> tuple[float, float] | None:
     }[metric]
 
 
-def portion(value: float, low: float, high: float) -> float:
-    """Return where ``value`` is between ``low`` and ``high``: from 0 to 1, beyond is cut."""
+def portion(value: float | None, low: float, high: float) -> float | None:
+    """Place ``value`` between ``low`` and ``high``: from 0 to 1, beyond is cut.
+
+    None where there is no value, or one that is not finite.
+    """
+    if value is None or not math.isfinite(value):
+        return None
     return min(max((value - low) / (high - low), 0.0), 1.0)

@@ -36,18 +36,21 @@ class Replies(dict[str, Reply]):
         replies: Mapping[str, Reply],
         sums: Mapping[str, NDArray] | None = None,
         means: Mapping[str, float] | None = None,
+        failed: int = 0,
     ) -> None:
         super().__init__(sorted(replies.items()))
         # Where weights were summed in secret, their mean by samples; the replies have none
         self.sums = sums
         # Where measurements were summed in secret, the mean of each; the replies have none
         self.means = means or {}
+        # How many of these sites added 0 to the secret sum because they could not answer
+        self.failed = failed
 
     def of(self, sites: Iterable[str]) -> Replies:
         """Return the replies of ``sites``, as far as there are some."""
         wanted = set(sites)
         chosen = {site: reply for site, reply in self.items() if site in wanted}
-        return Replies(chosen, self.sums, self.means)
+        return Replies(chosen, self.sums, self.means, self.failed)
 
     def mean_metric(self, name: str) -> float:
         """Return the mean by samples of a metric that all replies have, or of its secret sum."""

@@ -194,11 +194,15 @@ class Method(ABC):
     def share(self, replies: Replies) -> float:
         """Return the share of all sites' weight in averages that the sites of ``replies`` have.
 
-        Where sites do not say how many samples they have, it is the share of all sites.
+        Where sites do not say how many samples they have, it is the share of all sites; those of a
+        secret sum that could not answer have none.
         """
         every = {site: f.sizes().get("train", 1) for site, f in self.participants.facts.items()}
         every |= self.participants.agreed()
-        return sum(every[site] for site in replies) / sum(every.values())
+        weights = float(sum(every[site] for site in replies))
+        if replies.failed:  # nobody knows which they are
+            weights *= 1 - replies.failed / len(replies)
+        return weights / sum(every.values())
 
     def start(self, site: str, ask: Ask) -> dict[str, NDArray]:
         """Return what a site that keeps its own network starts from, as ``start/<name>``.

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import SUMS, CommonSettings
-from fedsilo.models.privacy.secure_sum import needed_sites, quantisation
+from fedsilo.models.privacy.secure_sum import needed_sites
 from fedsilo.strategies.loop.asking import GridAsk, Session
 from fedsilo.strategies.loop.hooks import Hook, Hooks
 from fedsilo.strategies.loop.method import Method, State
@@ -155,4 +155,3 @@ def refuse_site_count(common: CommonSettings, sites: int) -> None:
         raise SettingError(reason)
     if common.secure_aggregation != "none":
         needed_sites(common, asked)
-        quantisation(common, asked)

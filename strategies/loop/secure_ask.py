@@ -23,9 +23,10 @@ from fedsilo.models.contract.messages import (
     SECURE_UNMASK,
     TRAIN,
 )
+from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.privacy.summed_metrics import summed_metrics
-from fedsilo.strategies.loop.ask import Ask, Question, Replies
+from fedsilo.strategies.loop.ask import Ask, Question, Replies, TooFewSitesError
 from fedsilo.strategies.loop.asking import GridAsk
 from fedsilo.strategies.loop.secure_round import SecureSum
 from fedsilo.strategies.wire.records import NDArray, unpack
@@ -64,7 +65,7 @@ class SecureAsk(Ask):
         Where sites trust the server with sums alone the same goes for what is measured.
 
         Raises:
-            SettingError: so many sites do not fit 'secure-threshold' or 'secure-bits'.
+            SettingError: so many sites do not fit 'secure-threshold'.
             SiteError: too few sites answered, or their shares do not fit together.
         """
         send, phase, ask = question.send, question.phase, self.ask
@@ -96,9 +97,39 @@ class SecureAsk(Ask):
         sum_.take_signatures(self._put(sum_, SECURE_AGREE, sum_.replies))
         unmasking = self._put(sum_, SECURE_UNMASK, sum_.signatures)
         sums, means = sum_.mean(unmasking, everything)
+        self._judge_failures(sum_, phase, len(send))
+        for name in sum_.metrics:
+            if name not in means:
+                line = f"no site has a finite value of '{name}': it is left out"
+                ask.session.hooks.call("site_failed", ask.round, phase, "unknown", line)
         if means:
             ask.session.hooks.call("sums_measured", ask.round, phase, means)
-        return Replies(sum_.replies, sums=sums, means=means)
+        return Replies(sum_.replies, sums=sums, means=means, failed=sum_.failed)
+
+    def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
+        """Apply 'min-sites' to the sites of a sum that could answer; which ones nobody knows.
+
+        Raises:
+            TooFewSitesError: fewer than 'min-sites' could.
+        """
+        if not sum_.failed:
+            return
+        answered = len(sum_.replies) - sum_.failed
+        needed = min(self.common.min_sites or asked, asked)
+        number = counted(sum_.failed, "site")
+        reason = (
+            f"{number} of {len(sum_.replies)} could not answer and added 0 to the sum: each one's "
+            "own log says why"
+        )
+        if answered < needed:
+            raise TooFewSitesError(
+                f"round {self.ask.round}, phase {phase}: {reason} -- {answered} of {asked} sites "
+                f"answered but {needed} are needed ('min-sites'): repair the sites and begin a run "
+                "with another 'seed', lower 'learning-rate' if training has diverged, or set "
+                "'min-sites' to fewer",
+                reason,
+            )
+        self.ask.session.hooks.call("site_failed", self.ask.round, phase, "unknown", reason)
 
     def _sent(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return all arrays that a site is sent, by record and name."""
@@ -146,6 +177,7 @@ def _check_keys(sum_: SecureSum, reply: Reply) -> None:
     refuse_no_key(mask)
     refuse_no_key(seal)
     (splits,) = texts({"splits": [record.get("splits")]}, "splits")
+    whole(record, "samples")
     said = key_words(sum_.common.run_name, sum_.round, reply.site, (mask, seal), terms, splits)
     if not is_signed(public, said, signature):
         raise SiteError("its signature does not fit its keys: is it of another run or round?")

@@ -23,6 +23,7 @@ from fedsilo.models.contract.messages import (
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.privacy.secure_sum import (
     KEY,
+    SAMPLES,
     Quantisation,
     Words,
     masked,
@@ -30,16 +31,18 @@ from fedsilo.models.privacy.secure_sum import (
     quantisation,
     why_too_coarse,
 )
-from fedsilo.models.privacy.summed_metrics import bounds, counted, split_of
+from fedsilo.models.privacy.summed_metrics import bounds
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs
 from fedsilo.strategies.wire.secure_keys import (
     COUNTS,
+    MEASURED,
     METRICS,
     joined,
     mask_check,
     mask_key,
     public_half,
+    whole,
 )
 from fedsilo.strategies.wire.signatures import common_splits, context_of
 
@@ -75,6 +78,8 @@ class SecureSum:
         # Those that all sites measure, of which measurements may be summed
         self.splits: list[str] = []
         self.metrics: list[str] = []  # the measurements that are summed, sorted
+        self.samples = SAMPLES  # B, by which sites scale their parts, as all of them say
+        self.failed = 0  # sites in the sum that could not answer; which ones nobody knows
         self._said: list[str] = []
         self._checks: dict[str, bytes] = {}
         self._sums: dict[str, Words] = {}
@@ -82,9 +87,9 @@ class SecureSum:
     def masked_specs(self) -> dict[str, ArraySpec]:
         """Return the arrays of a reply: whole numbers in place of floats."""
         specs = {name: ArraySpec(spec.shape, "uint32") for name, spec in self.specs.items()}
-        specs[COUNTS] = ArraySpec((len(counted(self.splits)),), "uint32")
-        if self.metrics:
-            specs[METRICS] = ArraySpec((len(self.metrics),), "uint32")
+        specs[COUNTS] = ArraySpec((2,), "uint32")
+        for name in (METRICS, MEASURED) if self.metrics else ():
+            specs[name] = ArraySpec((len(self.metrics),), "uint32")
         return specs
 
     def record(self, phase: str, site: str) -> ConfigRecord:
@@ -101,7 +106,11 @@ class SecureSum:
                 "threshold": self.threshold,
             }
         elif phase in (TRAIN, EVALUATE):
-            values |= {"sites": list(self.sealed), "metrics": self.metrics}
+            values |= {
+                "sites": list(self.sealed),
+                "metrics": self.metrics,
+                "arrays": sorted(self.specs),
+            }
         elif phase == SECURE_AGREE:
             values |= {"answered": list(self.replies)}
         elif phase == SECURE_UNMASK:
@@ -129,8 +138,9 @@ class SecureSum:
                 f"secure aggregation, and {error.args[0].partition(':')[0]}: repair the sites and "
                 "resume"
             ) from None
-        way = quantisation(self.common, len(replies))
-        if reason := why_too_coarse(self.common, self.numbers, way):
+        self.samples = self._agreed_samples(replies)
+        way = quantisation(self.common, len(replies), self.samples)
+        if reason := why_too_coarse(self.numbers, way):
             raise SettingError(reason)
         for site, reply in sorted(replies.items()):
             record = reply.secure
@@ -140,6 +150,23 @@ class SecureSum:
         self._said = [str(reply.secure["splits"]) for _, reply in sorted(replies.items())]
         self.splits = common_splits(self._said)
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
+
+    def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
+        """Return B, 'secure-samples' of the site files, in which all sites must agree.
+
+        Raises:
+            SiteError: they do not; names the sites by their number.
+        """
+        said: dict[int, list[str]] = {}
+        for site, reply in sorted(replies.items()):
+            said.setdefault(whole(reply.secure, "samples"), []).append(site)
+        if len(said) > 1 or min(said) < 1:
+            each = "; ".join(f"{', '.join(sites)}: {most}" for most, sites in sorted(said.items()))
+            raise SiteError(
+                f"round {self.round}: 'secure-samples' differs between the site files ({each}), "
+                "but all parts of a sum must have one scale: agree on a number, then resume"
+            )
+        return next(iter(said))
 
     def take_shares(self, replies: Mapping[str, Reply]) -> None:
         """Take the sealed shares, each for one other site."""
@@ -179,14 +206,15 @@ class SecureSum:
         """
         self._refuse_few(replies, "helped to take the masks off")
         sums = masked(self._sums, *self._masks_left(replies))
-        counts = dict(zip(counted(self.splits), map(int, sums.pop(COUNTS)), strict=True))
-        portions = sums.pop(METRICS, np.zeros(0, np.uint32))
-        samples, sites = counts["train"], len(self.replies)
-        way = quantisation(self.common, len(self.keys))
-        self._refuse_samples(counts)
-        if reason := why_too_coarse(self.common, self.numbers, way, sites, samples):
+        samples, self.failed = map(int, sums.pop(COUNTS))
+        none = np.zeros(0, np.uint32)
+        portions, behind = sums.pop(METRICS, none), sums.pop(MEASURED, none)
+        sites = len(self.replies)
+        way = quantisation(self.common, len(self.keys), self.samples)
+        self._refuse_counts(samples, behind)
+        if reason := why_too_coarse(self.numbers, way, sites, samples):
             raise SettingError(reason)
-        share = self.common.secure_samples / samples
+        share = self.samples / samples
         updates = {name: way.total(words, sites) * share for name, words in sums.items()}
         self._refuse_unlikely(updates, way, share)
         mean = {}
@@ -195,16 +223,20 @@ class SecureSum:
             # Rounding may leave a variance of zero just below it
             at_least = 0.0 if name.endswith(_VARIANCE) else -np.inf
             mean[name] = np.asarray(np.maximum(became, at_least), np.float32)
-        return mean, self._measured(replace(way, limit=1.0).total(portions, sites), counts)
+        return mean, self._measured(replace(way, limit=1.0).total(portions, sites), behind)
 
-    def _measured(self, portions: NDArray, counts: Mapping[str, int]) -> dict[str, float]:
-        """Return the mean of each metric over the samples of all sites, from the sums."""
+    def _measured(self, portions: NDArray, behind: Words) -> dict[str, float]:
+        """Return the mean of each metric over the samples of the sites that have a value.
+
+        A metric of which no site has a finite value is left out.
+        """
         means = {}
-        for name, portion in zip(self.metrics, portions, strict=True):
+        for name, portion, samples in zip(self.metrics, portions, behind, strict=True):
+            if not samples:
+                continue
             low, high = bounds(name, self.classes) or (0.0, 0.0)
-            weight = counts[split_of(name) or "train"] / self.common.secure_samples
             # Finer digits are those of rounding to whole numbers
-            means[name] = round(low + (high - low) * float(portion) / weight, 6)
+            means[name] = round(low + (high - low) * float(portion) * self.samples / samples, 6)
         return means
 
     def _masks_left(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
@@ -253,15 +285,30 @@ class SecureSum:
             return len(secret) == KEY and mask_check(secret) == self._checks[site]
         return public_half(secret) == self.keys[site][0]
 
-    def _refuse_samples(self, counts: Mapping[str, int]) -> None:
-        """Refuse sums of samples that so many sites cannot have.
+    def _refuse_counts(self, samples: int, behind: Words) -> None:
+        """Refuse sums of samples and of failed sites that so many sites cannot have.
+
+        Args:
+            samples: that train, of all sites.
+            behind: samples behind each metric, of all sites.
 
         Raises:
-            SiteError: one is 0, or above 'secure-samples' for each.
+            SiteError: no site could answer; or a number is one that honest sites do not have.
         """
-        for split, samples in counts.items():
-            if not 0 < samples <= len(self.replies) * self.common.secure_samples:
-                raise self._spoilt(f"counts {samples} samples of '{split}'")
+        sites = len(self.replies)
+        if self.failed == sites and samples == 0:
+            raise SiteError(
+                f"round {self.round}: none of {sites} sites could answer, and each one's own log "
+                "says why: if training has diverged lower 'learning-rate', else repair the sites; "
+                "then begin a run with another 'seed'"
+            )
+        if self.failed > sites:
+            raise self._spoilt(f"counts {self.failed} sites that could not answer")
+        for count in (samples, *behind.tolist()):
+            if count > sites * self.samples:
+                raise self._spoilt(f"counts {count} samples")
+        if samples == 0:
+            raise self._spoilt("counts no training samples")
 
     def _spoilt(self, what: str) -> SiteError:
         return SiteError(

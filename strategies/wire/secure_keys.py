@@ -37,10 +37,13 @@ from fedsilo.strategies.wire.signatures import digest, words
 
 _NO_KEY = (ValueError, TypeError, AttributeError, InvalidKey, UnsupportedAlgorithm)
 SECURE = "secure"  # the record's name, in messages and replies
-COUNTS = "secure/counts"  # arrays with the weights, masked as they are: samples by split,
-METRICS = "secure/metrics"  # and measurements times samples
+# Arrays that are masked with the weights and as they are
+COUNTS = "secure/counts"  # training samples that the site adds, and 1 if it could not answer
+METRICS = "secure/metrics"  # measurements times the samples behind them
+MEASURED = "secure/measured"  # the samples behind each measurement
+OWN_ARRAYS = (COUNTS, METRICS, MEASURED)
 SENT = (  # keys of replies
-    *("round", "mask-key", "seal-key", "public", "terms", "splits", "signature"),
+    *("round", "mask-key", "seal-key", "public", "terms", "splits", "samples", "signature"),
     *("to", "sealed", "check", "of", "shares"),
 )
 LONGEST_KEY = 1024  # bytes of a public key as text

@@ -30,7 +30,7 @@ from fedsilo.strategies.wire.signatures import (
     words,
 )
 from tests.support.hospital import Hospital
-from tests.support.secure_round import CAME, COMMON, Round
+from tests.support.secure_round import CAME, COMMON, SAMPLES, Round
 
 SUMS: dict[str, Any] = {
     "trust": "sums",
@@ -134,7 +134,7 @@ class Attacker:
         for other in self.round.names[1:]:  # all come after the victim: it has added their masks
             minus.append(mask_key(private, bytes(self.round.keys[other]["mask-key"]), bound))
         left = masked(self.received[self.victim], plus, minus)["w"]
-        way = quantisation(self.round.common, len(self.round.names))
+        way = quantisation(self.round.common, len(self.round.names), SAMPLES)
         return way.total(left, 1).tolist()
 
 
@@ -258,16 +258,18 @@ def test_a_server_cannot_choose_weights(tmp_path: Path) -> None:
         for name in round_.names:
             total += round_.masked(name, [0.5, -0.5], weight=weight)
             own.append(disk(round_, name).own_mask)
-        zeros = {"secure/counts": np.zeros(1, np.uint32), "w": total}
-        sums.append(quantisation(round_.common, 3).total(masked(zeros, [], own)["w"], 3).tolist())
+        zeros = {"secure/counts": np.zeros(2, np.uint32), "w": total}
+        sums.append(
+            quantisation(round_.common, 3, SAMPLES).total(masked(zeros, [], own)["w"], 3).tolist()
+        )
     assert sums[0] == sums[1] == pytest.approx([1.5, -1.5], abs=1e-6)
 
 
 def test_a_server_cannot_change_the_settings_once_keys_are_signed(tmp_path: Path) -> None:
-    """By a 'secure-samples' of their own all but the victim would hardly count in the sum."""
+    """By a 'clip-norm' of their own all but the victim would hardly count in the sum."""
     round_ = a_round(tmp_path, 3, 3)
     round_.masked("s0", VICTIM)
-    altered = replace(round_.common, secure_samples=10**6)
+    altered = replace(round_.common, clip_norm=1e-6)
     others = replace(round_, common=altered, terms=b"other terms")
     with pytest.raises(RefusedError, match="the run's settings are others than when the keys"):
         others.masked("s1", [0.5, 0.5])
@@ -276,15 +278,15 @@ def test_a_server_cannot_change_the_settings_once_keys_are_signed(tmp_path: Path
 def test_what_one_site_alone_is_asked_to_train_is_in_no_sum(tmp_path: Path) -> None:
     """The others only measure: their counts are where the victim's first weights are."""
     round_ = a_round(tmp_path, 3, 3)
-    total, own = np.zeros(1, np.uint32), []
+    total, own = np.zeros(2, np.uint32), []
     for name in round_.names:
         site = round_.site(name, sites=list(round_.names))
         updates = {"a": torch.tensor(VICTIM)} if name == "s0" else {}
         masks = site.masked(updates, CAME, {})
-        total = total + masks["a" if name == "s0" else "secure/counts"][:1]
+        total = total + masks["a" if name == "s0" else "secure/counts"]
         own.append(disk(round_, name).own_mask)
-    read = quantisation(round_.common, 3).total(masked({"w": total}, [], own)["w"], 1)
-    assert read != pytest.approx(VICTIM[:1], abs=1e-6)
+    read = quantisation(round_.common, 3, SAMPLES).total(masked({"w": total}, [], own)["w"], 1)
+    assert read != pytest.approx(VICTIM, abs=1e-6)
 
 
 def test_of_two_messages_at_once_one_alone_is_masked_by_the_keys(tmp_path: Path) -> None:
@@ -321,6 +323,7 @@ def test_a_server_cannot_sum_the_measurement_of_one_site(tmp_path: Path) -> None
     assert {name: array.shape for name, array in left.items()} == {
         "secure/counts": (2,),
         "secure/metrics": (1,),
+        "secure/measured": (1,),
     }
 
 

@@ -219,5 +219,6 @@ def test_the_app_is_loaded_without_the_methods_and_torch() -> None:
         "fedsilo.client_app.app",
         "fedsilo.client_app.site",
         "fedsilo.client_app.site.node",
+        "fedsilo.client_app.site.opened_data",
     ]
     assert "torch" not in loaded

@@ -60,6 +60,8 @@ class Hospital:
             "rounds": 99,
             "device": "cpu",
         }
+        if self.run.get("dataset") == "images":  # no table, and no network of tables
+            del usual["standardise"], usual["network"]
         config = resolve(usual | self.run).as_mapping() | self.unchecked
         return Context(1, 1001, own, RecordDict(), config)
 

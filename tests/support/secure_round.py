@@ -22,7 +22,8 @@ from fedsilo.models.privacy.secure_sum import needed_sites
 
 NAMES = ["a", "b", "c", "d"]
 SENT = {"w": torch.zeros(2)}
-COMMON = CommonSettings(clip_norm=2.0, secure_aggregation="secagg", secure_samples=10)
+COMMON = CommonSettings(clip_norm=2.0, secure_aggregation="secagg")
+SAMPLES = 10  # as which a larger site counts
 CAME = {"arrays/w": np.zeros(2, np.float32)}
 
 
@@ -51,9 +52,11 @@ class Round:
             self.folder / name,
             asked,
             signer_of(True, self.common.seed, name, {}),
-            Summand(self.common, counts or {"train": 10}, self.measures.get(name, ())),
+            Summand(self.common, counts or {"train": 10}),
             self.terms,
             self.colluding,
+            self.measures.get(name, ()),
+            SAMPLES,
         )
 
     def make_keys(self) -> None:

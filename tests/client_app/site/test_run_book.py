@@ -56,7 +56,7 @@ def test_seconds_of_a_run_add_up(tmp_path: Path) -> None:
     book.add_seconds("run", 7.5)
     assert RunBook(tmp_path).enter(asked(2), 5, limits) == 2.5
     book.add_seconds("run", 7.5)
-    with pytest.raises(RefusedError, match=r"has taken 15 seconds.*\('max-seconds'\)"):
+    with pytest.raises(RefusedError, match=r"has taken all the seconds .*\('max-seconds'\)"):
         book.enter(asked(3), 5, limits)
 
 

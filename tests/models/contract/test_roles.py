@@ -60,7 +60,7 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("wire-precision", "wire-down"),
         *("plugin", "plugin-settings"),
         *("sites-per-round", "aggregation", "max-update-norm"),
-        *("secure-aggregation", "secure-threshold", "secure-bits", "secure-samples", "clip-norm"),
+        *("secure-aggregation", "secure-threshold", "clip-norm"),
     } == private_state._FREE
 
 

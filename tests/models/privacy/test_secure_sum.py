@@ -71,18 +71,21 @@ def test_a_mask_runs_on_through_arrays_by_name_and_is_drawn_evenly() -> None:
         MaskStream(b"four")
 
 
-@given(
-    st.lists(st.lists(st.floats(-2, 2), min_size=3, max_size=3), min_size=3, max_size=9),
-    st.integers(2, 28),
-)
-def test_a_sum_is_the_plain_one_within_half_a_step_a_site(
-    values: list[list[float]], bits: int
-) -> None:
-    way = quantisation(settings(secure_bits=bits), len(values))
+@given(st.lists(st.lists(st.floats(-2, 2), min_size=3, max_size=3), min_size=3, max_size=9))
+def test_a_sum_is_the_plain_one_within_half_a_step_a_site(values: list[list[float]]) -> None:
+    way = quantisation(settings(), len(values))
     sums = np.sum([way.quantised(np.array(row)) for row in values], axis=0, dtype=np.uint32)
     plain = np.sum(values, axis=0)
     error = np.abs(way.total(sums, len(values)) - plain)
     assert (error <= len(values) * way.step / 2 + 1e-9).all()
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=9))
+def test_whatever_is_not_finite_counts_as_0(values: list[float]) -> None:
+    """The cast of a nan to an integer is undefined: on this processor it was 2^31 or 0."""
+    way = quantisation(settings(), 3)
+    finite = [value if math.isfinite(value) else 0.0 for value in values]
+    assert (way.quantised(np.array(values)) == way.quantised(np.array(finite))).all()
 
 
 def test_as_many_bits_as_the_sum_has_room_for() -> None:
@@ -91,40 +94,29 @@ def test_as_many_bits_as_the_sum_has_room_for() -> None:
     assert quantisation(settings(), 5).bits == 29
     largest = quantisation(settings(), 5)
     assert 5 * int(largest.quantised(np.array([2.0]))[0]) < 2**32
-    with pytest.raises(SettingError, match=r"'secure-bits' is 30, and the sum of 5 .* to 29 or"):
-        quantisation(settings(secure_bits=30), 5)
-    assert quantisation(settings(secure_bits=29), 5).bits == 29  # the fix
-
-
-def test_why_too_coarse_names_the_rounding_of_too_few_bits() -> None:
-    way = quantisation(settings(secure_bits=8), 3)
-    fault = why_too_coarse(settings(secure_bits=8), 10_000, way)
-    assert fault is not None
-    assert fault.startswith("rounding 10000 numbers to 8 bits moves the mean by 0.453")
-    assert why_too_coarse(settings(), 10_000_000, quantisation(settings(), 3)) is None
 
 
 def test_why_too_coarse_grows_with_the_bound_on_samples() -> None:
     # 4 / (2^30 - 1) * 16384 / 75 * sqrt(3 * 1e6 / 12) = 4.07e-4, and 0.02 is allowed
     way = quantisation(settings(), 3)
-    assert why_too_coarse(settings(), 10**6, way, 3, 75) is None
-    fault = why_too_coarse(settings(), 10**6, way, 3, 1)  # 75 times fewer samples
+    assert why_too_coarse(10**6, way, 3, 75) is None
+    fault = why_too_coarse(10**6, way, 3, 1)  # 75 times fewer samples
     assert fault is not None
     assert "moves the mean by 0.0305" in fault
-    assert fault.endswith("or lower 'secure-samples'")
-    few = settings(secure_samples=1000)
-    assert why_too_coarse(few, 10**6, quantisation(few, 3), 3, 1) is None  # the fix
+    assert "lower 'secure-samples' in all site files" in fault
+    assert why_too_coarse(10**6, quantisation(settings(), 3, 1000), 3, 1) is None  # the fix
 
 
 def test_weight_is_a_site_s_share_of_the_most_samples() -> None:
-    assert weight(settings(secure_samples=200), 50) == 0.25
-    assert weight(settings(secure_samples=200), 201) == 1, "a refusal would tell its number"
+    way = quantisation(settings(), 3, 200)
+    assert weight(way, 50) == 0.25
+    assert weight(way, 201) == 1, "a refusal would tell its number"
 
 
 def test_samples_of_all_sites_fit_into_a_word() -> None:
     with pytest.raises(SettingError, match=r"the samples of 4 sites must stay below 2\^32: lower"):
-        quantisation(settings(secure_samples=2**30), 4)
-    assert quantisation(settings(secure_samples=2**30 - 1), 4).bits == 30
+        quantisation(settings(), 4, 2**30)
+    assert quantisation(settings(), 4, 2**30 - 1).bits == 30
 
 
 def test_a_threshold_is_more_than_half_of_at_least_three() -> None:

@@ -126,13 +126,13 @@ def planes(direction: Vector, number: int, width: int = WIDTH) -> Arrays:
     }
 
 
-def planes_by(way: Way) -> Attack:
-    """Return the attack that reads rows off the trained planes of a method."""
+def planes_by(way: Way, width: int = WIDTH) -> Attack:
+    """Return the attack that reads rows off the trained planes of a method, ``width`` of them."""
 
     def attack(site: Asked, rng: np.random.Generator, messages: int) -> None:
         direction = direction_of(rng)
         for number in range(messages):
-            sent = planes(direction, number)
+            sent = planes(direction, number, width)
             # A site with a part of its own starts from the server's too
             own = {f"start/{n}": a for n, a in sent.items() if way.personal and "head" in n}
             arrays = {f"{way.to}{n}": a for n, a in sent.items()} | own | dict(way.more)
