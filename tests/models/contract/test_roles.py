@@ -156,8 +156,8 @@ def test_a_misspelt_role_is_told() -> None:
 @pytest.mark.parametrize(
     ("method", "decisive"),
     [
-        ("uefl", "926bdb1b16741ac882d316c70a97bcae6ce8c109ecf53a8ecf72a18737bd1a46"),
-        ("fedavg", "8bad6a0d5552a3425914274a4e9c9c57d7b563fcdf41e7efc3ca4a526057920f"),
+        ("uefl", "66745abfd7186bd872e386896fb09d373bc996ff183d18de40ea0e07ba6b5d1c"),
+        ("fedavg", "3b2678cbac82d16ed2b0a978abe68e35578dc8f97e891f2464f309c9708ea6dc"),
     ],
 )
 def test_decisive_settings_are_those_of_before(method: str, decisive: str) -> None:
