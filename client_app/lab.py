@@ -351,7 +351,7 @@ class Lab:
         if not told or split not in self.session.measured_splits():
             return
         samples: Split = getattr(self.silo, split)
-        place = (self.instruction.round, self.site, *key)
+        place: tuple[int | str, ...] = (self.instruction.round, self.site, *key)
         parts = measured_parts(network, samples, self.sampling, self.compute, place)
         for metric in metrics:
             self._parts[measurement(INCOMING, split, metric)] = parts[metric]
