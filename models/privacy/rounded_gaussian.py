@@ -30,8 +30,7 @@ _Whole = npt.NDArray[np.int64]
 _BITS, _MORE = 53, 64
 # The bits of u leave open so much on both sides of the middle
 _HALF = 2.0**-53
-# The relative error of f. Libraries promise 4 units in the last place (2^-50); this is 16 times
-# as much
+# The relative error of f. Libraries promise 4 units in the last place, 2^-50; this is 16 times that
 _LIBRARY = 2.0**-46
 # Pairs that are drawn at once, and the share that is accepted: pi / 4
 _AT_ONCE, _ACCEPTED = 2**18, 0.785

@@ -169,7 +169,7 @@ def test_each_command_has_help_and_no_markup_in_it(
         ),
         ("doctor run", "deployment set config file plugin supernodes seed json"),
         ("deploy status", "deployment"),
-        ("privacy plan", "samples epsilon delta set config file plugin"),
+        ("privacy plan", "samples epsilon delta counts-noise set config file plugin"),
         ("pretrain", "set config out file plugin save-as"),
         ("explain", "site row split table image data-dir state-dir json-file picture plugin"),
         ("attention", "site split images data-dir state-dir pictures plugin"),
