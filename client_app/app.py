@@ -10,17 +10,53 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsilo.client_app.site.node import is_simulated, owner_only
-from fedsilo.models.contract.errors import ERROR_CODES, FedsiloError, FileNamesError, RefusedError
-from fedsilo.models.contract.messages import CONFIG, Instruction
+from fedsilo.models.contract.errors import (
+    ERROR_CODES,
+    CheckpointError,
+    FedsiloError,
+    FileNamesError,
+    RefusedError,
+)
+from fedsilo.models.contract.messages import (
+    CONFIG,
+    EVALUATE,
+    HELLO,
+    SURVEY,
+    TRAIN,
+    Instruction,
+)
+from fedsilo.models.contract.one_line import shown
 from fedsilo.models.contract.versions import refuse_other_versions
 from fedsilo.strategies.wire.records import bundle, unbundle
 
-app = ClientApp()
+
+class HospitalApp(ClientApp):
+    """A ClientApp that logs and refuses each message of a kind that it does not know.
+
+    Flower would also take ``evaluate.default`` for ``evaluate``, but quotas and the audit log know
+    one name of each kind.
+    """
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message of a known kind; refuse any other in one line."""
+        kind = message.metadata.message_type
+        if kind in _KINDS:
+            return super().__call__(message, context)
+        error = RefusedError(f"{shown(kind)} is no kind of message that a hospital answers")
+        return refuse(message, context, error)
+
+
+_KINDS = (HELLO, SURVEY, TRAIN, EVALUATE)
+app = HospitalApp()
+
+if TYPE_CHECKING:
+    from fedsilo.client_app.site.audit_log import LedgerMark
 
 _CLIENT_APP_RAISED = 2  # flwr.common.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
@@ -103,9 +139,10 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
 
         answer = partial(answer_within_bounds, answer)
     if ruled:
+        from fedsilo.client_app.privacy.ledger_log import answer_by_newest_ledger
         from fedsilo.client_app.site.policy import answer_under
 
-        answer = partial(answer_under, answer)
+        answer = partial(answer_under, partial(answer_by_newest_ledger, answer))
     error: Exception | None = None
     with nullcontext() if simulated else owner_only():
         try:
@@ -153,7 +190,7 @@ def _logged(message: Message, context: Context, reply: Message, error: Exception
         outcome = audit_log.REFUSED if refused else audit_log.FAILED
     site = own_name(context)
     try:
-        line = audit_log.entry(site, message, context, reply, outcome)
+        line = audit_log.entry(site, message, context, reply, outcome, _ledger_mark(context))
         audit_log.append_line(log_path(context), line)
     except Exception as unlogged:  # the same boundary: nothing leaves unlogged
         before = str(reply.error.reason) if reply.has_error() else ""
@@ -164,6 +201,19 @@ def _logged(message: Message, context: Context, reply: Message, error: Exception
         logging.getLogger("flwr").error("fedsilo: %s", fault)
         return Message(Error(code, "; ".join(filter(None, [before, fault]))), reply_to=message)
     return reply
+
+
+def _ledger_mark(context: Context) -> "LedgerMark | None":
+    """Return how far the ledger is; None if there is none, or if it is damaged.
+
+    A damaged ledger keeps what it must keep from leaving by itself. The refusal must be logged.
+    """
+    from fedsilo.client_app.privacy.ledger_log import ledger_mark
+
+    try:
+        return ledger_mark(context)
+    except CheckpointError:
+        return None
 
 
 def _reason(error: Exception, context: Context) -> str:

@@ -6,6 +6,7 @@ cut short or altered is refused.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.regular_files import open_regular
 from fedsilo.models.contract.errors import CheckpointError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -48,6 +50,7 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
         CheckpointError: the file is cut short, altered, or no state file.
     """
     try:
+        os.close(open_regular(path, os.O_RDONLY))  # safetensors would wait for a pipe
         with safe_open(path, framework="numpy") as file:
             content = json.loads((file.metadata() or {}).get(_ENTRY, "{}"))
             if not isinstance(content, dict) or not isinstance(content.get("facts"), dict):

@@ -1,0 +1,71 @@
+"""The hospital's ledger and its audit log check each other.
+
+Each line of the audit log says how far the ledger was. A ledger that is behind the log is an older
+copy that somebody put back, or was removed: by it, patients' privacy would be spent twice.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import Context, Message, RecordDict
+
+from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
+from fedsilo.client_app.site.audit_log import LedgerMark, last_ledger
+from fedsilo.client_app.site.identity import own_name, refusing_as
+from fedsilo.client_app.site.node import own_folder
+from fedsilo.client_app.site.policy import log_path
+from fedsilo.datasets.io.regular_files import read_regular
+from fedsilo.models.contract.errors import RefusedError
+
+Answer = Callable[[Message, Context], RecordDict]
+
+
+def ledger_mark(context: Context) -> LedgerMark | None:
+    """Return how far the hospital's ledger of all runs is; None if it has none yet.
+
+    Raises:
+        CheckpointError: the ledger is damaged.
+    """
+    folder = own_folder(context, own_name(context))
+    if folder is None or not (folder / LEDGER).exists():
+        return None
+    path = folder / LEDGER
+    count = sum(Ledger(path, 0.0, 1e-5, of_all_runs=True).releases().values())
+    return {"releases": count, "sha256": hashlib.sha256(read_regular(path)).hexdigest()}
+
+
+def answer_by_newest_ledger(answer: Answer, message: Message, context: Context) -> RecordDict:
+    """Answer a message, unless the ledger is older than the audit log says.
+
+    Raises:
+        RefusedError: it is; names both counts.
+        FedsiloError: as ``answer`` does.
+    """
+    with refusing_as(own_name(context)):
+        refuse_older_ledger(log_path(context), context)
+    return answer(message, context)
+
+
+def refuse_older_ledger(log: Path, context: Context) -> None:
+    """Refuse a ledger that is behind the last line of the audit log.
+
+    Raises:
+        RefusedError: the ledger has fewer releases than the log says, or as many but other ones.
+        CheckpointError: the ledger is damaged.
+    """
+    logged = last_ledger(log)  # before the ledger is read, because messages side by side spend too
+    if logged is None:
+        return
+    mark = ledger_mark(context) or {"releases": 0, "sha256": ""}
+    if mark["releases"] < logged["releases"]:
+        raise RefusedError(
+            f"the hospital's privacy ledger has {mark['releases']} releases, but its audit log "
+            f"says {logged['releases']}: bring back the newest {LEDGER}; an older one would let "
+            "the same privacy be spent again"
+        )
+    if mark["releases"] == logged["releases"] and mark["sha256"] != logged["sha256"]:
+        raise RefusedError(
+            "the hospital's privacy ledger is not the one of its audit log: bring back the "
+            f"newest {LEDGER}"
+        )
