@@ -25,7 +25,7 @@ from fedsilo.models.contract.settings import CommonSettings
 Answer = Callable[[Message, Context], RecordDict]
 
 _PATH = re.compile(r"(?<![\w.~:/)])~?/[^\s'\":;,)]+")  # an address has ':' or a word before its '/'
-_PLACES = ("data-dir", "cache-dir", "state-dir", "site-file", "signing-key", "site-registry")
+_PLACES = ("data-dir", "cache-dir", "state-dir", "site-file")
 
 
 def answer_within_bounds(answer: Answer, message: Message, context: Context) -> RecordDict:

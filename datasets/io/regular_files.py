@@ -29,8 +29,11 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
         if error.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
             raise OSError(error.errno, "it is not a regular file", str(path)) from None
         raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    found = os.fstat(handle).st_mode
+    if not stat.S_ISREG(found):
         os.close(handle)
+        if stat.S_ISDIR(found):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return handle
 

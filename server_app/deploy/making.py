@@ -128,6 +128,33 @@ def _silos(request: DeploymentRequest) -> list[str]:
     return names
 
 
+def share_signing_keys(deployment: Deployment) -> None:
+    """Let the sites of this machine make their signing keys, and know one another's.
+
+    One operator has them all, so there is nobody to telephone with. A hospital of another machine
+    compares with each site by ``fedsilo hospital keys``.
+    """
+    from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
+    from fedsilo.client_app.site.node import own_folder_of, owner_only
+    from fedsilo.strategies.wire.signatures import key_code, public_text
+
+    folders = {}
+    for site in deployment.sites:
+        folder = own_folder_of(deployment.node_config[site], site)
+        assert folder is not None
+        folders[site] = folder
+    with owner_only():
+        codes = {}
+        for site, folder in folders.items():
+            codes[site] = key_code(public_text(signing_key(folder)))
+        for site, folder in folders.items():
+            known = KnownKeys(folder)
+            before = known.read()
+            for other, code in codes.items():
+                if other != site and (other not in before or before[other].compared != code):
+                    known.mark(other, code)
+
+
 def make_secrets(deployment: Deployment) -> None:
     """Make certificates, and a key of each site without one; refuse keys that others may read."""
     from fedsilo.server_app.deploy.certificates import hospital_key, make_authority, sign_server

@@ -1,13 +1,15 @@
 """Who says it: signatures by the keys with which hospitals are registered, and what is signed.
 
-A hospital is known by the fingerprint of its SuperNode's public key (OpenSSH form), as
-``ssh-keygen -l`` prints it. What is signed or hashed begins with its purpose: a signature for one
-purpose is none for another, nor for Flower, which signs times with the same key.
+The server knows a hospital by the fingerprint of its SuperNode's public key (OpenSSH form), as
+``ssh-keygen -l`` prints it. Hospitals know each other by the code of the key that signs in secure
+sums. What is signed or hashed begins with its purpose: a signature for one purpose is none for
+another.
 """
 
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -31,6 +33,7 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.strategies.wire.records import NDArray
 
 LONGEST_SIGNATURE = 256  # bytes
+_KEY_CODE = re.compile(r"[0-9a-f]{4}(-[0-9a-f]{4}){7}")
 
 
 def words(purpose: str, *parts: object) -> bytes:
@@ -98,11 +101,32 @@ def fingerprint(public: bytes) -> str:
     Raises:
         SiteError: it is no such key.
     """
+    return f"SHA256:{base64.b64encode(_fingerprint_bytes(public)).decode().rstrip('=')}"
+
+
+def _fingerprint_bytes(public: bytes) -> bytes:
     try:
-        found = ssh_key_fingerprint(load_ssh_public_key(public), SHA256())
+        return ssh_key_fingerprint(load_ssh_public_key(public), SHA256())
     except (ValueError, UnsupportedAlgorithm):
         raise SiteError("a received public key is not one of OpenSSH's form") from None
-    return f"SHA256:{base64.b64encode(found).decode().rstrip('=')}"
+
+
+def key_code(public: bytes) -> str:
+    """Return the code of a public key, for people to read to one another: 128 bits of its SHA-256.
+
+    It is eight groups of four hexadecimal digits. Capital letters, of which fingerprints have
+    many, would not survive a telephone.
+
+    Raises:
+        SiteError: it is no key of OpenSSH's form.
+    """
+    digits = _fingerprint_bytes(public).hex()
+    return "-".join(digits[at : at + 4] for at in range(0, 32, 4))
+
+
+def is_key_code(text: str) -> bool:
+    """Tell whether a text has the form of a key's code."""
+    return bool(_KEY_CODE.fullmatch(text))
 
 
 def signed(private: EllipticCurvePrivateKey, text: bytes) -> bytes:
