@@ -119,7 +119,7 @@ def test_a_hospital_needs_a_place_for_its_key_and_list(node: dict[str, Value], o
     with pytest.raises(CheckpointError, match=f"{KNOWN} is damaged"):
         signer_of(False, 0, "north", node).refuse_unsigned([_signed("south")])
     (own / KEY).write_text("no key")
-    with pytest.raises(RefusedError, match="cannot be used .*bring it back"):
+    with pytest.raises(RefusedError, match=r"cannot be used .*bring it back"):
         signer_of(False, 0, "north", node)
 
 

@@ -100,7 +100,7 @@ def test_a_kit_that_brings_rules_or_others_keys_is_refused(name: str, kit: Path)
 def test_a_file_that_is_twice_in_a_kit_is_refused(kit: Path) -> None:
     with zipfile.ZipFile(kit, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr("node.key", b"another")
-    with pytest.raises(KitError, match="has node.key twice"):
+    with pytest.raises(KitError, match=r"has node\.key twice"):
         read_kit(kit)
 
 
