@@ -204,7 +204,7 @@ def _logged(message: Message, context: Context, reply: Message, error: Exception
 
 
 def _ledger_mark(context: Context) -> "LedgerMark | None":
-    """Return how far the ledger is; None if there is none, or if it is damaged.
+    """Count and digest the ledger; None if there is none, or if it is damaged.
 
     A damaged ledger keeps what it must keep from leaving by itself. The refusal must be logged.
     """

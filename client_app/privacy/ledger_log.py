@@ -22,7 +22,7 @@ Answer = Callable[[Message, Context], RecordDict]
 
 
 def ledger_mark(context: Context) -> LedgerMark | None:
-    """Return how far the hospital's ledger of all runs is; None if it has none yet.
+    """Count and digest the hospital's ledger of all runs; None if it has none yet.
 
     Raises:
         CheckpointError: the ledger is damaged.
@@ -58,14 +58,13 @@ def refuse_older_ledger(log: Path, context: Context) -> None:
     if logged is None:
         return
     mark = ledger_mark(context) or {"releases": 0, "sha256": ""}
+    fault = ""
     if mark["releases"] < logged["releases"]:
+        fault = f"has {mark['releases']} releases, but its audit log says {logged['releases']}"
+    elif mark["releases"] == logged["releases"] and mark["sha256"] != logged["sha256"]:
+        fault = "is not the one of its audit log"
+    if fault:
         raise RefusedError(
-            f"the hospital's privacy ledger has {mark['releases']} releases, but its audit log "
-            f"says {logged['releases']}: bring back the newest {LEDGER}; an older one would let "
-            "the same privacy be spent again"
-        )
-    if mark["releases"] == logged["releases"] and mark["sha256"] != logged["sha256"]:
-        raise RefusedError(
-            "the hospital's privacy ledger is not the one of its audit log: bring back the "
-            f"newest {LEDGER}"
+            f"the hospital's privacy ledger {fault}: bring back the newest {LEDGER}; an older one "
+            "would let the same privacy be spent again"
         )

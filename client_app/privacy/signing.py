@@ -49,10 +49,10 @@ _FORMER = ("signing-key", "site-registry")  # of the node config, until the serv
 class SignedKeys:
     """A site's keys of a round, as they came."""
 
-    site: str  # whose they are said to be
-    public: bytes  # the key by which it signs, in OpenSSH's form
-    words: bytes  # what it must have signed
-    signature: bytes  # of those words
+    site: str  # the name under which the server sent them
+    public: bytes  # the key by which the site signs, in OpenSSH's form
+    words: bytes  # the text that the site must have signed
+    signature: bytes  # the signature that must fit the words
 
 
 @dataclass(frozen=True)
@@ -122,16 +122,21 @@ def signing_key(folder: Path) -> EllipticCurvePrivateKey:
         CheckpointError: the folder cannot be written.
     """
     path = folder / KEY
-    with KnownKeys(folder).file.locked():  # of two messages at once only one makes a key
+    # The lock lets only one of two messages make a key
+    with KnownKeys(folder).file.locked():
         try:
-            if not path.exists() and not path.is_symlink():
+            if not os.path.lexists(path):
                 write_atomically(path, _new_key(), mode=0o600)
             key = load_ssh_private_key(read_regular(path), None)
+            fault = "it is no key of an elliptic curve"
         except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise _unusable(error) from None
-    if not isinstance(key, EllipticCurvePrivateKey):
-        raise _unusable(TypeError("no EC key"))
-    return key
+            key, fault = None, type(error).__name__
+    if isinstance(key, EllipticCurvePrivateKey):
+        return key
+    raise RefusedError(
+        f"the hospital's {KEY} cannot be used ({fault}): bring it back; if it is removed a new key "
+        "is made, which the other hospitals must compare again"
+    )
 
 
 def _new_key() -> bytes:
@@ -139,16 +144,9 @@ def _new_key() -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 
 
-def _unusable(error: Exception) -> RefusedError:
-    return RefusedError(
-        f"the hospital's {KEY} cannot be used ({type(error).__name__}): bring it back; if it is "
-        "removed a new key is made, which the other hospitals must compare again"
-    )
-
-
 @dataclass
 class KnownKey:
-    """What a hospital knows of another one's signing key, as codes; empty if it knows none."""
+    """Another hospital's signing key, by codes; a code is empty if it is not known."""
 
     compared: str = ""  # the code that both have compared
     day: str = ""  # of the comparison, ISO 8601
@@ -172,7 +170,7 @@ class KnownKeys:
         )
 
     def read(self) -> dict[str, KnownKey]:
-        """Return what is known, by site.
+        """Return the known keys by site.
 
         Raises:
             CheckpointError: the list is damaged.
@@ -191,8 +189,6 @@ class KnownKeys:
             RefusedError: names the sites whose keys were not compared, or are other ones now.
             CheckpointError: the list is damaged, or cannot be written.
         """
-        if codes.get(own, own_code) != own_code:
-            raise RefusedError("the signing key under this site's name is not its own")
         others = {site: code for site, code in codes.items() if site != own}
         known = self._note(others)
         changed = []
@@ -203,16 +199,21 @@ class KnownKeys:
                 new.append(site)
             elif compared != code:
                 changed.append(f"site {site} signs by key {code}, but {compared} was compared")
-        if changed:
-            raise RefusedError(
+        fault = ""
+        if codes.get(own, own_code) != own_code:
+            fault = "the signing key under this site's name is not its own"
+        elif changed:
+            fault = (
                 f"{'; '.join(changed)}: ask that hospital by telephone, not the server, and mark "
                 "its key by 'fedsilo hospital keys', or leave it out"
             )
-        if new:
-            raise RefusedError(
+        elif new:
+            fault = (
                 f"the signing keys of {', '.join(new)} have not been compared: 'fedsilo hospital "
                 "keys' shows their codes here; compare them by telephone, and mark them"
             )
+        if fault:
+            raise RefusedError(fault)
 
     def _note(self, codes: Mapping[str, str]) -> dict[str, KnownKey]:
         with self.file.locked():
@@ -237,23 +238,23 @@ class KnownKeys:
             SettingError: the code is none, or no key of the site was received.
             CheckpointError: the list is damaged, or cannot be written.
         """
-        if fault := site_name_fault(site):
-            raise SettingError(fault)
-        code = code.strip().lower()
-        if code and not is_key_code(code):
-            raise SettingError(
-                f"'{code}' is not a key's code: eight groups of four of 0-9 and a-f, with '-' "
-                "between them"
-            )
         with self.file.locked():
             known = self.read()
             key = known.get(site, KnownKey())
-            code = code or key.received
-            if not code:
-                raise SettingError(
+            code = code.strip().lower() or key.received
+            fault = site_name_fault(site)
+            if not fault and not code:
+                fault = (
                     f"no key of {site} was received yet: give the code that {site} reads out, as "
                     f"{site}=CODE"
                 )
+            elif not fault and not is_key_code(code):
+                fault = (
+                    f"'{code}' is not a key's code: eight groups of four of 0-9 and a-f, with '-' "
+                    "between them"
+                )
+            if fault:
+                raise SettingError(fault)
             key.compared, key.day = code, datetime.now(UTC).date().isoformat()
             self.file.write({**known, site: key})
         return code

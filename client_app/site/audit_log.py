@@ -36,7 +36,7 @@ class LedgerMark(TypedDict):
     """How far a hospital's ledger of all runs is."""
 
     releases: int  # entered so far; it only grows
-    sha256: str  # of the ledger's file
+    sha256: str  # the digest of the ledger's file
 
 
 def entry(
@@ -104,7 +104,7 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def last_ledger(path: Path) -> LedgerMark | None:
-    """Return how far the ledger was at the log's last line, None if the line does not say it.
+    """Read the ledger's mark from the log's last line; None if the line has none.
 
     Raises:
         RefusedError: the log cannot be opened; the path stays at the site.
@@ -114,7 +114,7 @@ def last_ledger(path: Path) -> LedgerMark | None:
 
 
 def _last_mark(log: int, size: int) -> LedgerMark | None:
-    """Return what the last whole line of an open log of ``size`` bytes says of the ledger."""
+    """Read the ledger's mark from the last whole line of an open log of ``size`` bytes."""
     tail = os.pread(log, _TAIL, max(0, size - _TAIL))
     for text in reversed(tail.splitlines()):
         try:
@@ -141,7 +141,7 @@ def check_log(path: Path) -> None:
 
 
 def names_in(content: RecordDict) -> list[str]:
-    """Return what ``content`` holds as ``<record>/<key>``, sorted."""
+    """List the arrays and values of ``content`` as ``<record>/<key>``, sorted."""
     return sorted(f"{record}/{key}" for record, values in content.items() for key in values)
 
 

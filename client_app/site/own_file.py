@@ -22,11 +22,11 @@ T = TypeVar("T")
 class OwnFile(Generic[T]):
     """A file that is complete or absent, and readable by its owner alone."""
 
-    path: Path  # where it is
+    path: Path  # the file's place
     kind: Any  # the type of its content, by which pydantic reads, checks and writes it
     what: str  # names it in errors, such as "the hospital's run book runs.json"
-    lost: str  # what to do when it is damaged
-    # What to do when it cannot be written
+    lost: str  # the remedy when it is damaged
+    # The remedy when it cannot be written
     full: str = "make room or repair the disk, then resume the run"
 
     @contextmanager

@@ -296,7 +296,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def parsed_site_file(text: str) -> SiteFile:
-    """Return what the text of a site file says.
+    """Parse the text of a site file.
 
     Raises:
         SettingError: it is no YAML, a key is unknown or missing, or a value cannot be.

@@ -27,7 +27,7 @@ _DAY = 86400.0  # seconds
 
 @dataclass
 class RunRecord:
-    """What is known of one run."""
+    """The messages, rounds and seconds of one run."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     began: NonNegativeFloat  # when its first message came, seconds since 1970
@@ -155,7 +155,7 @@ class RunBook:
         with self.file.locked():
             runs = self.file.read({})
             yield runs
-            # By the order of use, not by 'began': the clock may have been wrong for a while
+            # The order of use decides, because the clock may have been wrong at 'began'
             for name in [name for name in runs if name][:-_KNOWN_RUNS]:
                 del runs[name]
             self.file.write(runs)

@@ -19,7 +19,7 @@ _LISTS = (*_NEEDED, "refused-records")
 
 
 def read_rules(text: str, kind: type) -> Any:
-    """Return what a site file's ``text`` says, as a ``kind``.
+    """Parse a site file's ``text`` into a ``kind``, such as ``SiteFile``.
 
     Raises:
         SettingError: it is no YAML, a key is unknown or missing, or a value is not allowed.

@@ -8,6 +8,8 @@ import os
 import stat
 from pathlib import Path
 
+_NOT_REGULAR = "it is not a regular file"
+
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     """Open a regular file without ever waiting for it, and return its descriptor.
@@ -24,18 +26,18 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     try:
         handle = os.open(path, flags | safe, mode)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(error.errno, "it is a symbolic link", str(path)) from None
-        if error.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
-            raise OSError(error.errno, "it is not a regular file", str(path)) from None
-        raise
+        # ENXIO: the system found a socket, or a pipe that nobody reads
+        faults = {errno.ELOOP: "it is a symbolic link", errno.ENXIO: _NOT_REGULAR}
+        raise OSError(
+            error.errno, faults.get(error.errno or 0, error.strerror), str(path)
+        ) from None
     found = os.fstat(handle).st_mode
-    if not stat.S_ISREG(found):
-        os.close(handle)
-        if stat.S_ISDIR(found):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return handle
+    if stat.S_ISREG(found):
+        return handle
+    os.close(handle)
+    # A pipe with a reader, a device, or a folder, which the system opens for reading
+    fault = os.strerror(errno.EISDIR) if stat.S_ISDIR(found) else _NOT_REGULAR
+    raise OSError(errno.EISDIR, fault, str(path))
 
 
 def read_regular(path: Path) -> bytes:

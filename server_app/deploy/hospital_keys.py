@@ -57,13 +57,13 @@ def describe_keys(folder: Path) -> list[str]:
     width = max(len(site) for site in (folder.name, *known))
     lines = [f"{folder.name:{width}}  {own_code(folder)}  this hospital: read it to the others"]
     for site, key in sorted(known.items()):
-        lines.append(f"{site:{width}}  {_described(site, key)}")
+        lines.append(f"{site:{width}}  {_describe_key(site, key)}")
     if not known:
         lines.append("no other hospital's key is known: --compared SITE=CODE as SITE reads it out")
     return lines
 
 
-def _described(site: str, key: KnownKey) -> str:
+def _describe_key(site: str, key: KnownKey) -> str:
     if not key.compared:
         return f"{key.received}  NOT COMPARED: ask {site} by telephone, then --compared {site}"
     if key.received not in ("", key.compared):

@@ -27,10 +27,8 @@ AUTHORITY, KEY = "ca.crt", "node.key"
 _CARD, _README = "kit.json", "README.txt"
 _SEALED = (AUTHORITY, KEY, _README)
 _NAMES = (_CARD, *_SEALED)
-_FORMER = (
-    "site.yaml",
-    "registry.json",
-)  # what kits brought until rules and keys were hospitals' own
+# Kits brought these until rules and keys were hospitals' own
+_FORMER = ("site.yaml", "registry.json")
 # What zipfile raises of a damaged file: OSError where it seeks to before the file's beginning
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, EOFError, OSError),
@@ -163,18 +161,21 @@ def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
     names = [entry.filename for entry in entries]
     for entry in entries:
         name = entry.filename
+        fault = ""
         if name in _FORMER:
-            raise KitError(
-                f"{path} brings its own {name}, as kits did until rules and signing keys became "
-                "the hospital's own: use none of it, and ask the server's operator for another "
+            fault = (
+                f"brings its own {name}, as kits did until rules and signing keys became the "
+                "hospital's own: use none of it, and ask the server's operator for another "
                 "('fedsilo deploy renew SITE')"
             )
-        if name not in _NAMES:
-            raise KitError(f"{path} has a file '{name}', which no kit has")
-        if names.count(name) > 1:
-            raise KitError(f"{path} has {name} twice: {_ANOTHER}")
-        if entry.file_size > _LARGEST:
-            raise KitError(f"{path} has {name} of {entry.file_size} bytes")
+        elif name not in _NAMES:
+            fault = f"has a file '{name}', which no kit has"
+        elif names.count(name) > 1:
+            fault = f"has {name} twice: {_ANOTHER}"
+        elif entry.file_size > _LARGEST:
+            fault = f"has {name} of {entry.file_size} bytes"
+        if fault:
+            raise KitError(f"{path} {fault}")
 
 
 def _folder(path: Path) -> dict[str, bytes]:

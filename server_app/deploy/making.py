@@ -22,7 +22,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class DeploymentRequest:
-    """What a deployment is made of; an existing one must match it."""
+    """The options of a deployment; an existing one must match them."""
 
     experiment: str = "uefl-digits"  # whose silos are the sites, unless ``sites`` names them
     site_count: int | None = None  # how many silos, or None for as many as the experiment has
@@ -46,7 +46,7 @@ class DeploymentRequest:
         return f"{host}:{port}"
 
     def own_config(self) -> dict[str, Value]:
-        """Return what the request says about every site's node config."""
+        """Return the values that the request has for every site's node config."""
         config: dict[str, Value] = {}
         if self.device:
             config["device"] = self.device

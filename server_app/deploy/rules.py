@@ -14,6 +14,7 @@ from fedsilo.client_app.site.site_file import read_rules
 from fedsilo.client_app.site.trust import MEANINGS
 from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml, with_numbers
 from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.one_line import one_line
 
 SITE = "site.yaml"
 _ALL = ("*",)
@@ -35,7 +36,7 @@ class RulesError(FedsiloError):
 
 @dataclass(frozen=True)
 class RuleOptions:
-    """What the options of ``hospital start`` say of the hospital's rules."""
+    """The options of ``hospital start`` that make the hospital's rules."""
 
     trust: str = ""  # whom the hospital trusts, or empty if the option is not given
     methods: Sequence[str] = ()  # names or patterns, or empty for all
@@ -58,14 +59,17 @@ class RuleOptions:
         for text in self.more:
             key, equals, value = text.partition("=")
             key = key.strip()
+            fault = ""
             if not equals or not key:
-                raise SettingError(f"--rule is '{text}', but must be KEY=VALUE")
-            if key in values or key == "site":
-                raise SettingError(f"--rule {key} is said by another option or rule: leave one out")
+                fault = f"--rule is '{one_line(text)}', but must be KEY=VALUE"
+            elif key in values or key == "site":
+                fault = f"--rule {key} is said by another option or rule: leave one out"
             try:
                 values[key] = with_numbers(parse_yaml(value))
             except YamlError as error:
-                raise SettingError(f"--rule {key}: {error}") from None
+                fault = fault or f"--rule {key}: {error}"
+            if fault:
+                raise SettingError(fault)
         return values
 
 
@@ -77,29 +81,32 @@ def write_rules(site: str, options: RuleOptions) -> str:
     """
     rules: dict[str, Any] = {"site": site, "trust": ""}
     rules |= {key: list(_ALL) for key in ("methods", "datasets", "records")}
+    text = fault = ""
     try:
         rules |= options.values()
-        if not rules["trust"]:
-            raise _no_trust(site)
         text = _HEAD + "".join(f"{key}: {json.dumps(value)}\n" for key, value in rules.items())
-        read_rules(text, SiteFile)
-        same = with_numbers(parse_yaml(text)) == rules
+        if not rules["trust"]:
+            fault = _no_trust(site)
+        elif with_numbers(parse_yaml(text)) != rules:
+            fault = f"{site}: a value of --rule reads otherwise in {SITE}: write the file by hand"
+        else:
+            read_rules(text, SiteFile)
     except (SettingError, YamlError) as error:
-        raise RulesError(f"{site}: these rules cannot be used: {error}") from None
-    if not same:
-        raise RulesError(f"{site}: a value of --rule reads otherwise in {SITE}: write the file")
+        fault = f"{site}: these rules cannot be used: {error}"
+    if fault:
+        raise RulesError(fault)
     return text
 
 
 def check_rules(
     text: str, site: str, options: RuleOptions, trusted_elsewhere: bool = False
 ) -> SiteFile:
-    """Return what the hospital's own site file says, which no option may contradict.
+    """Parse the hospital's own site file, which no option may contradict.
 
     Args:
-        text: of the file.
+        text: the file's text.
         site: the hospital's name.
-        options: of the command. A service manager may give the same ones at each start.
+        options: the command's options. A service manager may give the same ones at each start.
         trusted_elsewhere: whether the node config says whom the hospital trusts.
 
     Raises:
@@ -112,27 +119,30 @@ def check_rules(
         given = options.values()
     except (SettingError, YamlError) as error:
         raise RulesError(f"{site}: {SITE} cannot be used: {error}") from None
-    if rules.site not in ("", site):
-        raise RulesError(f"{site}: {SITE} is for '{rules.site}', not for {site}")
+    fault = ""
     for key, value in given.items():
         if content.get(key) != value:
-            raise RulesError(
-                f"{site}: {SITE} has {_shown(content, key)}, but the option says "
+            fault = (
+                f"{site}: {SITE} has {_show_value(content, key)}, but the option says "
                 f"{json.dumps(value)}: edit the file, or leave the option out"
             )
-    if not rules.trust and not trusted_elsewhere:
-        raise _no_trust(site)
+    if rules.site not in ("", site):
+        fault = f"{site}: {SITE} is for '{rules.site}', not for {site}"
+    elif not fault and not rules.trust and not trusted_elsewhere:
+        fault = _no_trust(site)
+    if fault:
+        raise RulesError(fault)
     return rules
 
 
-def _no_trust(site: str) -> RulesError:
-    return RulesError(
+def _no_trust(site: str) -> str:
+    return (
         f"nothing says whom {site} trusts: give --trust {', '.join(MEANINGS)}, or a line 'trust' "
         f"in {SITE}"
     )
 
 
-def _shown(content: Mapping[str, Any], key: str) -> str:
+def _show_value(content: Mapping[str, Any], key: str) -> str:
     if key not in content:
         return f"no '{key}'"
     return f"'{key}' {json.dumps(content[key], default=str)}"

@@ -34,11 +34,11 @@ from fedsilo.server_app.run.processes import free_ports
 
 @dataclass(frozen=True)
 class HospitalRequest:
-    """What a hospital's operator says in addition to the kit."""
+    """The words of a hospital's operator in addition to the kit."""
 
     kit: Path  # the zip, or the folder into which it was opened
     folder: Path | None = None  # where to open it; None: next to the zip, by the site's name
-    rules: RuleOptions = field(default_factory=RuleOptions)  # what the options say of its rules
+    rules: RuleOptions = field(default_factory=RuleOptions)  # options that make its rules
     site_file: Path | None = None  # the hospital's own, in place of the one in its folder
     node_config: Sequence[str] = ()  # more of it, as key=value: data-dir, device
 
@@ -152,7 +152,7 @@ def _opened_here(home: Path) -> OwnFile[int]:
 
 
 def _to_confirm(kit: Kit, before: Kit | None, home: Path, sentences: Sequence[str]) -> list[str]:
-    """Return what the operator must confirm before this start, in sentences; empty for nothing."""
+    """List in sentences the facts that the operator must confirm before this start."""
     site, code = kit.card.site, kit.code
     if before is None or _opened_here(home).read(0) != home.stat().st_ino:
         lines = [

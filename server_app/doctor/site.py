@@ -91,7 +91,7 @@ class SiteSetup:
 
     @property
     def context(self) -> Context:
-        """What Flower would give the app."""
+        """The context that Flower would give the app."""
         run = self.settings.as_mapping() if self.settings else {}
         return Context(0, 0, dict(self.node_config), RecordDict(), run)
 

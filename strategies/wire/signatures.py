@@ -49,7 +49,7 @@ def digest(purpose: str, *parts: object) -> bytes:
 def key_words(
     run: str, round_: int, site: str, keys: tuple[bytes, bytes], terms: bytes, splits: str
 ) -> bytes:
-    """Return what a site signs to vouch for its two public keys of a round."""
+    """Build the text that a site signs to vouch for its two public keys of a round."""
     return words("keys", run, round_, site, *keys, terms, splits)
 
 
@@ -62,7 +62,7 @@ def common_splits(said: Iterable[str]) -> list[str]:
 def context_of(
     run: str, round_: int, keys: Mapping[str, tuple[bytes, bytes]], threshold: int
 ) -> bytes:
-    """Return what all sites of a round must share, 32 bytes: all names and keys among it."""
+    """Digest all that the sites of a round must share, names and keys among it, to 32 bytes."""
     listed = [[site, *keys[site]] for site in sorted(keys)]
     return digest("round", run, round_, threshold, listed)
 
