@@ -111,7 +111,10 @@ def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, V
 def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
     for site, code in codes.items():
         if code != key_code(public_text(simulated_key(seed, site))):
-            raise RefusedError(f"site {site} signs by key {code}, which is not of this run's seed")
+            raise RefusedError(
+                f"site {site} signs by key {code}, which is not of this run's seed: ask that "
+                "hospital, not the server"
+            )
 
 
 def signing_key(folder: Path) -> EllipticCurvePrivateKey:
