@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("FEDSILO_DEPLOY") != "1", reason="takes minutes: make test-deploy"
 )
 SITES = ("s1a", "s2a", "s3a")  # silos of the digits
-_LIMIT = 90.0  # seconds until a hospital is online, or gone
+_LIMIT = 240.0  # seconds until a hospital is online, or gone
 
 
 @pytest.fixture(scope="module")
