@@ -100,13 +100,17 @@ def ready(
             look(setup)
         except FedsiloError as error:  # in words that name the kit and no scratch folder
             raise KitError(str(error).replace(str(scratch), str(kit.path))) from None
-    if questions := _to_confirm(kit, before, home, sentences):
+    questions = _to_confirm(kit, before, home, sentences)
+    if questions:
         confirm(questions)
     if before is None:
         build_folder(home, lambda folder: _write(kit, rules, folder), replace=True)
         home.chmod(0o700)
     else:
-        _write(kit, rules, home)
+        if before.card.seal != kit.card.seal:
+            kit.write(home)
+        if request.site_file or not os.path.lexists(home / SITE):
+            write_atomically(home / SITE, rules, mode=0o600)
     for name in ("state", "flwr"):
         (home / name).mkdir(mode=0o700, exist_ok=True)
     _opened_here(home).write(home.stat().st_ino)
@@ -154,12 +158,13 @@ def _opened_here(home: Path) -> OwnFile[int]:
 def _to_confirm(kit: Kit, before: Kit | None, home: Path, sentences: Sequence[str]) -> list[str]:
     """List in sentences the facts that the operator must confirm before this start."""
     site, code = kit.card.site, kit.code
-    if before is None or _opened_here(home).read(0) != home.stat().st_ino:
+    is_opened_here = before is not None and _opened_here(home).read(0) == home.stat().st_ino
+    if before is None or not is_opened_here or not os.path.lexists(home / SITE):
         lines = [
             f"kit {code} of {site}, for the server {kit.card.server}: the server's operator must "
             "read out the same code by telephone"
         ]
-        if before is not None:
+        if before is not None and not is_opened_here:
             lines.append(
                 f"{home} was not opened on this disk, or by a fedsilo that kept rules of the kit: "
                 "its rules, private state and keys are used if you confirm"

@@ -132,6 +132,19 @@ def test_before_the_first_start_code_and_rules_are_confirmed(kit: Path) -> None:
     assert "a run is answered by the fedsilo that is installed here" in text
 
 
+def test_rules_that_are_written_again_are_confirmed_again(kit: Path) -> None:
+    ready(_request(kit), _agree)
+    home = kit.parent / "north"
+    (home / "site.yaml").unlink()
+    _refused(_request(home, "server"), "not confirmed", _disagree)
+    assert not (home / "site.yaml").exists()
+    said: list[str] = []
+    ready(
+        _request(home, "nobody", rules=RuleOptions("nobody", more=["max-epsilon=2"])), said.extend
+    )
+    assert any("all runs together may not tell more than epsilon 2" in line for line in said)
+
+
 def test_an_option_that_contradicts_the_hospitals_own_file_is_refused(kit: Path) -> None:
     ready(_request(kit, "nobody", rules=RuleOptions("nobody", more=["max-epsilon=3.0"])), _agree)
     _refused(_request(kit, "server"), 'has \'trust\' "nobody", but the option says "server"')
