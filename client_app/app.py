@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -28,6 +29,7 @@ from fedsilo.client_app.site.opened_data import (
 )
 from fedsilo.models.contract.errors import (
     ERROR_CODES,
+    CheckpointError,
     FedsiloError,
     FileNamesError,
     RefusedError,
@@ -39,13 +41,36 @@ from fedsilo.models.contract.messages import (
     HELLO,
     SIMULATED_SITE,
     SURVEY,
+    TRAIN,
     Instruction,
 )
+from fedsilo.models.contract.one_line import shown
 from fedsilo.models.contract.settings import SUMS
 from fedsilo.models.contract.versions import refuse_other_versions
 from fedsilo.strategies.wire.records import bundle, unbundle
 
-app = ClientApp()
+
+class HospitalApp(ClientApp):
+    """A ClientApp that logs and refuses each message of a kind that it does not know.
+
+    Flower would also take ``evaluate.default`` for ``evaluate``, but quotas and the audit log know
+    one name of each kind.
+    """
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message of a known kind; refuse any other in one line."""
+        kind = message.metadata.message_type
+        if kind in _KINDS:
+            return super().__call__(message, context)
+        error = RefusedError(f"{shown(kind)} is no kind of message that a hospital answers")
+        return refuse(message, context, error)
+
+
+_KINDS = (HELLO, SURVEY, TRAIN, EVALUATE)
+app = HospitalApp()
+
+if TYPE_CHECKING:
+    from fedsilo.client_app.site.audit_log import LedgerMark
 
 _CLIENT_APP_RAISED = 2  # flwr.common.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
@@ -136,9 +161,10 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
         context = for_simulated_site(message, context)
     guards: list[Guard] = []
     if ruled:
+        from fedsilo.client_app.privacy.ledger_log import by_newest_ledger
         from fedsilo.client_app.site.policy import under_site_file
 
-        guards.append(under_site_file)
+        guards += [under_site_file, by_newest_ledger]
     if not simulated:
         from fedsilo.client_app.site.bounds import within_bounds
 
@@ -254,7 +280,8 @@ def _logged(
         outcome = audit_log.REFUSED if refused else audit_log.FAILED
     site = own_name(context)
     try:
-        line = audit_log.entry(site, message, context, reply, outcome, why)
+        mark = _ledger_mark(context)
+        line = audit_log.entry(site, message, context, reply, outcome, why, mark)
         audit_log.append_line(log_path(context, answering.rules), line)
     except Exception as unlogged:  # the same boundary: nothing leaves unlogged
         before = str(reply.error.reason) if reply.has_error() else ""
@@ -265,6 +292,19 @@ def _logged(
         logging.getLogger("flwr").error("fedsilo: %s", fault)
         return Message(Error(code, "; ".join(filter(None, [before, fault]))), reply_to=message)
     return reply
+
+
+def _ledger_mark(context: Context) -> "LedgerMark | None":
+    """Count and digest the ledger; None if there is none, or if it is damaged.
+
+    A damaged ledger keeps what it must keep from leaving by itself. The refusal must be logged.
+    """
+    from fedsilo.client_app.privacy.ledger_log import ledger_mark
+
+    try:
+        return ledger_mark(context)
+    except CheckpointError:
+        return None
 
 
 def _reason(error: Exception, context: Context) -> str:

@@ -2,7 +2,7 @@
 
 The kit is a secret, data and the hospital's own site file are mounted, device and trust come from
 the environment (``FEDSILO_DEVICE``, ``FEDSILO_TRUST``). Of a site file and FEDSILO_TRUST the
-stricter holds.
+stricter holds. Whoever starts the container confirms the rules that its log shows.
 """
 
 import argparse
@@ -15,6 +15,8 @@ from pathlib import Path
 import checks
 from health import HEALTH_ADDRESS
 
+from fedsilo.client_app.privacy.signing import own_code
+from fedsilo.server_app.deploy.rules import SITE, RuleOptions
 from fedsilo.server_app.doctor.hospital import HospitalRequest, command, ready, refuse_failing
 from fedsilo.server_app.doctor.secrets import data_folder, site_file, writable_folder
 
@@ -29,17 +31,25 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
         "cache-dir": str(writable_folder(given.cache_dir, "cache directory")),
     }
     own = given.site_file if site_file(given.site_file) else None
-    if own and trust:
+    home = writable_folder(given.state_dir, "state directory") / "hospital"
+    is_ruled = own is not None or (home / SITE).exists()
+    if is_ruled and trust:
         node["trust"] = trust
     request = HospitalRequest(
         given.kit,
-        folder=writable_folder(given.state_dir, "state directory") / "hospital",
-        trust="" if own else trust,
+        folder=home,
+        rules=RuleOptions(trust="" if is_ruled else trust),
         site_file=own,
         node_config=[f"{key}={json.dumps(value)}" for key, value in node.items()],
     )
-    setup = ready(request, (lambda _: None) if given.print else refuse_failing)
+    setup = ready(request, _show, (lambda _: None) if given.print else refuse_failing)
+    _show([f"{setup.name} signs in secure sums by key {own_code(setup.own_folder)}"])
     return command(setup, HEALTH_ADDRESS)
+
+
+def _show(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        print(sentence, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,7 +28,7 @@ from fedsilo.client_app.privacy.round_secrets import (
     one_at_a_time,
     read_secrets,
 )
-from fedsilo.client_app.privacy.signing import Signer
+from fedsilo.client_app.privacy.signing import SignedKeys, Signer
 from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.client_app.privacy.summed_before import SummedBefore
 from fedsilo.models.contract.errors import RefusedError, SiteError
@@ -247,11 +247,13 @@ class SecureSite:
         keys = dict(zip(sites, zip(masks, seals, strict=True), strict=True))
         if keys[self.site] != secrets.public:
             raise RefusedError("the keys under this site's name are not its own")
+        received = []
         for site, public, signature, measured in zip(
             sites, publics, signatures, splits, strict=True
         ):
             said = self._key_words(site, keys[site], measured)
-            self.signer.refuse_unsigned(site, public, said, signature)
+            received.append(SignedKeys(site, public, said, signature))
+        self.signer.refuse_unsigned(received)
         secrets.keys, secrets.publics = keys, dict(zip(sites, publics, strict=True))
         secrets.splits = common_splits(splits)
 

@@ -1,99 +1,288 @@
-"""The key by which a site signs in secure sums, and the registry that says whose keys others are.
+"""The key by which a site signs in secure sums, and the other sites' keys that it has compared.
 
-A hospital signs by its SuperNode's key (node config ``signing-key``) and knows the others by a file
-on its own disk (``site-registry``), which no server can change. A simulated site's key is made from
+A hospital makes its key at its first start, and the key never leaves. The other hospitals' keys
+come with the messages of a run, which a server could replace. So a hospital compares the code of
+each with that hospital, by telephone, and takes no other key. A simulated site's key is made from
 the seed: it shows the way of the messages and proves nothing.
 """
 
-import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP384R1,
+    EllipticCurvePrivateKey,
+    generate_private_key,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_ssh_private_key,
+)
 
-from fedsilo.models.contract.errors import RefusedError
+from fedsilo.client_app.site.node import own_folder_of
+from fedsilo.client_app.site.own_file import OwnFile
+from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.regular_files import read_regular
+from fedsilo.datasets.silo.declared_silos import site_name_fault
+from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.strategies.wire.signatures import fingerprint, is_signed, public_text, simulated_key
+from fedsilo.strategies.wire.signatures import (
+    is_key_code,
+    is_signed,
+    key_code,
+    public_text,
+    simulated_key,
+)
 
-KEY, REGISTRY = "signing-key", "site-registry"  # of the node config
+KEY, KNOWN = "signing.key", "known-keys.json"  # in the folder that a hospital keeps over all runs
+_MOST_RECEIVED = 200  # keys that were not compared: a server could invent any number of sites
+_FORMER = ("signing-key", "site-registry")  # of the node config, until the server made no more keys
+
+
+@dataclass(frozen=True)
+class SignedKeys:
+    """A site's keys of a round, as they came."""
+
+    site: str  # the name under which the server sent them
+    public: bytes  # the key by which the site signs, in OpenSSH's form
+    words: bytes  # the text that the site must have signed
+    signature: bytes  # the signature that must fit the words
 
 
 @dataclass(frozen=True)
 class Signer:
-    """A site's key and what it knows of the others'."""
+    """A site's own key, and the rule by which it takes the others' keys."""
 
-    private: EllipticCurvePrivateKey  # the site's own
-    # Returns the registered fingerprint of a site, None if it is not registered
-    fingerprint_of: Callable[[str], str | None]
+    private: EllipticCurvePrivateKey
+    # Raises a RefusedError unless each site's key code is the one that this site knows
+    refuse_unknown: Callable[[Mapping[str, str]], None]
 
-    def refuse_unsigned(self, site: str, public: bytes, keys: bytes, signature: bytes) -> None:
-        """Refuse a round's keys of ``site`` that its registered key has not signed.
-
-        Args:
-            site: whose they are said to be.
-            public: the key by which it signs, as it came.
-            keys: what it must have signed.
-            signature: of that.
+    def refuse_unsigned(self, received: Sequence[SignedKeys]) -> None:
+        """Refuse a round's keys that a site has not signed by the key that this site knows of it.
 
         Raises:
-            RefusedError: names the site and what to compare.
+            RefusedError: names the sites, and what to compare.
+            SiteError: a public key is none.
         """
-        known, received = self.fingerprint_of(site), fingerprint(public)
-        if known != received:
-            raise RefusedError(
-                f"site {site} signs by key {received}, and this site's '{REGISTRY}' has "
-                f"{known or 'no line for it'}: ask that hospital, not the server, and correct the "
-                "file or leave one of the two out"
-            )
-        if not is_signed(public, keys, signature):
-            raise RefusedError(
-                f"the signature of site {site} does not fit its keys in this run: they were "
-                "altered, are of another round, or the run's settings are others there"
-            )
+        codes = {one.site: key_code(one.public) for one in received}
+        for one in received:
+            if not is_signed(one.public, one.words, one.signature):
+                raise RefusedError(
+                    f"the signature of site {one.site} does not fit its keys in this run: they "
+                    "were altered, are of another round, or the run's settings are others there"
+                )
+        self.refuse_unknown(codes)
 
 
 def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, Value]) -> Signer:
     """Return the signer of a site.
 
     Raises:
-        RefusedError: a hospital's node config names no key or registry, or one cannot be used.
+        RefusedError: a hospital's node config names no 'state-dir', or its key cannot be used.
+        CheckpointError: its list of keys cannot be used.
     """
     if simulated:
-        return Signer(
-            simulated_key(seed, site),
-            lambda other: fingerprint(public_text(simulated_key(seed, other))),
-        )
-    for key in (KEY, REGISTRY):
-        if not node_config.get(key):
+        return Signer(simulated_key(seed, site), lambda codes: _refuse_other_seed(seed, codes))
+    for key in _FORMER:
+        if key in node_config:
             raise RefusedError(
-                f"the run sums in secret and the node config has no '{key}': without it a server "
-                "could invent the other sites; name the file, or leave the site out"
+                f"the node config has '{key}', but a hospital makes its signing key itself now: "
+                "remove the entry, and compare keys by 'fedsilo hospital keys'"
             )
-    return Signer(_key(str(node_config[KEY])), _registry(str(node_config[REGISTRY])).get)
-
-
-def _key(path: str) -> EllipticCurvePrivateKey:
-    try:
-        key = load_ssh_private_key(Path(path).read_bytes(), None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise _unusable(KEY, error) from None
-    if not isinstance(key, EllipticCurvePrivateKey):
-        raise _unusable(KEY, TypeError("no EC key"))
-    return key
-
-
-def _registry(path: str) -> dict[str, str]:
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        return {str(site): str(entry["key"]) for site, entry in content.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unusable(REGISTRY, error) from None
-
-
-def _unusable(key: str, error: Exception) -> RefusedError:
-    return RefusedError(
-        f"the node config's '{key}' cannot be used ({type(error).__name__}): repair the file"
+    folder = own_folder_of(node_config, site)
+    if folder is None:
+        raise RefusedError(
+            "the run sums in secret, but the node config has no 'state-dir' for the signing key: "
+            "name one, or leave the site out"
+        )
+    private = signing_key(folder)
+    known = KnownKeys(folder)
+    return Signer(
+        private, lambda codes: known.refuse_uncompared(site, key_code(public_text(private)), codes)
     )
+
+
+def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
+    for site, code in codes.items():
+        if code != key_code(public_text(simulated_key(seed, site))):
+            raise RefusedError(
+                f"site {site} signs by key {code}, which is not of this run's seed: ask that "
+                "hospital, not the server"
+            )
+
+
+def signing_key(folder: Path) -> EllipticCurvePrivateKey:
+    """Return the key in ``folder``, which is made at the first call and never changes.
+
+    Raises:
+        RefusedError: its file cannot be used.
+        CheckpointError: the folder cannot be written.
+    """
+    path = folder / KEY
+    # The lock lets only one of two messages make a key
+    with KnownKeys(folder).file.locked():
+        try:
+            if not os.path.lexists(path):
+                write_atomically(path, _new_key(), mode=0o600)
+            key = load_ssh_private_key(read_regular(path), None)
+            fault = "it is no key of an elliptic curve"
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+            key, fault = None, type(error).__name__
+    if isinstance(key, EllipticCurvePrivateKey):
+        return key
+    raise RefusedError(
+        f"the hospital's {KEY} cannot be used ({fault}): bring it back; if it is removed a new key "
+        "is made, which the other hospitals must compare again"
+    )
+
+
+def _new_key() -> bytes:
+    key = generate_private_key(SECP384R1())
+    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
+
+@dataclass
+class KnownKey:
+    """Another hospital's signing key, by codes; a code is empty if it is not known."""
+
+    compared: str = ""  # the code that both have compared
+    day: str = ""  # of the comparison, ISO 8601
+    received: str = ""  # the code of the key by which the site has signed last
+
+
+@dataclass(frozen=True)
+class KnownKeys:
+    """The signing keys of other hospitals, in the folder that a hospital keeps over all runs."""
+
+    folder: Path
+
+    @property
+    def file(self) -> OwnFile[dict[str, KnownKey]]:
+        """The list's file."""
+        return OwnFile(
+            self.folder / KNOWN,
+            dict[str, KnownKey],
+            f"the hospital's list of keys {KNOWN}",
+            "bring it back; if it is removed all keys must be compared again",
+        )
+
+    def read(self) -> dict[str, KnownKey]:
+        """Return the known keys by site.
+
+        Raises:
+            CheckpointError: the list is damaged.
+        """
+        return self.file.read({})
+
+    def refuse_uncompared(self, own: str, own_code: str, codes: Mapping[str, str]) -> None:
+        """Write down the received keys, and refuse them unless all have been compared.
+
+        Args:
+            own: this site's name.
+            own_code: the code of its own key.
+            codes: the codes of all sites' keys as they came, this site's among them.
+
+        Raises:
+            RefusedError: names the sites whose keys were not compared, or are other ones now.
+            CheckpointError: the list is damaged, or cannot be written.
+        """
+        others = {site: code for site, code in codes.items() if site != own}
+        known = self._note(others)
+        changed = []
+        new = []
+        for site, code in sorted(others.items()):
+            compared = known[site].compared if site in known else ""
+            if not compared:
+                new.append(site)
+            elif compared != code:
+                changed.append(f"site {site} signs by key {code}, but {compared} was compared")
+        fault = ""
+        if codes.get(own, own_code) != own_code:
+            fault = "the signing key under this site's name is not its own"
+        elif changed:
+            fault = (
+                f"{'; '.join(changed)}: ask that hospital by telephone, not the server, and mark "
+                "its key by 'fedsilo hospital keys', or leave it out"
+            )
+        elif new:
+            fault = (
+                f"the signing keys of {', '.join(new)} have not been compared: 'fedsilo hospital "
+                "keys' shows their codes here; compare them by telephone, and mark them"
+            )
+        if fault:
+            raise RefusedError(fault)
+
+    def _note(self, codes: Mapping[str, str]) -> dict[str, KnownKey]:
+        with self.file.locked():
+            known = self.read()
+            before = {site: key.received for site, key in known.items()}
+            for site, code in sorted(codes.items()):
+                has_room = len(known) < _MOST_RECEIVED and not site_name_fault(site)
+                if site in known or has_room:
+                    known.setdefault(site, KnownKey()).received = code
+            if before != {site: key.received for site, key in known.items()}:
+                self.file.write(known)
+        return known
+
+    def mark(self, site: str, code: str = "") -> str:
+        """Mark a key as compared, and return its code.
+
+        Args:
+            site: whose key it is.
+            code: the code that was read out, or empty for the received key.
+
+        Raises:
+            SettingError: the code is none, or no key of the site was received.
+            CheckpointError: the list is damaged, or cannot be written.
+        """
+        with self.file.locked():
+            known = self.read()
+            key = known.get(site, KnownKey())
+            code = code.strip().lower() or key.received
+            fault = site_name_fault(site)
+            if not fault and not code:
+                fault = (
+                    f"no key of {site} was received yet: give the code that {site} reads out, as "
+                    f"{site}=CODE"
+                )
+            elif not fault and not is_key_code(code):
+                fault = (
+                    f"'{code}' is not a key's code: eight groups of four of 0-9 and a-f, with '-' "
+                    "between them"
+                )
+            if fault:
+                raise SettingError(fault)
+            key.compared, key.day = code, datetime.now(UTC).date().isoformat()
+            self.file.write({**known, site: key})
+        return code
+
+    def forget(self, site: str) -> None:
+        """Remove a site from the list.
+
+        Raises:
+            SettingError: it is not in the list.
+            CheckpointError: the list is damaged, or cannot be written.
+        """
+        with self.file.locked():
+            known = self.read()
+            if site not in known:
+                raise SettingError(f"no key of '{site}' is known: {', '.join(sorted(known))} are")
+            del known[site]
+            self.file.write(known)
+
+
+def own_code(folder: Path) -> str:
+    """Return the code of the signing key in ``folder``, empty if none was made yet.
+
+    Raises:
+        RefusedError: the key cannot be used.
+    """
+    if not os.path.lexists(folder / KEY):
+        return ""
+    return key_code(public_text(signing_key(folder)))

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from fedsilo.datasets.io.regular_files import open_regular
 from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.messages import CONFIG
 from fedsilo.models.contract.settings import CommonSettings
@@ -24,13 +25,28 @@ from fedsilo.strategies.wire.records import record_bytes
 
 ANSWERED, REFUSED, FAILED = "answered", "refused", "failed"
 
+_LEDGER = "ledger"  # the key of a line that says how far the hospital's ledger is
+_TAIL = 2**16  # bytes at the end of a log, many times a line's
 _LONGEST = 200  # characters of what a server names
 _LONGEST_REASON = 1000
 _FIRST_MARK = re.compile(r"^([^/]*/[^./]*[./]).*", re.DOTALL)
 
 
+class LedgerMark(TypedDict):
+    """How far a hospital's ledger of all runs is."""
+
+    releases: int  # entered so far; it only grows
+    sha256: str  # the digest of the ledger's file
+
+
 def entry(
-    site: str, message: Message, context: Context, reply: Message, outcome: str, why: str = ""
+    site: str,
+    message: Message,
+    context: Context,
+    reply: Message,
+    outcome: str,
+    why: str = "",
+    ledger: LedgerMark | None = None,
 ) -> dict[str, Any]:
     """Return the line of a message and the reply to it, as keys and values.
 
@@ -57,6 +73,7 @@ def entry(
         "records": grouped(names_in(leaving)),
         "bytes-in": record_bytes(message.content) if message.has_content() else 0,
         "bytes-out": record_bytes(leaving) + len(reason.encode()),
+        **({_LEDGER: ledger} if ledger else {}),
     }
 
 
@@ -70,10 +87,14 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
     """
     import fcntl  # of Linux and macOS, where hospitals' containers run
 
-    data = json.dumps(line).encode() + b"\n"
     with _opened(path) as log:
         fcntl.flock(log, fcntl.LOCK_EX)
         size = os.fstat(log).st_size
+        before, now = _last_mark(log, size), line.get(_LEDGER)
+        if before and (not now or now["releases"] < before["releases"]):
+            # A line about an older ledger, which was refused, must not hide the newer one
+            line = {**line, _LEDGER: before}
+        data = json.dumps(line).encode() + b"\n"
         torn = size and os.pread(log, 1, size - 1) != b"\n"  # by a power cut: that never left
         data = b"\n" + data if torn else data
         try:
@@ -84,6 +105,33 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
             with suppress(OSError):  # a log that may only grow: the next line begins on its own
                 os.ftruncate(log, size)
             raise
+
+
+def last_ledger(path: Path) -> LedgerMark | None:
+    """Read the ledger's mark from the log's last line; None if the line has none.
+
+    Raises:
+        RefusedError: the log cannot be opened; the path stays at the site.
+    """
+    with _opened(path) as log:
+        return _last_mark(log, os.fstat(log).st_size)
+
+
+def _last_mark(log: int, size: int) -> LedgerMark | None:
+    """Read the ledger's mark from the last whole line of an open log of ``size`` bytes."""
+    tail = os.pread(log, _TAIL, max(0, size - _TAIL))
+    for text in reversed(tail.splitlines()):
+        try:
+            line = json.loads(text)
+            mark = line.get(_LEDGER)
+            return (
+                None
+                if mark is None
+                else LedgerMark(releases=int(mark["releases"]), sha256=str(mark["sha256"]))
+            )
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue  # cut short by a power cut: that message never left
+    return None
 
 
 def check_log(path: Path) -> None:
@@ -97,7 +145,7 @@ def check_log(path: Path) -> None:
 
 
 def names_in(content: RecordDict) -> list[str]:
-    """Return what ``content`` holds as ``<record>/<key>``, sorted."""
+    """List the arrays and values of ``content`` as ``<record>/<key>``, sorted."""
     return sorted(f"{record}/{key}" for record, values in content.items() for key in values)
 
 
@@ -113,7 +161,7 @@ def grouped(names: Iterable[str]) -> dict[str, int]:
 def _opened(path: Path) -> Iterator[int]:
     """Open the log; an error of the disk in the block is a refusal."""
     try:
-        log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        log = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
             yield log
         finally:

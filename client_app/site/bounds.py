@@ -24,7 +24,7 @@ from fedsilo.models.contract.messages import CONFIG, EVALUATE, HELLO, SURVEY, In
 from fedsilo.models.contract.settings import CommonSettings
 
 _PATH = re.compile(r"(?<![\w.~:/)])~?/[^\s'\":;,)]+")  # an address has ':' or a word before its '/'
-_PLACES = ("data-dir", "cache-dir", "state-dir", "site-file", "signing-key", "site-registry")
+_PLACES = ("data-dir", "cache-dir", "state-dir", "site-file")
 
 
 @contextmanager

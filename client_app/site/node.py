@@ -60,9 +60,14 @@ def own_folder(context: Context, site: str) -> Path | None:
 
     The ledger, the secret seed, the run book and the audit log are there: no run's name reaches it.
     """
-    if "state-dir" not in context.node_config:
+    return own_folder_of(context.node_config, site)
+
+
+def own_folder_of(node_config: Mapping[str, Value], site: str) -> Path | None:
+    """Return ``own_folder`` of a node config."""
+    if "state-dir" not in node_config:
         return None
-    return Path(str(context.node_config["state-dir"])) / OWN / site
+    return Path(str(node_config["state-dir"])) / OWN / site
 
 
 def own_cache(context: Context) -> str:

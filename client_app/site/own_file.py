@@ -1,6 +1,7 @@
 """A JSON file that a hospital keeps from message to message, such as its run book or a ledger."""
 
 import fcntl  # of Linux and macOS, where hospitals' containers run
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter
 
 from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.regular_files import open_regular, read_regular
 from fedsilo.models.contract.errors import CheckpointError
 
 T = TypeVar("T")
@@ -20,11 +22,11 @@ T = TypeVar("T")
 class OwnFile(Generic[T]):
     """A file that is complete or absent, and readable by its owner alone."""
 
-    path: Path  # where it is
+    path: Path  # the file's place
     kind: Any  # the type of its content, by which pydantic reads, checks and writes it
     what: str  # names it in errors, such as "the hospital's run book runs.json"
-    lost: str  # what to do when it is damaged
-    # What to do when it cannot be written
+    lost: str  # the remedy when it is damaged
+    # The remedy when it cannot be written
     full: str = "make room or repair the disk, then resume the run"
 
     @contextmanager
@@ -36,12 +38,15 @@ class OwnFile(Generic[T]):
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = self.path.with_name(f".{self.path.stem}.lock").open("w")
+            name = self.path.with_name(f".{self.path.stem}.lock")
+            lock = open_regular(name, os.O_WRONLY | os.O_CREAT)
         except OSError as error:
             raise self._unwritable(error) from None
-        with lock:
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(lock)
 
     def read(self, absent: T) -> T:
         """Return the content, or ``absent`` where there is no file.
@@ -50,10 +55,14 @@ class OwnFile(Generic[T]):
             CheckpointError: it is damaged, or not of its type.
         """
         try:
-            content: T = _adapter(self.kind).validate_json(self.path.read_bytes(), strict=True)
+            content: T = _adapter(self.kind).validate_json(read_regular(self.path), strict=True)
         except FileNotFoundError:
             return absent
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.what} is damaged ({error.strerror}): {self.lost}"
+            ) from None
+        except ValueError as error:
             kind = type(error).__name__
             raise CheckpointError(f"{self.what} is damaged ({kind}): {self.lost}") from None
         return content

@@ -8,6 +8,7 @@ and always before anything leaves.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import Limits, cap, floor
 from fedsilo.client_app.site.node import Answering, built, own_folder
 from fedsilo.client_app.site.trust import MEANINGS
+from fedsilo.datasets.io.regular_files import read_regular
 from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.messages import CONFIG, SURVEYED
 from fedsilo.models.contract.one_line import counted
@@ -184,7 +186,8 @@ def read_site_file(context: Context) -> SiteFile:
     if not path.is_absolute():
         raise RefusedError("'site-file' in the node config must be an absolute path")
     try:
-        site_file = parsed_site_file(path.read_text(encoding="utf-8"))
+        text = read_regular(Path(os.path.realpath(path))).decode("utf-8")
+        site_file = parsed_site_file(text)
     except OSError as error:
         raise RefusedError(f"the site file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -255,7 +258,7 @@ def log_path(context: Context, rules: SiteFile | None) -> Path:
         RefusedError: neither is named.
     """
     if rules is not None and (named := rules.audit_log):
-        return Path(named)
+        return Path(os.path.realpath(named))  # the hospital may name a link
     if home := own_folder(context, own_name(context)):
         with suppress(OSError):  # whoever opens the log will say so
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -295,7 +298,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def parsed_site_file(text: str) -> SiteFile:
-    """Return what the text of a site file says.
+    """Parse the text of a site file.
 
     Raises:
         SettingError: it is no YAML, a key is unknown or missing, or a value cannot be.

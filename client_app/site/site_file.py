@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml
+from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml, with_numbers
 from fedsilo.datasets.registry import DATA_SETS
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, CONFIG, METRICS, SURVEYED
@@ -19,13 +19,13 @@ _LISTS = (*_NEEDED, "refused-records")
 
 
 def read_rules(text: str, kind: type) -> Any:
-    """Return what a site file's ``text`` says, as a ``kind``.
+    """Parse a site file's ``text`` into a ``kind``, such as ``SiteFile``.
 
     Raises:
         SettingError: it is no YAML, a key is unknown or missing, or a value is not allowed.
     """
     try:
-        content = parse_yaml(text)
+        content = with_numbers(parse_yaml(text))
     except YamlError as error:
         raise SettingError(str(error)) from None
     if not isinstance(content, dict):

@@ -32,6 +32,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from fedsilo.client_app.worker.installed import installed_app
 from fedsilo.client_app.worker.polling import PollInterval, end_with
 from fedsilo.client_app.worker.task import answer_by, answer_task, runtime_client
+from fedsilo.datasets.io.regular_files import read_regular
 from fedsilo.models.contract.errors import FedsiloError, SettingError, error_line
 from fedsilo.strategies.wire.messaging import retry_soon
 
@@ -197,7 +198,8 @@ def runs_any_app(site_file: Path) -> bool:
     from fedsilo.client_app.site.policy import parsed_site_file
 
     try:
-        return parsed_site_file(site_file.read_text(encoding="utf-8")).app == "any"
+        text = read_regular(Path(os.path.realpath(site_file))).decode("utf-8")
+        return parsed_site_file(text).app == "any"
     except (OSError, UnicodeDecodeError, SettingError):
         return False  # the installed app will report what is wrong with it
 

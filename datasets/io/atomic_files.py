@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from fedsilo.datasets.io.regular_files import open_regular
+
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems
 
 
@@ -43,7 +45,7 @@ def _part_of(path: Path) -> tuple[Path, int]:
     """Open the unfinished file of ``path`` for this process alone."""
     temporary = path.with_name(f".{path.name}.part")
     while True:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        handle = open_regular(temporary, os.O_WRONLY | os.O_CREAT)
         try:
             locked = _locked(handle)
             if locked and _is_at(temporary, handle):

@@ -6,6 +6,7 @@ cut short or altered is refused.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.regular_files import open_regular
 from fedsilo.datasets.io.unpacked_size import unpacked_fault
 from fedsilo.models.contract.errors import CheckpointError
 
@@ -48,9 +50,8 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
     Raises:
         CheckpointError: the file is cut short, altered, too large, or no state file.
     """
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise CheckpointError(f"{path} is not a file: restore it")
     try:
+        os.close(open_regular(path, os.O_RDONLY))  # safetensors would wait for a pipe
         # Its arrays are as long as the file, which may be sparse: next to nothing on the disk
         fault = unpacked_fault(path, path.stat().st_size)
         if fault:

@@ -176,12 +176,13 @@ def structured(key: str, text: str, example: str) -> Any:
     if content is not None and not isinstance(content, kind):
         what = "a mapping" if kind is dict else "a list"
         raise SettingError(f"setting '{key}' is {shown(text)}; it must be {what}, as {example}")
-    return _with_numbers(kind() if content is None else content)
+    return with_numbers(kind() if content is None else content)
 
 
-def _with_numbers(content: Any) -> Any:
+def with_numbers(content: Any) -> Any:
+    """Return a content in which each text such as 1e-3 is the number that it writes."""
     if isinstance(content, dict):
-        return {key: _with_numbers(value) for key, value in content.items()}
+        return {key: with_numbers(value) for key, value in content.items()}
     if isinstance(content, list):
-        return [_with_numbers(value) for value in content]
+        return [with_numbers(value) for value in content]
     return float(content) if isinstance(content, str) and _NUMBER.fullmatch(content) else content

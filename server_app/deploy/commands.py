@@ -30,6 +30,7 @@ from fedsilo.server_app.deploy.making import (
     make_deployment,
     make_secrets,
     refuse_changes,
+    share_signing_keys,
 )
 from fedsilo.server_app.run.processes import end_trees
 
@@ -59,6 +60,7 @@ def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
     else:
         deployment = make_deployment(folder, request)
     make_secrets(deployment)
+    share_signing_keys(deployment)
     deployment.write_connection()
     for member in deployment.members:
         if not deployment.process(member):

@@ -31,6 +31,7 @@ from fedsilo.server_app.run.processes import app_folder, process_of, tool
 SERVER = "server"
 FEDERATION = "fedsilo"  # the name of the connection in Flower's configuration
 _FILE, _REGISTRY = "deployment.json", "registry.json"
+_FORMER = ("signing-key", "site-registry")  # of a node config, when the server made signing keys
 _TAKEN = {SERVER, "ca", "http", "fleet"}  # names of files and ports
 
 
@@ -148,17 +149,12 @@ class Deployment:
         return self
 
     def write_registry(self) -> None:
-        """Write which key belongs to which site, so that no other node can use a site's name.
-
-        The server's file also says by which node each is known; every site has one of its own.
-        """
+        """Write which node and key belong to which site, so that no other node can use its name."""
         entries = {
             site: {"node-id": node, "key": key_fingerprint(self.secrets / f"{site}.pub")}
             for site, node in sorted(self.nodes.items())
         }
-        for member in self.members:
-            path = self.home(member) / _REGISTRY
-            write_atomically(path, json.dumps(entries, indent=2) + "\n")
+        write_atomically(self.registry, json.dumps(entries, indent=2) + "\n")
 
     def superlink_command(self) -> list[str]:
         """Return the command that starts the server."""
@@ -290,7 +286,7 @@ def plan(
     """
     for site in sites:
         refuse_name(site)
-    if own := sorted({"site", "state-dir", "signing-key", "site-registry"} & shared.keys()):
+    if own := sorted({"site", "state-dir"} & shared.keys()):
         raise SettingError(f"node config '{own[0]}' is each site's own: leave it out")
     if not sites and not address:
         raise SettingError("no site is named: a deployment needs at least one")
@@ -304,8 +300,6 @@ def plan(
             site: {
                 "site": site,
                 "state-dir": str(folder / "sites" / site / "state"),
-                "signing-key": str(folder / "secrets" / f"{site}.key"),
-                "site-registry": str(folder / "sites" / site / _REGISTRY),
                 **shared,
             }
             for site in names
@@ -330,9 +324,14 @@ def read_deployment(folder: Path) -> Deployment:
     if not path.is_file():
         raise DeploymentError(f"there is no deployment in {folder}: 'fedsilo deploy up' makes one")
     try:
-        return replace(TypeAdapter(Deployment).validate_json(path.read_bytes()), folder=folder)
+        found = TypeAdapter(Deployment).validate_json(path.read_bytes())
     except ValueError as error:
         raise DeploymentError(
             f"{path} is damaged ({type(error).__name__}): end its processes by hand, "
             f"and remove {folder}"
         ) from error
+    node_config = {
+        site: {key: value for key, value in config.items() if key not in _FORMER}
+        for site, config in found.node_config.items()
+    }
+    return replace(found, folder=folder, node_config=node_config)

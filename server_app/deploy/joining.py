@@ -22,7 +22,7 @@ from fedsilo.server_app.deploy.deployment import (
     refuse_twice,
 )
 from fedsilo.server_app.deploy.flower import Say, flwr, healthy, states_by_node
-from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, REGISTRY, make_kit, read_kit
+from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, make_kit, read_kit
 from fedsilo.server_app.run.processes import end_trees
 
 
@@ -36,7 +36,7 @@ class MadeKit:
 
 
 def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
-    """Register new hospitals and return a kit for each, in which all of them are known.
+    """Register new hospitals and return a kit for each.
 
     Raises:
         FedsiloError: a name is not possible or exists, or the server does not answer; nothing was
@@ -121,7 +121,8 @@ def register(deployment: Deployment, site: str, say: Say) -> Deployment:
 def _keyed(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, bytes]:
     """Make and register a key of ``site``; return the deployment and the private key.
 
-    The server keeps the public key alone, so that it cannot take part in a hospital's name.
+    The key admits the hospital at this server, and does nothing else: by the one that signs in
+    secure sums other hospitals know it, and it makes that one itself.
     """
     from fedsilo.server_app.deploy.certificates import hospital_key
 
@@ -133,16 +134,13 @@ def _keyed(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, byt
 def _made(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
     """Write the registry, and a kit for each of the private ``keys``."""
     deployment.write_registry()
-    shared = {
-        AUTHORITY: (deployment.secrets / "ca.crt").read_bytes(),
-        REGISTRY: deployment.registry.read_bytes(),
-    }
+    authority = (deployment.secrets / "ca.crt").read_bytes()
     made = datetime.now(UTC).isoformat()
     kits = []
     for site, private in keys.items():
         path = _kit_of(deployment, site)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        files = shared | {KEY: private}
+        files = {AUTHORITY: authority, KEY: private}
         content = make_kit(site, deployment.fleet, deployment.nodes[site], made, files)
         write_atomically(path, content, mode=0o600)
         kits.append(MadeKit(site, path, read_kit(path).code))

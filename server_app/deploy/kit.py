@@ -1,8 +1,8 @@
 """A hospital's kit: one zip with all that its node needs, made by the server, opened by the site.
 
-``kit.json`` says whose kit it is, for which server, and the SHA-256 of the other files but
-``site.yaml``, which the hospital edits. Once the kit is opened, it may correct ``registry.json``
-too. The seal is the SHA-256 of all that; both sides print it, so that people can compare it.
+``kit.json`` says whose kit it is, for which server, and the SHA-256 of every other file. The seal
+is the SHA-256 of all that; both sides print its beginning, so that people can compare it. A kit
+brings neither rules nor keys of other hospitals: those are the hospital's own.
 """
 
 import hashlib
@@ -10,33 +10,31 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from fedsilo.client_app.site.policy import SiteFile
-from fedsilo.client_app.site.site_file import read_rules
-from fedsilo.client_app.site.trust import MEANINGS
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.declarations import FileModel
-from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml
+from fedsilo.datasets.io.regular_files import read_regular
 from fedsilo.datasets.silo.declared_silos import SiteName
-from fedsilo.models.contract.errors import FedsiloError, SettingError
+from fedsilo.models.contract.errors import FedsiloError
 
-AUTHORITY, KEY, REGISTRY, SITE = "ca.crt", "node.key", "registry.json", "site.yaml"
+AUTHORITY, KEY = "ca.crt", "node.key"
 _CARD, _README = "kit.json", "README.txt"
-_SEALED = (AUTHORITY, KEY, REGISTRY, _README)
-_NAMES = (_CARD, *_SEALED, SITE)
+_SEALED = (AUTHORITY, KEY, _README)
+_NAMES = (_CARD, *_SEALED)
+# Kits brought these until rules and keys were hospitals' own
+_FORMER = ("site.yaml", "registry.json")
 # What zipfile raises of a damaged file: OSError where it seeks to before the file's beginning
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, EOFError, OSError),
     *(ValueError, NotImplementedError, RuntimeError),
 )
 _LARGEST = 2**20  # bytes of a file
-_TRUST = "trust:"
 
 
 class KitError(FedsiloError):
@@ -78,33 +76,6 @@ class Kit:
         """The beginning of the seal, which people can read to one another."""
         return "-".join(self.card.seal[i : i + 4] for i in range(0, 16, 4))
 
-    def site_file(self, trust: str = "", elsewhere: bool = False) -> str:
-        """Return the text of the site file, with its trust line filled in if ``trust`` is given.
-
-        ``elsewhere`` says that the node config names whom the site trusts, so no line need.
-
-        Raises:
-            KitError: the trust line is not filled in, or the file cannot be used.
-        """
-        text = self.files[SITE].decode(errors="replace")
-        if trust:
-            lines = text.splitlines()
-            lines = [_TRUST + f" {trust}" if t.startswith(_TRUST) else t for t in lines]
-            text = "\n".join(lines) + "\n"
-        try:
-            content = parse_yaml(text)
-            if isinstance(content, dict) and not (elsewhere or content.get("trust")):
-                raise KitError(
-                    f"{self.path}: no line of {SITE} says whom {self.card.site} trusts: give "
-                    f"--trust {', '.join(MEANINGS)}, or fill in its line 'trust'"
-                )
-            rules: SiteFile = read_rules(text, SiteFile)
-        except (SettingError, YamlError) as error:
-            raise KitError(f"{self.path}: {SITE} cannot be used: {error}") from None
-        if rules.site not in ("", self.card.site):
-            raise KitError(f"{self.path}: {SITE} is for '{rules.site}', not for {self.card.site}")
-        return text
-
     def write(self, folder: Path) -> None:
         """Write the files into a folder, for their owner alone."""
         for name, content in self.files.items():
@@ -115,7 +86,7 @@ def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, b
     """Return the zip of a kit; ``made`` is the time of its making, ISO 8601.
 
     ``server`` is the address of the Fleet API, host:port, and ``node`` the server's number of the
-    site. ``files`` are the authority's certificate, the private key, and the registry.
+    site. ``files`` are the authority's certificate and the private key.
     """
     readme = _text_of("kit_readme.txt", site, server).encode()
     packed_files = {**files, _README: readme}
@@ -123,7 +94,6 @@ def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, b
     said = {"site": site, "server": server, "node-id": node, "made": made, "files": digests}
     card = Card.model_validate({**said, "seal": ""})
     card = card.model_copy(update={"seal": card.computed()})
-    packed_files |= {SITE: _text_of("kit_site.yaml", site, server).encode()}
     packed_files |= {_CARD: card.model_dump_json(by_alias=True, indent=2).encode()}
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
@@ -152,8 +122,7 @@ def read_kit(path: Path) -> Kit:
         card = TypeAdapter(Card).validate_json(files.pop(_CARD))
     except ValueError:
         raise KitError(f"{path} is damaged, as {_CARD} cannot be read: {_ANOTHER}") from None
-    sealed = [name for name in _SEALED if name != REGISTRY or not path.is_dir()]
-    changed = [n for n in sealed if hashlib.sha256(files[n]).hexdigest() != card.files.get(n)]
+    changed = [n for n in _SEALED if hashlib.sha256(files[n]).hexdigest() != card.files.get(n)]
     if changed or card.computed() != card.seal:
         raise KitError(
             f"{path} was altered: {(changed or [_CARD])[0]} is not as sealed: {_ANOTHER}"
@@ -169,12 +138,9 @@ def _zip(path: Path) -> dict[str, bytes]:
     """Return the files of a zip, which may have the names of a kit only."""
     try:
         mode = path.stat().st_mode & 0o777
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                if entry.filename not in _NAMES:
-                    raise KitError(f"{path} has a file '{entry.filename}', which no kit has")
-                if entry.file_size > _LARGEST:
-                    raise KitError(f"{path} has {entry.filename} of {entry.file_size} bytes")
+        # A link is followed, because a mounted secret is one, but a pipe is not waited for
+        with zipfile.ZipFile(io.BytesIO(read_regular(path.resolve()))) as archive:
+            _refuse_entries(path, archive.infolist())
             files = {entry.filename: archive.read(entry) for entry in archive.infolist()}
     except FileNotFoundError:
         raise KitError(f"there is no {path}: name the zip that 'fedsilo deploy add' made") from None
@@ -190,5 +156,35 @@ def _zip(path: Path) -> dict[str, bytes]:
     return files
 
 
+def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuse a zip that has other files than a kit, one of them twice, or a large one."""
+    names = [entry.filename for entry in entries]
+    for entry in entries:
+        name = entry.filename
+        fault = ""
+        if name in _FORMER:
+            fault = (
+                f"brings its own {name}, as kits did until rules and signing keys became the "
+                "hospital's own: use none of it, and ask the server's operator for another "
+                "('fedsilo deploy renew SITE')"
+            )
+        elif name not in _NAMES:
+            fault = f"has a file '{name}', which no kit has"
+        elif names.count(name) > 1:
+            fault = f"has {name} twice: {_ANOTHER}"
+        elif entry.file_size > _LARGEST:
+            fault = f"has {name} of {entry.file_size} bytes"
+        if fault:
+            raise KitError(f"{path} {fault}")
+
+
 def _folder(path: Path) -> dict[str, bytes]:
-    return {name: (path / name).read_bytes() for name in _NAMES if (path / name).is_file()}
+    files = {}
+    for name in _NAMES:
+        try:
+            files[name] = read_regular(path / name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise KitError(f"{path / name} cannot be read ({error.strerror})") from None
+    return files

@@ -22,7 +22,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class DeploymentRequest:
-    """What a deployment is made of; an existing one must match it."""
+    """The options of a deployment; an existing one must match them."""
 
     experiment: str = "uefl-digits"  # whose silos are the sites, unless ``sites`` names them
     site_count: int | None = None  # how many silos, or None for as many as the experiment has
@@ -46,7 +46,7 @@ class DeploymentRequest:
         return f"{host}:{port}"
 
     def own_config(self) -> dict[str, Value]:
-        """Return what the request says about every site's node config."""
+        """Return the values that the request has for every site's node config."""
         config: dict[str, Value] = {}
         if self.device:
             config["device"] = self.device
@@ -126,6 +126,33 @@ def _silos(request: DeploymentRequest) -> list[str]:
             f"{', '.join(names) or 'that the sites name'}: name them by --site, or give that count"
         )
     return names
+
+
+def share_signing_keys(deployment: Deployment) -> None:
+    """Let the sites of this machine make their signing keys, and know one another's.
+
+    One operator has them all, so there is nobody to telephone with. A hospital of another machine
+    compares with each site by ``fedsilo hospital keys``.
+    """
+    from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
+    from fedsilo.client_app.site.node import own_folder_of, owner_only
+    from fedsilo.strategies.wire.signatures import key_code, public_text
+
+    folders = {}
+    for site in deployment.sites:
+        folder = own_folder_of(deployment.node_config[site], site)
+        assert folder is not None
+        folders[site] = folder
+    with owner_only():
+        codes = {}
+        for site, folder in folders.items():
+            codes[site] = key_code(public_text(signing_key(folder)))
+        for site, folder in folders.items():
+            known = KnownKeys(folder)
+            before = known.read()
+            for other, code in codes.items():
+                if other != site and (other not in before or before[other].compared != code):
+                    known.mark(other, code)
 
 
 def make_secrets(deployment: Deployment) -> None:

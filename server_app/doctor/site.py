@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Context, RecordDict
 
-from fedsilo.client_app.privacy.signing import KEY, REGISTRY, signer_of
+from fedsilo.client_app.privacy.signing import KnownKeys, own_code
 from fedsilo.client_app.site.identity import refusing_as
 from fedsilo.client_app.site.limits import MEGABYTE, limits_of
-from fedsilo.client_app.site.node import own_cache
+from fedsilo.client_app.site.node import own_cache, own_folder_of
 from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
 from fedsilo.client_app.site.sentences import effective, explained
 from fedsilo.client_app.worker.installed import refuse_other_flower
@@ -44,13 +44,12 @@ from fedsilo.server_app.doctor.secrets import (
 from fedsilo.server_app.doctor.wire import handshake, is_online, same_clock
 from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.secure_keys import SECURE, SENT
-from fedsilo.strategies.wire.signatures import fingerprint, public_text
 
 if TYPE_CHECKING:
     from fedsilo.client_app.session import SiteSession
     from fedsilo.models.contract.site_facts import SiteFacts
 
-_PLACES = ("site", "state-dir", SITE_FILE, KEY, REGISTRY)
+_PLACES = ("site", "state-dir", SITE_FILE)
 _NODE_KEYS = (*_PLACES, *keys_with(CommonSettings, "own"), *NODE_LIMITS)
 _DAYS = 14  # that a certificate must stay valid
 _DISK, _MEMORY = 1.0, 1.0  # gigabytes
@@ -92,7 +91,7 @@ class SiteSetup:
 
     @property
     def context(self) -> Context:
-        """What Flower would give the app."""
+        """The context that Flower would give the app."""
         run = self.settings.as_mapping() if self.settings else {}
         return Context(0, 0, dict(self.node_config), RecordDict(), run)
 
@@ -123,6 +122,11 @@ class SiteSetup:
     def is_online(self) -> bool:
         """Tell whether the server sees the hospital; errors as ``wire.is_online``."""
         return is_online(self.superlink, *self.secrets(), self.node, self.now())
+
+    @property
+    def own_folder(self) -> Path:
+        """The folder of what the hospital keeps over all runs; Skipped if it names no state."""
+        return given(own_folder_of(self.node_config, self.name), "there is no 'state-dir'")
 
     def folder(self, key: str) -> Path | None:
         """Return a folder of the node config, or None if it names none."""
@@ -176,18 +180,21 @@ def _key(setup: SiteSetup) -> str:
     return f"{secret(key, OPENSSH_KEY, private=True)} is readable by its owner alone"
 
 
-def _signing(setup: SiteSetup) -> str:
-    named = setup.node_config.get(KEY) or setup.node_config.get(REGISTRY)
-    given(named, f"the node config names no '{KEY}': the site takes no part in secure sums")
-    signer = signer_of(False, 0, setup.name, setup.node_config)
-    own, known = fingerprint(public_text(signer.private)), signer.fingerprint_of(setup.name)
-    if own != known:
-        raise Refused(
-            f"the site signs by key {own}, and its own '{REGISTRY}' has {known or 'no line'} for "
-            f"'{setup.name}'",
-            "ask the other hospitals which key they know of this site, and correct the file",
-        )
-    return f"the registry has this site's key, {own}"
+def _signing(setup: SiteSetup) -> Passed:
+    folder = setup.own_folder
+    own = given(own_code(folder), "the signing key is made at the first start")
+    details = []
+    for site, key in sorted(KnownKeys(folder).read().items()):
+        if not key.compared:
+            details.append(f"the key of {site} has not been compared: no sum with {site} is made")
+        elif key.received not in ("", key.compared):
+            raise Refused(
+                f"{site} signs by key {key.received}, but {key.compared} was compared",
+                f"ask {site} by telephone, then 'fedsilo hospital keys'",
+            )
+        else:
+            details.append(f"the key of {site} was compared on {key.day}")
+    return Passed(f"the site signs by key {own}", tuple(details))
 
 
 def _server(setup: SiteSetup) -> str:

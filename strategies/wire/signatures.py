@@ -1,13 +1,15 @@
 """Who says it: signatures by the keys with which hospitals are registered, and what is signed.
 
-A hospital is known by the fingerprint of its SuperNode's public key (OpenSSH form), as
-``ssh-keygen -l`` prints it. What is signed or hashed begins with its purpose: a signature for one
-purpose is none for another, nor for Flower, which signs times with the same key.
+The server knows a hospital by the fingerprint of its SuperNode's public key (OpenSSH form), as
+``ssh-keygen -l`` prints it. Hospitals know each other by the code of the key that signs in secure
+sums. What is signed or hashed begins with its purpose: a signature for one purpose is none for
+another.
 """
 
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -31,6 +33,7 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.strategies.wire.records import NDArray
 
 LONGEST_SIGNATURE = 256  # bytes
+_KEY_CODE = re.compile(r"[0-9a-f]{4}(-[0-9a-f]{4}){7}")
 
 
 def words(purpose: str, *parts: object) -> bytes:
@@ -46,7 +49,7 @@ def digest(purpose: str, *parts: object) -> bytes:
 def key_words(
     run: str, round_: int, site: str, keys: tuple[bytes, bytes], terms: bytes, splits: str
 ) -> bytes:
-    """Return what a site signs to vouch for its two public keys of a round."""
+    """Build the text that a site signs to vouch for its two public keys of a round."""
     return words("keys", run, round_, site, *keys, terms, splits)
 
 
@@ -59,7 +62,7 @@ def common_splits(said: Iterable[str]) -> list[str]:
 def context_of(
     run: str, round_: int, keys: Mapping[str, tuple[bytes, bytes]], threshold: int
 ) -> bytes:
-    """Return what all sites of a round must share, 32 bytes: all names and keys among it."""
+    """Digest all that the sites of a round must share, names and keys among it, to 32 bytes."""
     listed = [[site, *keys[site]] for site in sorted(keys)]
     return digest("round", run, round_, threshold, listed)
 
@@ -98,11 +101,32 @@ def fingerprint(public: bytes) -> str:
     Raises:
         SiteError: it is no such key.
     """
+    return f"SHA256:{base64.b64encode(_fingerprint_bytes(public)).decode().rstrip('=')}"
+
+
+def _fingerprint_bytes(public: bytes) -> bytes:
     try:
-        found = ssh_key_fingerprint(load_ssh_public_key(public), SHA256())
+        return ssh_key_fingerprint(load_ssh_public_key(public), SHA256())
     except (ValueError, UnsupportedAlgorithm):
         raise SiteError("a received public key is not one of OpenSSH's form") from None
-    return f"SHA256:{base64.b64encode(found).decode().rstrip('=')}"
+
+
+def key_code(public: bytes) -> str:
+    """Return the code of a public key, for people to read to one another: 128 bits of its SHA-256.
+
+    It is eight groups of four hexadecimal digits. Capital letters, of which fingerprints have
+    many, would not survive a telephone.
+
+    Raises:
+        SiteError: it is no key of OpenSSH's form.
+    """
+    digits = _fingerprint_bytes(public).hex()
+    return "-".join(digits[at : at + 4] for at in range(0, 32, 4))
+
+
+def is_key_code(text: str) -> bool:
+    """Tell whether a text has the form of a key's code."""
+    return bool(_KEY_CODE.fullmatch(text))
 
 
 def signed(private: EllipticCurvePrivateKey, text: bytes) -> bytes:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("FEDSILO_DEPLOY") != "1", reason="takes minutes: make test-deploy"
 )
 SITES = ("s1a", "s2a", "s3a")  # silos of the digits
-_LIMIT = 90.0  # seconds until a hospital is online, or gone
+_LIMIT = 240.0  # seconds until a hospital is online, or gone
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     command = [sys.executable, "-m", "fedsilo.server_app.cli", "hospital", "start"]
 
     def run(kit: Path) -> subprocess.Popen[str]:
-        words = ["--trust", "server", "--device", "cpu", "--node-config", "allow-folds=true"]
+        words = ["--trust", "server", "--yes", "--device", "cpu"]
+        words += ["--node-config", "allow-folds=true"]
         for key, value in LOW.items():
             words += ["--node-config", f"{key}={json.dumps(value)}"]
         log = (tmp_path / "hospitals.log").open("a")

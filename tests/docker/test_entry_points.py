@@ -14,9 +14,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedsilo.client_app.privacy.signing import own_code
+from fedsilo.client_app.site.node import OWN
 from fedsilo.server_app.deploy.certificates import hospital_key, make_authority
 from fedsilo.server_app.deploy.deployment import SERVER, read_deployment
-from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, REGISTRY, make_kit
+from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, make_kit
 
 Runner = Callable[..., Any]
 
@@ -26,7 +28,7 @@ def made_kit(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Return the kit of north, for a server in a container."""
     folder = tmp_path_factory.mktemp("authority")
     make_authority(folder)
-    files = {AUTHORITY: (folder / "ca.crt").read_bytes(), KEY: hospital_key()[0], REGISTRY: b"{}"}
+    files = {AUTHORITY: (folder / "ca.crt").read_bytes(), KEY: hospital_key()[0]}
     return make_kit("north", "server:9092", "7", "2026-01-02T00:00:00", files)
 
 
@@ -91,10 +93,21 @@ def test_a_hospital_starts_a_supernode_from_its_kit(hospital: Runner, place: Pat
         *(f'{name}-dir="{place / name}"' for name in ("data", "state", "cache")),
         'device="cpu"',
         f'site-file="{home / "site.yaml"}"',
-        f'site-registry="{home / "registry.json"}"',
     ):
         assert part in config
-    assert "trust: server\n" in (home / "site.yaml").read_text()
+    assert 'trust: "server"\n' in (home / "site.yaml").read_text()
+
+
+def test_a_hospitals_log_says_code_rules_and_key_before_the_first_start(
+    hospital: Runner, place: Path
+) -> None:
+    said = hospital().stderr
+    assert "of north, for the server server:9092: the server's operator must read out" in said
+    assert "the server's operator may see what this site alone answers" in said
+    assert f"north signs in secure sums by key {own_code(place / 'state' / OWN / 'north')}" in said
+    again = hospital().stderr
+    assert "rules of north" not in again
+    assert "signs in secure sums" in again
 
 
 def test_a_mounted_site_file_replaces_the_kits_and_the_stricter_trust_holds(
@@ -107,7 +120,18 @@ def test_a_mounted_site_file_replaces_the_kits_and_the_stricter_trust_holds(
         assert (place / "state" / "hospital" / "site.yaml").read_text() == text
     (place / "site.yaml").unlink()
     (place / "site.yaml").symlink_to(os.devnull)
-    assert "trust=" not in _options(hospital())["--node-config"]
+    assert _options(hospital())  # what was mounted before still holds
+    assert (place / "state" / "hospital" / "site.yaml").read_text() == text
+
+
+def test_a_stricter_trust_of_the_environment_holds_and_a_laxer_one_does_not(
+    hospital: Runner, place: Path
+) -> None:
+    hospital(FEDSILO_TRUST="sums")
+    rules = (place / "state" / "hospital" / "site.yaml").read_text()
+    assert 'trust="server"' in _options(hospital(FEDSILO_TRUST="server"))["--node-config"]
+    refused(hospital(FEDSILO_TRUST="nobody"), "'trust: nobody' and has no 'max-epsilon'")
+    assert (place / "state" / "hospital" / "site.yaml").read_text() == rules
 
 
 def test_a_mounted_site_file_without_trust_takes_it_from_the_environment(
@@ -115,7 +139,7 @@ def test_a_mounted_site_file_without_trust_takes_it_from_the_environment(
 ) -> None:
     (place / "site.yaml").write_text("methods: [uefl]\ndatasets: []\nrecords: []\n")
     assert 'trust="server"' in _options(hospital())["--node-config"]
-    refused(hospital(FEDSILO_TRUST=""), "no line of site.yaml says whom north trusts")
+    refused(hospital(FEDSILO_TRUST=""), "nothing says whom north trusts")
 
 
 def test_a_site_file_that_is_not_there_is_never_taken_for_none(
@@ -126,8 +150,8 @@ def test_a_site_file_that_is_not_there_is_never_taken_for_none(
 
 
 def test_a_hospital_refuses_what_is_missing(hospital: Runner, place: Path) -> None:
-    refused(hospital(FEDSILO_TRUST=""), "no line of site.yaml says whom north trusts")
-    refused(hospital(FEDSILO_TRUST="friends"), "site.yaml cannot be used")
+    refused(hospital(FEDSILO_TRUST=""), "nothing says whom north trusts")
+    refused(hospital(FEDSILO_TRUST="friends"), "these rules cannot be used")
     (place / "kit.zip").chmod(0o644)
     refused(hospital(), "has mode 644, others may read the private key in it")
     (place / "kit.zip").unlink()

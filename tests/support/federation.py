@@ -1,16 +1,9 @@
 """Real hospitals and a server in one process: each with a node config and a disk of its own."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-)
 
 from fedsilo.client_app.app import app
 from fedsilo.models.contract.settings_schema import Value
@@ -18,7 +11,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity
 from fedsilo.server_app.run.runner import run
-from fedsilo.strategies.wire.signatures import fingerprint, public_text, simulated_key
+from tests.support.keys import compare_keys
 
 SITES = ("cleveland", "hungary", "switzerland", "va")  # of 'heart-synthetic'
 _USUAL: Mapping[str, Value] = {
@@ -72,20 +65,5 @@ class Federation:
 
     def _node(self, site: str) -> dict[str, Value]:
         own = {"site": site, "state-dir": str(self._disk(site)), "trust": "server"}
-        return own | self._keys(site) | self.nodes.get(site, {})
-
-    def _keys(self, site: str) -> dict[str, Value]:
-        """Return where a hospital's key and its registry are; both are made at the first use."""
-        folder = self.home / "keys"
-        if not folder.is_dir():
-            folder.mkdir()
-            keys = {name: simulated_key(1, name) for name in SITES}
-            for name, key in keys.items():
-                form = Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()
-                (folder / name).write_bytes(key.private_bytes(*form))
-            entries = {n: {"key": fingerprint(public_text(key))} for n, key in keys.items()}
-            (folder / "registry.json").write_text(json.dumps(entries))
-        return {
-            "signing-key": str(folder / site),
-            "site-registry": str(folder / "registry.json"),
-        }
+        compare_keys({name: self._disk(name) for name in SITES})
+        return own | self.nodes.get(site, {})

@@ -165,10 +165,14 @@ def test_a_log_that_cannot_be_opened_is_a_refusal_that_does_not_tell_where_it_is
         assert str(tmp_path) not in str(caught.value)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
-def test_a_full_disk_is_a_refusal() -> None:
+def _fill_disk(*_: object) -> int:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "write", _fill_disk)
     with pytest.raises(RefusedError, match=r"\(No space left on device\), and nothing leaves"):
-        append_line(Path("/dev/full"), {"n": 1})
+        append_line(tmp_path / "audit.jsonl", {"n": 1})
 
 
 def test_a_line_for_which_only_a_part_has_room_leaves_the_log_as_it_was(tmp_path: Path) -> None:

@@ -563,11 +563,14 @@ def test_without_a_place_for_the_log_nothing_leaves(hospital: Hospital) -> None:
     assert told.index("cannot be read") < told.index("there is no audit log")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
 def test_on_a_full_disk_a_ready_answer_stays_at_the_site(
-    hospital: Hospital, message: Make, weights: dict[str, Any]
+    hospital: Hospital, message: Make, weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = hospital({"audit-log": "/dev/full"})
+    def fill(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    node = hospital()
+    monkeypatch.setattr("fedsilo.client_app.site.audit_log.os.write", fill)
     reply = app(message(TRAIN, weights), node)
     assert "(No space left on device), and nothing leaves unlogged" in reason_of(reply)
 

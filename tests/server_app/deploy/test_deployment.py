@@ -41,11 +41,8 @@ def _options(command: list[str]) -> dict[str, str]:
 def test_each_site_has_its_own_name_state_key_and_port(planned: Deployment) -> None:
     assert planned.sites == ["north", "west"]
     north, west = (_options(planned.supernode_command(site)) for site in planned.sites)
-    home, key = planned.folder / "sites" / "north", planned.folder / "secrets" / "north.key"
-    assert north["--node-config"] == (
-        f'site="north" state-dir="{home / "state"}" signing-key="{key}" '
-        f'site-registry="{home / "registry.json"}" device="cpu" n=3'
-    )
+    home = planned.folder / "sites" / "north"
+    assert north["--node-config"] == (f'site="north" state-dir="{home / "state"}" device="cpu" n=3')
     assert north["--superlink"] == west["--superlink"] == "127.0.0.1:9092"
     for option in ("--port", "--auth-supernode-private-key", "--node-config"):
         assert north[option] != west[option]

@@ -18,12 +18,12 @@ from fedsilo.server_app.deploy.deployment import (
     read_deployment,
 )
 from fedsilo.server_app.deploy.joining import add, renew, revoke
-from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, REGISTRY, read_kit
+from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, read_kit
 from fedsilo.server_app.deploy.making import DeploymentRequest
 from fedsilo.strategies.meeting.admission import Registry
 
 
-def test_add_writes_both_registrations_and_kits_that_know_all(
+def test_add_writes_both_registrations_and_kits_without_rules_or_others_keys(
     deployment: Deployment, superlink: SimpleNamespace
 ) -> None:
     made = add(deployment.folder, ["north", "south"], print)
@@ -37,8 +37,10 @@ def test_add_writes_both_registrations_and_kits_that_know_all(
         kit = read_kit(one.path)
         assert (kit.card.site, kit.card.server) == (one.site, "fl.example.org:443")
         assert kit.files[AUTHORITY] == (deployment.secrets / "ca.crt").read_bytes()
-        assert json.loads(kit.files[REGISTRY])[one.site]["key"] == key_fingerprint(public)
-        assert json.loads(kit.files[REGISTRY]).keys() == {"north", "south"}
+        assert json.loads(deployment.registry.read_text())[one.site]["key"] == key_fingerprint(
+            public
+        )
+        assert kit.files.keys() == {"ca.crt", "node.key", "README.txt", "kit.json"}
         assert one.code == kit.code
 
 

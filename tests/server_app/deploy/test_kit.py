@@ -1,13 +1,14 @@
 """A kit is read only if it is whole, unaltered and its owner's alone."""
 
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fedsilo.server_app.deploy.kit import KitError, read_kit
+from fedsilo.server_app.deploy.kit import Card, KitError, read_kit
 
 Files = dict[str, bytes]
 
@@ -89,31 +90,45 @@ def test_a_zip_damaged_at_any_place_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_a_hospital_edits_its_site_file_and_the_kit_is_the_same(kit: Path) -> None:
-    before = read_kit(kit)
-    with pytest.raises(KitError, match=r"no line of site\.yaml says whom north trusts"):
-        before.site_file()
-    filled = before.site_file("sums")
-    _rewrite(kit, lambda files: files.update({"site.yaml": filled.encode()}))
-    after = read_kit(kit)
-    assert after.card == before.card
-    assert after.site_file() == filled
-    assert "trust: nobody\n" in after.site_file("nobody")
+@pytest.mark.parametrize("name", ["site.yaml", "registry.json"])
+def test_a_kit_that_brings_rules_or_others_keys_is_refused(name: str, kit: Path) -> None:
+    _rewrite(kit, lambda files: files.update({name: b"trust: server"}))
+    with pytest.raises(KitError, match=rf"brings its own {name}.*deploy renew SITE"):
+        read_kit(kit)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("site: south\ntrust: sums\nmethods: []\ndatasets: []\nrecords: []\n", "is for 'south'"),
-        ("trust: friends\n", "site.yaml cannot be used"),
-        ("trust: sums\n", "it lacks 'methods'"),
-        ("[", "site.yaml cannot be used"),
-    ],
-)
-def test_a_site_file_that_cannot_be_used_is_refused(text: str, said: str, kit: Path) -> None:
-    _rewrite(kit, lambda files: files.update({"site.yaml": text.encode()}))
-    with pytest.raises(KitError, match=said):
-        read_kit(kit).site_file()
+def test_a_file_that_is_twice_in_a_kit_is_refused(kit: Path) -> None:
+    with zipfile.ZipFile(kit, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("node.key", b"another")
+    with pytest.raises(KitError, match=r"has node\.key twice"):
+        read_kit(kit)
+
+
+def test_every_byte_of_a_kit_is_under_its_code(kit: Path) -> None:
+    """Whatever is altered, the kit is refused or its code is another one."""
+    whole = read_kit(kit)
+    for name in whole.files:
+        if name == "kit.json":
+            continue
+        content = whole.files[name]
+        _rewrite(kit, lambda files, name=name: files.update({name: files[name] + b" "}))  # type: ignore[misc]
+        with pytest.raises(KitError, match="is not as sealed"):
+            read_kit(kit)
+        _rewrite(kit, lambda files, name=name, content=content: files.update({name: content}))  # type: ignore[misc]
+    for key, value in (("node-id", "8"), ("made", "2027-01-01"), ("server", "a:1"), ("site", "b")):
+        card = json.loads(whole.files["kit.json"]) | {key: value}
+        other = Card.model_validate(card)
+        card["seal"] = other.computed()  # by somebody who knows how kits are sealed
+        _rewrite(
+            kit, lambda files, card=card: files.update({"kit.json": json.dumps(card).encode()})
+        )  # type: ignore[misc]
+        assert read_kit(kit).code != whole.code
+
+
+def test_a_pipe_in_place_of_a_kit_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "north.zip", 0o600)
+    with pytest.raises(KitError, match="not a regular file"):
+        read_kit(tmp_path / "north.zip")
 
 
 def test_unzip_gives_the_files_to_their_owner_alone(kit: Path) -> None:

@@ -40,6 +40,7 @@ from fedsilo.server_app.doctor.findings import Finding, examine
 from fedsilo.server_app.doctor.server import ServerSetup
 from fedsilo.server_app.doctor.site import SiteSetup
 from fedsilo.server_app.run.processes import free_ports
+from tests.support.keys import compare_keys
 
 SCHEMA = """
 columns: [{name: age}, {name: chol, mean: 240.0, std: 50.0}]
@@ -65,17 +66,14 @@ RUN: Mapping[str, Value] = {
 
 
 def make_secrets(folder: Path) -> None:
-    """Write an authority, the server's certificate, and two hospitals' keys with their registry."""
+    """Write an authority, the server's certificate, and the keys of two hospitals' nodes."""
     make_authority(folder)
     sign_server(folder, ["localhost"])
-    entries = {}
     for name in ("north", "south"):
         private, public = hospital_key()
         (folder / f"{name}.key").touch(mode=0o600)
         (folder / f"{name}.key").write_bytes(private)
         (folder / f"{name}.pub").write_bytes(public)
-        entries[name] = {"key": key_fingerprint(folder / f"{name}.pub")}
-    (folder / "registry.json").write_text(json.dumps(entries))
 
 
 @pytest.fixture(scope="session")
@@ -270,9 +268,8 @@ def hospital(tmp_path: Path, secrets: Path, fleet: int) -> Hospital:
         "device": "cpu",
         "state-dir": str(tmp_path / "state"),
         "trust": "server",
-        "signing-key": str(tmp_path / "secrets" / "north.key"),
-        "site-registry": str(tmp_path / "secrets" / "registry.json"),
     }
+    compare_keys({"north": tmp_path / "state", "south": tmp_path / "south"})
     options = {
         "superlink": f"127.0.0.1:{fleet}",
         "authority": tmp_path / "secrets" / "ca.crt",

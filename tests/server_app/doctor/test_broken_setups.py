@@ -1,6 +1,7 @@
 """Set-ups that are broken by script: doctor names each in one line, with the fix that works."""
 
 import dataclasses
+import json
 import shutil
 import socket
 from collections.abc import Callable
@@ -207,13 +208,19 @@ SITES = {
         _copy("server.key", "north.key"), "key", "holds no 'BEGIN OPENSSH", "another file was"
     ),
     "signing key of no kind": Broken(
-        _node(signing_key="/dev/null"), "signing", "'signing-key' cannot be used", "repair the file"
+        _write("state/.own/north/signing.key", "no key"),
+        *("signing", "signing.key cannot be used", "bring it back"),
     ),
-    "signing key without a registry": Broken(
-        _without("site-registry"), "signing", "has no 'site-registry'", "name the file"
+    "a list of keys of no kind": Broken(
+        _write("state/.own/north/known-keys.json", "[1]"),
+        *("signing", "known-keys.json is damaged", "bring it back"),
     ),
-    "registry without the site": Broken(
-        _write("secrets/registry.json", "{}"), "signing", "has no line for 'north'", "ask the other"
+    "a key that is another one now": Broken(
+        _write(
+            "state/.own/north/known-keys.json",
+            json.dumps({"south": {"compared": "a", "day": "2026-01-02", "received": "b"}}),
+        ),
+        *("signing", "south signs by key b, but a was compared", "by telephone"),
     ),
     "port taken": Broken(_listening("port", ""), "port", "is taken by process", "another port"),
     "no disk": Broken(_free("disk", free=10**8), "disk", "has 0.10 GB free", "make room"),
@@ -423,4 +430,6 @@ def test_nothing_is_left_at_the_site_but_its_decoded_data(
     assert sorted(path.name for path in hospital.folder.iterdir()) == before
     own = hospital.folder / "state" / ".own"
     assert [path.name for path in own.parent.iterdir()] == [".own"]
-    assert [path.name for path in own.iterdir()] == ["cache"], "no run book, no seed, no audit log"
+    assert sorted(path.name for path in own.iterdir()) == ["cache", "north"]
+    kept = sorted(path.name for path in (own / "north").iterdir() if path.suffix != ".lock")
+    assert kept == ["known-keys.json", "signing.key"], "no run book, no seed, no audit log"
