@@ -19,13 +19,13 @@ from functools import partial
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.client_app.site.node import is_simulated, owner_only
-from fedsilo.client_app.site.opened_data import (
+from fedsilo.client_app.privacy.opened_data import (
     Opened,
     constant_error,
     tells_single_answers,
     watching,
 )
+from fedsilo.client_app.site.node import is_simulated, owner_only
 from fedsilo.models.contract.errors import (
     ERROR_CODES,
     FedsiloError,
