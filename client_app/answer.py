@@ -6,9 +6,9 @@ from flwr.app import MetricRecord, RecordDict
 
 from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.client_app.outbound import Outbound
+from fedsilo.client_app.privacy.opened_data import note_opening
 from fedsilo.client_app.privacy.round_secrets import drop_secrets
 from fedsilo.client_app.session import SiteSession
-from fedsilo.client_app.site.opened_data import note_opening
 from fedsilo.client_app.site.private_state import SiteState
 from fedsilo.client_app.training.compute import noted_operations
 from fedsilo.models.contract.errors import CheckpointError, SiteError

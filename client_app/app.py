@@ -20,12 +20,17 @@ from typing import TYPE_CHECKING
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.client_app.site.node import Answering, for_simulated_site, is_simulated, owner_only
-from fedsilo.client_app.site.opened_data import (
-    Opened,
+from fedsilo.client_app.privacy.opened_data import (
     constant_error,
     tells_single_answers,
     watching,
+)
+from fedsilo.client_app.site.node import (
+    Answering,
+    Opened,
+    for_simulated_site,
+    is_simulated,
+    owner_only,
 )
 from fedsilo.models.contract.errors import (
     ERROR_CODES,

@@ -18,14 +18,14 @@ from typing import Any, cast
 import torch
 from flwr.app import Context, RecordDict
 
+from fedsilo.client_app.privacy.declared_data import FILE as DECLARED
+from fedsilo.client_app.privacy.declared_data import declared_data
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
+from fedsilo.client_app.privacy.opened_data import forget_opening, note_opening
 from fedsilo.client_app.privacy.told_counts import Counts, told_counts
-from fedsilo.client_app.site.declared_data import FILE as DECLARED
-from fedsilo.client_app.site.declared_data import declared_data
 from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
 from fedsilo.client_app.site.limits import NO_LIMITS, Limits, limits_of
 from fedsilo.client_app.site.node import built, is_simulated, own_folder
-from fedsilo.client_app.site.opened_data import forget_opening, note_opening
 from fedsilo.client_app.site.policy import refuse_few
 from fedsilo.client_app.site.private_state import settings_digest_of
 from fedsilo.client_app.site.secret_seed import secret_seed

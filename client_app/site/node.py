@@ -10,13 +10,27 @@ from typing import Any, TypeVar, cast
 
 from flwr.app import Context, Message, RecordDict
 
-from fedsilo.client_app.site.opened_data import Opened
 from fedsilo.models.contract.messages import SIMULATED_SITE
 from fedsilo.models.contract.settings_schema import Value, build
 
 S = TypeVar("S")
 
 OWN = ".own"  # in the 'state-dir'; no run can be called so, for its name begins with a dot
+
+
+@dataclass
+class Opened:
+    """The course of one message.
+
+    Attributes:
+        data: whether it has begun to read patients' data.
+        hidden: whether the server must not see single answers, errors included.
+        why: the reason why the site did not answer, for its own log.
+    """
+
+    data: bool = False
+    hidden: bool = False
+    why: str = ""
 
 
 @dataclass

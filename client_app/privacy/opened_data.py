@@ -9,27 +9,11 @@ whole text stays in its own logs.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 
+from fedsilo.client_app.site.node import Opened
 from fedsilo.models.contract.errors import EpsilonSpentError, FedsiloError, WithheldError
 from fedsilo.models.contract.settings import SERVER
 from fedsilo.models.contract.settings_schema import Value
-
-
-@dataclass
-class Opened:
-    """The course of one message.
-
-    Attributes:
-        data: whether it has begun to read patients' data.
-        hidden: whether the server must not see single answers, errors included.
-        why: the reason why the site did not answer, for its own log.
-    """
-
-    data: bool = False
-    hidden: bool = False
-    why: str = ""
-
 
 _message: ContextVar[Opened | None] = ContextVar("message", default=None)
 
