@@ -399,8 +399,8 @@ def test_the_files_cap_on_epsilon_keeps_arrays_at_home_once_it_is_spent(
     hospital: Hospital, message: Make, private_weights: dict[str, Any]
 ) -> None:
     # The label counts once; of each reply two steps over all samples and its measurements
-    cap = epsilon({(2.0, 1.0): 1, (6.0, 1.0): 2 * (2 + 1)}, 1e-5) * 1.001
-    own = {"max-epsilon": cap, "counts-noise": 2.0}
+    cap = epsilon({(0.5, 1.0): 1, (6.0, 1.0): 2 * (2 + 1)}, 1e-5) * 1.001
+    own = {"max-epsilon": cap, "counts-noise": 0.5}  # ten test patients are told as some
     node = hospital(own, batch_size=10_000, local_steps=2, **PRIVATE)
     replies = [app(message(TRAIN, private_weights, run_name=name), node) for name in "abcd"]
     assert [reply.has_content() for reply in replies] == [True, True, False, False]
