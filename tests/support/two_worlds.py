@@ -22,6 +22,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedsilo.client_app.app import app
+from fedsilo.client_app.privacy.signing import KEY
+from fedsilo.client_app.site.node import OWN
 from fedsilo.models.contract.messages import (
     ARRAYS,
     CONFIG,
@@ -42,7 +44,7 @@ from fedsilo.strategies.wire.secure_keys import (
     private_key_to_bytes,
     public_key_to_bytes,
 )
-from fedsilo.strategies.wire.signatures import fingerprint, public_text
+from tests.support.keys import compare_keys
 
 VICTIM, OTHERS = "north", ("south", "west")
 SITES = tuple(sorted((VICTIM, *OTHERS)))
@@ -141,19 +143,19 @@ class Federation:
     last_error: str = ""
 
     def __post_init__(self) -> None:
-        registry = {}
         for number, site in enumerate(self.sites):
             folder = self.home / site
             (folder / "data").mkdir(parents=True)
             private = derive_private_key(number + 5, SECP384R1())
             text = private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-            (folder / "key").write_bytes(text)
-            registry[site] = {"key": fingerprint(public_text(private))}
+            own = folder / "state" / OWN / site
+            own.mkdir(parents=True, mode=0o700)
+            (own / KEY).write_bytes(text)
+            (own / KEY).chmod(0o600)
             (folder / "site.yaml").write_text(_SITE_FILE)
             (folder / "data" / "schema.yaml").write_text(_SCHEMA.format(site=site))
             self.patients(site, table())
-        for site in self.sites:
-            (self.home / site / "registry.json").write_text(json.dumps(registry))
+        compare_keys({site: self.home / site / "state" for site in self.sites})
 
     def patients(self, site: str, text: str | None) -> None:
         """Replace a hospital's patients; None removes their file."""
@@ -186,8 +188,6 @@ class Federation:
             "site": site,
             "state-dir": str(folder / "state"),
             "site-file": str(folder / "site.yaml"),
-            "signing-key": str(folder / "key"),
-            "site-registry": str(folder / "registry.json"),
             "data-dir": str(folder / "data"),
             "max-seconds": 100.0,
         }
