@@ -21,7 +21,9 @@ ELSEWHERE = {
     "a sum has room for numbers of a known size": "tests/test_secure_end_to_end.py",
     "training samples decide a step": "tests/attacks/test_floors.py",
     "bits moves the mean by": "tests/test_secure_end_to_end.py",
-    "both together would reveal": "tests/client_app/privacy/test_secure_aggregation.py",
+    "this round's sum was opened before with a different part": (
+        "tests/client_app/privacy/test_secure_aggregation.py"
+    ),
     "sites weigh themselves by their own samples": "tests/test_secure_end_to_end.py",
     "of the others, and {x} are to be borne": "tests/attacks/test_secure_sums.py",
     "needs at least three sites": "tests/test_secure_end_to_end.py",
