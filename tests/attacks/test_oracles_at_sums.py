@@ -196,6 +196,20 @@ def test_a_site_that_failed_adds_nothing_to_the_same_arrays_later(federation: Fe
     assert one_round(federation, config, moved, run_name="c")["secure/counts"][1] == 0
 
 
+def test_fewer_patients_than_declared_fail_until_they_are_counted_again(
+    federation: Federation,
+) -> None:
+    federation.patients(VICTIM, table(40))
+    config = resolve(RUN).as_mapping()
+    assert one_round(federation, config, LOGISTIC)["secure/counts"][1] == 1
+    assert "remove 'declared-data.json' in its 'state-dir'" in log_of(federation)
+    own = federation.home / VICTIM / "state" / ".own" / VICTIM
+    (own / "declared-data.json").unlink()  # the fix
+    federation.send(VICTIM, "query.hello", config)
+    moved = {name: array + 1 for name, array in LOGISTIC.items()}
+    assert one_round(federation, config, moved, run_name="b")["secure/counts"][1] == 0
+
+
 def test_a_failure_is_remembered_before_the_sum_is_opened(federation: Federation) -> None:
     """A server can open a sum by the shares of others, and never ask the site that failed."""
     federation.patients(VICTIM, None)

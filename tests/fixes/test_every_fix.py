@@ -20,8 +20,20 @@ _SHORTEST = 14  # characters, without what an error fills in
 ELSEWHERE = {
     "a sum has room for numbers of a known size": "tests/test_secure_end_to_end.py",
     "training samples decide a step": "tests/attacks/test_floors.py",
-    "bits moves the mean by": "tests/test_secure_end_to_end.py",
-    "both together would reveal": "tests/client_app/privacy/test_secure_aggregation.py",
+    "bits moves the mean by": "tests/models/privacy/test_secure_sum.py",
+    "data are fewer or of another kind than": "tests/attacks/test_oracles_at_sums.py",
+    "sites answered but {x} are needed": "tests/test_secure_end_to_end.py",
+    "could answer, and each one's own log": "tests/test_secure_end_to_end.py",
+    "summed here before under other settings": "tests/attacks/test_oracles_at_sums.py",
+    "were summed here before by": "tests/attacks/test_oracles_at_sums.py",
+    "adds its part to sums by": "tests/attacks/test_oracles_at_sums.py",
+    "optimiser step(s) of the samples that this hospital declares": (
+        "tests/attacks/test_oracles_at_sums.py"
+    ),
+    "of the samples that this hospital declares": "tests/attacks/test_oracles_at_sums.py",
+    "this round's sum was opened before with a different part": (
+        "tests/client_app/privacy/test_secure_aggregation.py"
+    ),
     "sites weigh themselves by their own samples": "tests/test_secure_end_to_end.py",
     "of the others, and {x} are to be borne": "tests/attacks/test_secure_sums.py",
     "needs at least three sites": "tests/test_secure_end_to_end.py",
