@@ -1,5 +1,6 @@
 """Silos that are tables: each hospital's own CSV, read by a shared schema, split and cached."""
 
+import logging
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,14 @@ from fedsilo.datasets.io.text_files import read_text
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split, cached_silo, save_silo
-from fedsilo.datasets.tables.parsing import parse_table
+from fedsilo.datasets.tables.parsing import Table, parse_table
 from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping
 
 SCHEMA_FILE = "schema.yaml"
-_MAKER = 2  # raise it when the same settings make other arrays, so that no old cache is read
+_MAKER = 3  # raise it when the same settings make other arrays, so that no old cache is read
 
 
 class TableDataSet(DataSet):
@@ -61,7 +62,9 @@ class TableDataSet(DataSet):
             table = parse_table(text, schema, where)
             dropped = table.left_out.count
             told = f"{where} ({dropped} rows were dropped for missing values)" if dropped else where
-            rows = split_rows(table.labels, settings, schema.test_share, schema.split_seed, told)
+            groups = self._groups(table, where)
+            share, seed = schema.test_share, schema.split_seed
+            rows = split_rows(table.labels, settings, share, seed, told, groups)
             if len(rows.train) < 2:
                 raise DataError(
                     f"{told}: {len(rows.train)} training rows are left, at least 2 are needed: add "
@@ -73,6 +76,26 @@ class TableDataSet(DataSet):
 
         folder = places.cache / f"{self.name}-silos"
         return cached_silo(folder, name, facts, len(schema.classes), fill)
+
+    def _groups(self, table: Table, where: str) -> list[str] | None:
+        """Group the rows of equal content, so that a split keeps them in one part.
+
+        Without this, a copy of a training row could be a test row. The site's log says how many
+        copies there are. Public tables keep their published split.
+
+        Returns:
+            A name per row, or None where no two rows are equal.
+        """
+        copies = len(table.contents) - len(set(table.contents.tolist()))
+        if not copies or self.origin != "own":
+            return None
+        logging.getLogger("flwr").warning(
+            "fedsilo: %s: %d of %d rows are copies of another; a split keeps copies in one part",
+            where,
+            copies,
+            len(table.contents),
+        )
+        return [f"row {number}" for number in table.contents]
 
 
 def _facts(name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:

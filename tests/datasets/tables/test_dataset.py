@@ -6,11 +6,14 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import load_silo, silo_names
@@ -504,3 +507,32 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused_in_one_line(tmp_path: Path
     with pytest.raises(DataError, match=r"schema\.yaml is not valid YAML") as caught:
         read_schema(write(tmp_path, "columns: [\nlabel: }"))
     assert "\n" not in str(caught.value)
+
+
+def test_copies_of_a_row_are_in_one_part(places: Places, caplog: pytest.LogCaptureFixture) -> None:
+    rewrite(places, "north.csv", lambda text: text + "".join(text.splitlines(True)[1:]))
+    silo = load_silo("north", TABLE, places)
+    train, _, test = patients(silo)
+    assert test
+    assert not set(train) & set(test)
+    assert len(train) + len(test) == 38
+    assert "19 of 38 rows are copies of another" in caplog.text
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("fm")), min_size=6, max_size=40))
+def test_equal_rows_never_are_on_both_sides_of_a_split(rows: list[tuple[int, str]]) -> None:
+    with TemporaryDirectory() as home:
+        data = Path(home) / "data"
+        data.mkdir()
+        (data / "schema.yaml").write_text(SCHEMA)
+        lines = [f"{number},{sex},{number % 2}\n" for number, sex in rows]
+        (data / "north.csv").write_text("id,sex,sick\n" + "".join(lines))
+        try:
+            silo = load_silo("north", TABLE, Places(data, Path(home) / "cache"))
+        except DataError:
+            return  # one group, or one training row
+        train, test = (
+            {tuple(row) for row in split.inputs.tolist()} for split in (silo.train, silo.test)
+        )
+        assert not train & test
+        assert len(silo.train) + len(silo.test) == len(rows)
