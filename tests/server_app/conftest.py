@@ -69,4 +69,4 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "out": str(out),
         "run-name": "private",
     }
-    return run_inline(resolve(HEARTS | own), 4, False).path
+    return run_inline(resolve(HEARTS | own), 4).path
