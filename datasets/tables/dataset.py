@@ -19,7 +19,8 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping
 
 SCHEMA_FILE = "schema.yaml"
-_MAKER = 3  # raise it when the same settings make other arrays, so that no old cache is read
+_MAKER = 2  # raise it when the same settings make other arrays, so that no old cache is read
+_MAKER_OF_OWN = 3  # the same for tables of one's own, whose copies stay in one part
 
 
 class TableDataSet(DataSet):
@@ -56,7 +57,8 @@ class TableDataSet(DataSet):
         schema = self.schema(places)
         text, where = self.text_of(name, schema, places)
         cut = [as_mapping(settings)[key] for key in SPLIT_KEYS]
-        facts = [_MAKER, self.name, name, schema.key(), cut, text]
+        maker = _MAKER_OF_OWN if self.origin == "own" else _MAKER
+        facts = [maker, self.name, name, schema.key(), cut, text]
 
         def fill(folder: Path) -> None:
             table = parse_table(text, schema, where)

@@ -92,7 +92,7 @@ def test_single_images_need_a_yes(hospital: Make) -> None:
 
 def test_noise_that_a_server_makes_next_to_none_leaves_the_floor_of_a_step(hospital: Make) -> None:
     """Without a cap of the hospital's own the server chooses the noise."""
-    private = {"sample_clip_norm": 1e6, "noise_multiplier": 1e-9, "standardise": "declared"}
+    private = {"sample_clip_norm": 1e6, "noise_multiplier": 1e-6, "standardise": "declared"}
     arrays = {"head.1.weight": np.zeros((2, FEATURES)), "head.1.bias": np.zeros(2)}
     few = hospital(batch_size=8, local_steps=2, **private)
     assert few.train(arrays) is None

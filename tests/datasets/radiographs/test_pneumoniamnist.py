@@ -148,7 +148,7 @@ def test_a_damaged_file_is_refused(places: Places) -> None:
 def test_pickled_arrays_are_never_opened(places: Places) -> None:
     content = arrays() | {"train_labels": np.array([{}] * 63, dtype=object)}
     np.savez(the_file(places), **content)
-    with pytest.raises(DataError, match="Object arrays cannot be loaded"):
+    with pytest.raises(DataError, match="is damaged or not an npz file"):
         load(places)
 
 
@@ -187,8 +187,8 @@ def archive(places: Places, name: str, content: bytes) -> Path:
     ("content", "told"),
     [
         (npy("<i8", "(2000000000000,)", b""), "is damaged or not an npz file"),
-        (npy("|O", "(1,)", b"\x80\x04N."), "cannot be loaded when allow_pickle=False"),
-        (npy("<i8", "(2,)", bytes(8)), "expected 16 bytes got 8"),
+        (npy("|O", "(1,)", b"\x80\x04N."), "is damaged or not an npz file"),
+        (npy("<i8", "(2,)", bytes(8)), "is damaged or not an npz file"),
         (b"no array", "val_labels is not an array"),
         (b"", "val_labels is not an array"),
         (bytes(10**8), "val_labels.npy is larger than 16777216 bytes"),
