@@ -150,7 +150,7 @@ CASES = [
         {"set 'precision' to 'bf16'": {"precision": "bf16"}, "to 'fp32'": {"precision": "fp32"}},
     ),
     Case(
-        "mean nothing without a metric: set 'early-stopping-metric'",
+        "means nothing without a metric: set 'early-stopping-metric'",
         fedavg(patience=3),
         {"set 'early-stopping-metric'": STOPPED},
     ),
