@@ -320,10 +320,21 @@ class Lab:
             marks = {}  # which operations ran may depend on the data
         record = MetricRecord({**self._leaving_metrics(), KEPT_STATE: int(has_kept), **marks})
         packed = RecordDict({METRICS: record})
-        # Measurements are summed in secret, also at the end, when no arrays are sent
-        if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
+        if send or self._adds_to_a_sum():
             packed[ARRAYS] = updates or self.outbound.record(send, self.arrays(), self.metrics)
         return packed
+
+    def _adds_to_a_sum(self) -> bool:
+        """Tell whether a masked part is due whatever the method sends.
+
+        Measurements are summed in secret, also at the end, when no arrays are sent. And a site that
+        fails masks 0, so one that does not fail masks something too: also where the server has
+        chosen settings by which the whole network stays here.
+        """
+        phase = self.instruction.phase
+        if self.common.trust != SUMS or phase in SECURING:
+            return False
+        return phase == EVALUATE or self.instruction.returns
 
     def _leaving(self, outgoing: Outgoing) -> Arrays:
         """Return the arrays that leave: those of the phase, else the network's, if any are due."""

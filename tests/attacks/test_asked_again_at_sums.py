@@ -74,6 +74,24 @@ def test_nor_with_other_words_around_the_same_weights(
     assert "was opened before for other weights" in federation.seen[-1][2]
 
 
+def test_a_failure_is_not_seen_where_the_whole_network_stays(tmp_path: Path) -> None:
+    """A site that failed sent a masked 0, and one that did not fail sent no arrays at all."""
+    config = resolve(RUN | {"method": "fedper", "fedper.personal-layers": 9}).as_mapping()
+    start = {"start/head.1.weight": np.zeros((2, 2), np.float32)}
+    seen = []
+    for name, text in (("with", table()), ("without", None)):
+        world = Federation(tmp_path / name)
+        with known_randomness(world.stream):
+            for site in SITES:
+                world.send(site, "query.hello", config)
+            world.patients(VICTIM, text)
+            left = world.sum(config, start)
+        assert left is not None
+        assert left["secure/counts"][1] == int(text is None)
+        seen.append(world.seen)
+    assert repr(seen[0]) == repr(seen[1])
+
+
 def test_nor_by_another_state_of_the_round_before(federation: Federation) -> None:
     """A round's part is made of the state that the round before has left at the site."""
     config = resolve(RUN).as_mapping()
