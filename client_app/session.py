@@ -21,7 +21,11 @@ from flwr.app import Context, RecordDict
 from fedsilo.client_app.privacy.declared_data import FILE as DECLARED
 from fedsilo.client_app.privacy.declared_data import declared_data
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-from fedsilo.client_app.privacy.opened_data import forget_opening, note_opening
+from fedsilo.client_app.privacy.opened_data import (
+    forget_opening,
+    note_opening,
+    tells_single_answers,
+)
 from fedsilo.client_app.privacy.told_counts import Counts, told_counts
 from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
 from fedsilo.client_app.site.limits import NO_LIMITS, Limits, limits_of
@@ -327,6 +331,9 @@ def open_session(context: Context, with_data: bool = True) -> SiteSession:
     """
     settings, simulated = site_settings(context), is_simulated(context)
     run = context.run_config
+    if not simulated and not tells_single_answers(context.node_config, run):
+        # Whether one image can be read must not decide whether there is an answer
+        settings = replace(settings, broken_images="skip")
     if settings.plugin_settings:
         run = with_plugin_settings(run)
     if not simulated and context.node_config.get("allow-folds") is not True:
@@ -404,7 +411,12 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
     """
     note_opening()
     try:
-        return load_silo(name, settings)
+        silo = load_silo(name, settings)
+        if silo.dropped and not is_simulated(context):
+            logging.getLogger("flwr").warning(
+                "fedsilo: %d samples of this site cannot be used and are left out", silo.dropped
+            )
+        return silo
     except DataError as error:
         fault = _folder_fault(context)
         raise (type(error)(f"{error}; {fault}") if fault else error) from None
