@@ -316,8 +316,8 @@ class Lab:
         has_kept = bool(keep or self._continued) and self._keep(keep)
         has_kept = has_kept or self._keeps_in_any_case()
         marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)}
-        if self.session.stand_in is not None:
-            marks = {}  # which operations ran may depend on the data
+        if self.session.stand_in is not None or self.session.cap:
+            marks = {}  # which operations ran may depend on the data: a batch may be empty
         record = MetricRecord({**self._leaving_metrics(), KEPT_STATE: int(has_kept), **marks})
         packed = RecordDict({METRICS: record})
         if send or self._adds_to_a_sum():
