@@ -329,11 +329,8 @@ def open_session(context: Context, with_data: bool = True) -> SiteSession:
             but one it could learn that one.
         SettingError: settings of differential privacy contradict each other.
     """
-    settings, simulated = site_settings(context), is_simulated(context)
+    settings, simulated = _session_settings(context), is_simulated(context)
     run = context.run_config
-    if not simulated and not tells_single_answers(context.node_config, run):
-        # Whether one image can be read must not decide whether there is an answer
-        settings = replace(settings, broken_images="skip")
     if settings.plugin_settings:
         run = with_plugin_settings(run)
     if not simulated and context.node_config.get("allow-folds") is not True:
@@ -371,6 +368,19 @@ def open_session(context: Context, with_data: bool = True) -> SiteSession:
     if settings.dataset == "folder":  # whatever a hospital's folders are called would be a class
         session.require_consent("allow-folder-names", "folders' names are sent as those of classes")
     return session
+
+
+def _session_settings(context: Context) -> CommonSettings:
+    """Return the run's settings under the site's own words.
+
+    Where a hospital does not tell single answers, whether one image can be read must not decide
+    whether there is an answer: broken images count as absent.
+    """
+    settings = site_settings(context)
+    tells = tells_single_answers(context.node_config, context.run_config)
+    if is_simulated(context) or tells:
+        return settings
+    return replace(settings, broken_images="skip")
 
 
 def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:
