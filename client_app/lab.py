@@ -316,14 +316,25 @@ class Lab:
         has_kept = bool(keep or self._continued) and self._keep(keep)
         has_kept = has_kept or self._keeps_in_any_case()
         marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)}
-        if self.session.stand_in is not None:
-            marks = {}  # which operations ran may depend on the data
+        if self.session.stand_in is not None or self.session.cap:
+            marks = {}  # which operations ran may depend on the data: a batch may be empty
         record = MetricRecord({**self._leaving_metrics(), KEPT_STATE: int(has_kept), **marks})
         packed = RecordDict({METRICS: record})
-        # Measurements are summed in secret, also at the end, when no arrays are sent
-        if send or (self.common.trust == SUMS and self.instruction.phase == EVALUATE):
+        if send or self._adds_to_a_sum():
             packed[ARRAYS] = updates or self.outbound.record(send, self.arrays(), self.metrics)
         return packed
+
+    def _adds_to_a_sum(self) -> bool:
+        """Tell whether a masked part is due whatever the method sends.
+
+        Measurements are summed in secret, also at the end, when no arrays are sent. And a site that
+        fails masks 0, so one that does not fail masks something too: also where the server has
+        chosen settings by which the whole network stays here.
+        """
+        phase = self.instruction.phase
+        if self.common.trust != SUMS or phase in SECURING:
+            return False
+        return phase == EVALUATE or self.instruction.returns
 
     def _leaving(self, outgoing: Outgoing) -> Arrays:
         """Return the arrays that leave: those of the phase, else the network's, if any are due."""

@@ -236,6 +236,7 @@ class Outbound:
             session.measured_splits() if settings.trust == SUMS else (),
             samples,
             self._book(samples),
+            instruction.to_config() if session.stand_in is not None else None,
         )
 
     def _secure_record(self) -> ConfigRecord:

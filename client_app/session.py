@@ -21,7 +21,11 @@ from flwr.app import Context, RecordDict
 from fedsilo.client_app.privacy.declared_data import FILE as DECLARED
 from fedsilo.client_app.privacy.declared_data import declared_data
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-from fedsilo.client_app.privacy.opened_data import forget_opening, note_opening
+from fedsilo.client_app.privacy.opened_data import (
+    forget_opening,
+    note_opening,
+    tells_single_answers,
+)
 from fedsilo.client_app.privacy.told_counts import Counts, told_counts
 from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
 from fedsilo.client_app.site.limits import NO_LIMITS, Limits, limits_of
@@ -325,7 +329,7 @@ def open_session(context: Context, with_data: bool = True) -> SiteSession:
             but one it could learn that one.
         SettingError: settings of differential privacy contradict each other.
     """
-    settings, simulated = site_settings(context), is_simulated(context)
+    settings, simulated = _session_settings(context), is_simulated(context)
     run = context.run_config
     if settings.plugin_settings:
         run = with_plugin_settings(run)
@@ -366,6 +370,19 @@ def open_session(context: Context, with_data: bool = True) -> SiteSession:
     return session
 
 
+def _session_settings(context: Context) -> CommonSettings:
+    """Return the run's settings under the site's own words.
+
+    Where a hospital does not tell single answers, whether one image can be read must not decide
+    whether there is an answer: broken images count as absent.
+    """
+    settings = site_settings(context)
+    tells = tells_single_answers(context.node_config, context.run_config)
+    if is_simulated(context) or tells:
+        return settings
+    return replace(settings, broken_images="skip")
+
+
 def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:
     """Return the session of a run that has ended, with the method's ``own`` settings."""
     session = SiteSession(settings, silo, True, NO_LIMITS, {}, {}, None)
@@ -404,7 +421,12 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
     """
     note_opening()
     try:
-        return load_silo(name, settings)
+        silo = load_silo(name, settings)
+        if silo.dropped and not is_simulated(context):
+            logging.getLogger("flwr").warning(
+                "fedsilo: %d samples of this site cannot be used and are left out", silo.dropped
+            )
+        return silo
     except DataError as error:
         fault = _folder_fault(context)
         raise (type(error)(f"{error}; {fault}") if fault else error) from None

@@ -266,7 +266,7 @@ def test_trust_sums_opens_its_last_sum_again_for_the_same_sites_alone(
         folder = directory.path / "sites" / site
         assert not (folder / "secure-round.json").exists()
         opened = json.loads((folder / "secure-sums.json").read_text())
-        assert {number: len(sites) for number, (sites, _) in opened.items()} == {"1": 4, "2": 4}
+        assert {number: len(one["sites"]) for number, one in opened.items()} == {"1": 4, "2": 4}
 
 
 def test_two_sites_are_too_few(values: dict[str, Value], inline_run: InlineRun) -> None:

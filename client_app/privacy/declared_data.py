@@ -8,7 +8,7 @@ changes nothing that leaves until the hospital removes the file.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,10 +16,12 @@ import torch
 
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.datasets.io.sealed_folders import json_digest
+from fedsilo.datasets.partition.cuts import cut_keys
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, keys_with
+from fedsilo.models.contract.settings_schema import Value, as_mapping, keys_with
 from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.networks.kinds import Task
 
@@ -27,7 +29,8 @@ FILE = "declared-data.json"
 _MOST = 100  # data sets, and ways to read one, of which something is kept
 _LEAST_STEP = 4  # samples between the counts that are told apart
 _DIGITS = 3  # binary digits that are kept of larger counts
-_DECISIVE = ("dataset", *keys_with(CommonSettings, "partition", "silo", "sampling", "split"))
+# How values are read, which changes no count
+_HOW = {*keys_with(CommonSettings, "pixels"), "standardise"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class DeclaredData:
         input_type: torch's name for the type of the inputs.
         has_figures: whether the schema declares means and deviations.
         at_least: samples of each class, by split, rounded down.
+        samples: a digest of the settings that decide which samples there are; empty where an older
+            version has not noted it.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -50,6 +55,7 @@ class DeclaredData:
     schema: str
     has_figures: bool
     at_least: dict[str, list[int]]
+    samples: str = ""
 
     @classmethod
     def of(cls, silo: Silo) -> "DeclaredData":
@@ -102,12 +108,18 @@ def rounded_down(count: int) -> int:
 def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Silo]) -> DeclaredData:
     """Return the declaration of a data set; the data are read for it the first time.
 
+    The same samples read in another way, such as in another size, keep the counts with which they
+    were declared first: a server can make up such settings whenever it wants them counted anew. For
+    the same reason no declaration is dropped to make room for another.
+
     Args:
         folder: of what the hospital keeps over all runs.
         settings: the run's, with the hospital's own folders; some decide what the data are.
         load: reads the data, where nothing is kept of them yet.
 
     Raises:
+        RefusedError: so many data sets, and ways to read one, have been declared that a server
+            must have made them up.
         DataError: they cannot be read.
         CheckpointError: the file is damaged or cannot be written.
     """
@@ -117,14 +129,34 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
         f"the hospital's own {FILE}",
         "bring it back, or remove it to have the data counted again",
     )
-    values, own = as_mapping(settings), data_set(settings.dataset).settings
-    decisive = sorted({*_DECISIVE, *own, *keys_with(CommonSettings, "pixels")})
-    key = json_digest([[name, values[name]] for name in decisive])
+    decisive = _decisive(settings)
+    key = json_digest(sorted(decisive.items()))
+    samples = json_digest(sorted((k, v) for k, v in decisive.items() if k not in _HOW))
     with file.locked():
         known = file.read({})
         if key in known:
             return known[key]
-        known[key] = DeclaredData.of(load())
-        newest = list(known)[-_MOST:]
-        file.write({name: known[name] for name in newest})
-    return known[key]
+        if len(known) >= _MOST:
+            raise RefusedError(
+                f"this hospital has declared {_MOST} ways to read its data ('{FILE}' in its "
+                "'state-dir'), and no more are added: use the settings of an earlier run, or have "
+                "the hospital remove that file"
+            )
+        new = replace(DeclaredData.of(load()), samples=samples)
+        for earlier in known.values():
+            if earlier.samples == samples and earlier.classes == new.classes:
+                new = replace(new, at_least=earlier.at_least)
+        known[key] = new
+        file.write(known)
+    return new
+
+
+def _decisive(settings: CommonSettings) -> dict[str, Value]:
+    """Return the settings that decide what a site's data are, without those of no effect."""
+    read = {"dataset", "partition", *data_set(settings.dataset).settings}
+    values = as_mapping(settings)
+    decisive = {key: values[key] for key in read | set(cut_keys(settings.partition))}
+    for one, all_of_them in (("test-fold", "test-folds"), ("val-fold", "val-folds")):
+        if not values[all_of_them]:
+            decisive.pop(one, None)
+    return decisive

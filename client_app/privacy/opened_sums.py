@@ -1,12 +1,14 @@
 """Which sums a site has helped to open: of a round begun again it opens the same sum or none.
 
 The difference of two sums would be that of a site's own updates. So the record holds of each of the
-newest rounds whose sum it was, and a digest of what this site weighted and masked.
+newest rounds whose sum it was, and digests of what was asked and of what this site weighted and
+masked.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.models.contract.errors import RefusedError
@@ -14,7 +16,26 @@ from fedsilo.models.contract.errors import RefusedError
 SUMS = "secure-sums.json"
 _KEPT = 3  # rounds: a server may go back by two
 
-Sums = dict[int, tuple[list[str], str]]  # by round: whose sum it was, and the digest
+
+@dataclass(frozen=True)
+class RoundSum:
+    """The sum of one round, once it is open.
+
+    Attributes:
+        sites: the sites whose sum it was, sorted; empty where none is open.
+        weighed: a digest of what this site weighted and masked.
+        question: a digest of what the server had asked for and sent; empty where it decides
+            nothing, as in a simulation, or was not noted by an older version.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    sites: list[str]
+    weighed: str
+    question: str = ""
+
+
+# By round; older versions kept the sites and the digest of what was weighed
+_Kept = dict[int, RoundSum | tuple[list[str], str]]
 
 
 @dataclass(frozen=True)
@@ -30,9 +51,33 @@ class OpenedSums:
         Raises:
             RefusedError: names the sites of the open sum.
         """
-        sites, _ = self._of_round()
-        if not set(sites) <= set(partners):
-            raise self._other(sites)
+        before = self._of_round()
+        if not set(before.sites) <= set(partners):
+            raise self._other(before.sites)
+
+    def refuse_other_question(self, question: str) -> None:
+        """Refuse to answer anything but the same question where a sum of the round is open.
+
+        It is asked before the data are opened. Of two different questions a server could choose
+        the second so that its answer is the same unless one certain patient is there, and whether
+        ``refuse_other`` refuses it would tell. Nor is a new question of a round answered once the
+        sum of a later one is open: that one was made of the state that this round has left here.
+
+        Args:
+            question: a digest of what is asked, or empty where it decides nothing.
+
+        Raises:
+            RefusedError: another question was answered; that depends on no patient.
+        """
+        before = self._of_round()
+        asked_another = before.question not in ("", question)
+        later = [one for round_, one in self._file().read({}).items() if round_ > self.round]
+        if question and (asked_another or (later and not before.sites)):
+            raise RefusedError(
+                "this round's sum, or a later one's, was opened before for other weights, metrics "
+                "or notes: whether this site's part is the same would be an answer of this site "
+                "alone; ask for the same again, or begin a run with another 'run-name' and 'seed'"
+            )
 
     def refuse_other(self, weighed: str, answered: Sequence[str] = ()) -> None:
         """Refuse another sum than the one that is open already, if one is.
@@ -44,30 +89,32 @@ class OpenedSums:
         Raises:
             RefusedError: says what differs.
         """
-        sites, before = self._of_round()
-        if sites and answered and list(answered) != sites:
-            raise self._other(sites)
-        if sites and before != weighed:
+        before = self._of_round()
+        if before.sites and answered and list(answered) != before.sites:
+            raise self._other(before.sites)
+        if before.sites and before.weighed != weighed:
             raise RefusedError(
                 "this round's sum was opened before with a different part of this site: both "
                 "sums together would reveal that part; set 'deterministic' to 'true', and begin a "
                 "run with another 'run-name' and 'seed'"
             )
 
-    def note(self, answered: Sequence[str], weighed: str) -> None:
+    def note(self, answered: Sequence[str], weighed: str, question: str = "") -> None:
         """Write down that the sum of ``answered`` is opened."""
-        known = {**self._file().read({}), self.round: (list(answered), weighed)}
+        opened = RoundSum(list(answered), weighed, question)
+        known = {**self._file().read({}), self.round: opened}
         self._file().write({round_: known[round_] for round_ in sorted(known)[-_KEPT:]})
 
-    def _of_round(self) -> tuple[list[str], str]:
-        return self._file().read({}).get(self.round, ([], ""))
+    def _of_round(self) -> RoundSum:
+        kept = self._file().read({}).get(self.round, RoundSum([], ""))
+        return kept if isinstance(kept, RoundSum) else RoundSum(*kept)
 
-    def _file(self) -> OwnFile[Sums]:
+    def _file(self) -> OwnFile[_Kept]:
         lost = (
             "bring it back, or choose another 'run-name'; whose sums were opened is known by "
             "nothing else"
         )
-        return OwnFile(self.folder / SUMS, Sums, SUMS, lost)
+        return OwnFile(self.folder / SUMS, _Kept, SUMS, lost)
 
     @staticmethod
     def _other(sites: Sequence[str]) -> RefusedError:

@@ -43,6 +43,7 @@ class RoundSecrets:
     partners: list[str] = field(default_factory=list)  # with which it is masked; none: not yet
     weighed: str = ""  # digest of what it masked
     received: str = ""  # digest of the arrays that it was sent with the model
+    question: str = ""  # digest of all that was asked, at a hospital that declares its data
     failed: bool = False  # it could not answer, and masked 0
     answered: list[str] = field(default_factory=list)  # whose weights came, as it has signed
 

@@ -64,6 +64,7 @@ from fedsilo.strategies.wire.signatures import (
     bound_to,
     common_splits,
     context_of,
+    digest,
     is_signed,
     key_words,
     public_text,
@@ -88,6 +89,9 @@ class SecureSite:
     measures: Sequence[str] = ()  # the splits of which its measurements may be summed
     samples: int = SAMPLES  # B, by which parts are scaled: the hospital's, in all site files alike
     book: SummedBefore | None = None  # the sums of all runs; None in a simulation
+    # What else the message says, at a hospital that declares its data: of a sum that is open no
+    # other question is answered. None elsewhere
+    instruction: Mapping[str, Any] | None = None
 
     def answer(self, phase: str) -> ConfigRecord:
         """Answer a phase in which nothing is trained.
@@ -127,6 +131,7 @@ class SecureSite:
             numbers = self.summand.numbers(way, updates, portions)
             secrets.partners, secrets.weighed = partners, arrays_digest(numbers).hex()
             secrets.received = arrays_digest(received).hex()
+            secrets.question = self._question(received, secrets)
             secrets.failed = self.summand.failed
             self._sums().refuse_other(secrets.weighed)
             # Before anything leaves
@@ -156,8 +161,8 @@ class SecureSite:
             SiteError: it knows no keys of this round.
             RefusedError: the run's settings are others than those under which all sites signed
                 their keys, masked weights have left by these keys already, too few sites mask,
-                others than those of this round's sum that is open already, or a measurement is of
-                a split that not all sites measure.
+                others than those of this round's sum that is open already, that sum was another
+                question's, or a measurement is of a split that not all sites measure.
         """
         secrets = read_secrets(self.folder, self.round)
         if secrets.terms != self.terms:  # by one site's own 'secure-samples' it would weigh most
@@ -174,6 +179,7 @@ class SecureSite:
         partners = texts(self.asked, "sites")
         self._refuse_few(partners, secrets, "share their keys")
         self._sums().refuse_without(partners)
+        self._sums().refuse_other_question(self._question(received, secrets))
         if self.book:
             self.book.refuse_another(arrays_digest(received).hex(), partners)
         for name in metrics:
@@ -196,6 +202,18 @@ class SecureSite:
                 "them now: the difference of both sums would be its own part; after the repair "
                 "begin a run with another 'seed'"
             )
+
+    def _question(self, received: Mapping[str, Any], secrets: RoundSecrets) -> str:
+        """Digest all that decides what this site masks, but for its patients.
+
+        The number of sites is in it, because by it numbers become whole.
+        """
+        if self.instruction is None:
+            return ""
+        asked = [sorted(texts(self.asked, kind)) for kind in ("metrics", "arrays")]
+        said = sorted((k, v) for k, v in self.instruction.items() if k != "run-dir")
+        arrays = arrays_digest(received).hex()
+        return digest("question", said, asked, arrays, len(secrets.keys)).hex()
 
     def _made_keys(self) -> ConfigRecord:
         masking, sealing = new_key_pair(), new_key_pair()
@@ -305,7 +323,7 @@ class SecureSite:
         self._refuse_disagreement(secrets)
         opened_shares = self._opened(secrets)
         # Before anything leaves
-        self._sums().note(secrets.answered, secrets.weighed)
+        self._sums().note(secrets.answered, secrets.weighed, secrets.question)
         if self.book:
             self.book.note(secrets.received, secrets.answered, secrets.failed)
         drop_secrets(self.folder)

@@ -154,6 +154,7 @@ class KnownKey:
     compared: str = ""  # the code that both have compared
     day: str = ""  # of the comparison, ISO 8601
     received: str = ""  # the code of the key by which the site has signed last
+    shown: str = ""  # the code that 'fedsilo hospital keys' has listed last for somebody to read
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,20 @@ class KnownKeys:
             CheckpointError: the list is damaged.
         """
         return self.file.read({})
+
+    def show(self) -> dict[str, KnownKey]:
+        """Return the known keys by site, and write down which codes a person is about to read.
+
+        Raises:
+            CheckpointError: the list is damaged, or cannot be written.
+        """
+        with self.file.locked():
+            known = self.read()
+            if any(key.shown != key.received for key in known.values()):
+                for key in known.values():
+                    key.shown = key.received
+                self.file.write(known)
+        return known
 
     def refuse_uncompared(self, own: str, own_code: str, codes: Mapping[str, str]) -> None:
         """Write down the received keys, and refuse them unless all have been compared.
@@ -235,20 +250,29 @@ class KnownKeys:
 
         Args:
             site: whose key it is.
-            code: the code that was read out, or empty for the received key.
+            code: the code that was read out, or empty for the key that was listed last.
 
         Raises:
-            SettingError: the code is none, or no key of the site was received.
+            SettingError: the code is none, no key of the site was received, or another one than
+                was listed: a server can send its own key while two hospitals are on the telephone.
             CheckpointError: the list is damaged, or cannot be written.
         """
         with self.file.locked():
             known = self.read()
             key = known.get(site, KnownKey())
-            code = code.strip().lower() or key.received
+            was_listed = key.shown == key.received
+            named = code.strip().lower()
+            code = named or key.received
             fault = site_name_fault(site)
             if not fault and not code:
                 fault = (
                     f"no key of {site} was received yet: give the code that {site} reads out, as "
+                    f"{site}=CODE"
+                )
+            elif not fault and not named and not was_listed:
+                fault = (
+                    f"the key of {site} has arrived or changed since the keys were listed here: "
+                    f"list them again and compare, or give the code that {site} reads out, as "
                     f"{site}=CODE"
                 )
             elif not fault and not is_key_code(code):

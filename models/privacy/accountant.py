@@ -19,6 +19,9 @@ Releases = Mapping[tuple[float, float], int]
 # its series does not converge: whole ones from 2
 _FINE = tuple(1 + 2 ** (step / 32) for step in range(-208, 449))
 _WHOLE = (*range(2, 65), *range(68, 129, 4), 160, 192, 256, 384, 512, 1024)
+# The library's rounding may bring a divergence of almost nothing below 0. So many releases as no
+# computer can make, but a server can ask for, would then take back what others have spent
+_LEAST = 2.0**-46
 _MOST_NOISE = 2.0**20
 _PRECISION = 1e-3  # relative, of the noise that a budget needs
 _OF_COUNTS = 0.25  # share of a hospital's epsilon that its counts cost by default
@@ -58,7 +61,8 @@ def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, .
 
     accountant = RdpAccountant(list(orders))
     accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)))
-    return tuple(map(float, accountant._rdp))  # it has no public name for them
+    # It has no public name for them
+    return tuple(max(float(divergence), _LEAST) for divergence in accountant._rdp)
 
 
 def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) -> float:

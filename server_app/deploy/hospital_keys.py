@@ -52,8 +52,11 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
 
 
 def describe_keys(folder: Path) -> list[str]:
-    """Return a line for the hospital's own key, and one for each other hospital's."""
-    known = KnownKeys(folder).read()
+    """Return a line for the hospital's own key, and one for each other hospital's.
+
+    What is listed here is what 'compared' without a code can mark later.
+    """
+    known = KnownKeys(folder).show()
     width = max(len(site) for site in (folder.name, *known))
     lines = [f"{folder.name:{width}}  {own_code(folder)}  this hospital: read it to the others"]
     for site, key in sorted(known.items()):

@@ -98,3 +98,16 @@ def _delta(noise: float, rate: float, eps: float) -> float:
 def test_the_deviation_in_units_is_at_least_what_the_ledger_is_charged_for() -> None:
     for noise in (1e-6, 0.3, 1.1, 9.046875, 1e6):
         assert math.ceil(noise * UNITS) / UNITS >= noise
+
+
+@pytest.mark.parametrize("rate", [8 / 199, 0.002, 0.0004, 8e-5, 1e-6])
+def test_no_release_gives_epsilon_back(rate: float) -> None:
+    """Of almost nothing the library's rounding made less than nothing: -5e-17 a step.
+
+    A server that asked a large hospital for 2^63 steps had that charged before the first of them.
+    """
+    honest = {(1.0, 0.05): 1000}
+    spent = epsilon(honest, 1e-5)
+    for noise in (1.0, 1e3, 1e5, 3e5, 1e6):
+        for count in (1, 2**63, 1000 * 2**63):
+            assert epsilon({**honest, (noise, rate): count}, 1e-5) >= spent

@@ -2,12 +2,14 @@
 
 import json
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor, nn
 
 from fedsilo.client_app.privacy.told_counts import FILE
 from tests.support.hospital import Hospital
@@ -119,3 +121,19 @@ def test_the_ledger_is_charged_for_counts_by_the_hospitals_noise(tmp_path: Path)
     a_site(tmp_path, {"statistics-noise": 9.0}, **{"counts-noise": 2.5}).send("query.hello")
     ledger = json.loads((tmp_path / ".own/cleveland/privacy-ledger.json").read_text())
     assert ledger["releases"] == [[2.5, 1.0, 1]]
+
+
+def test_which_operations_ran_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No operation runs on a batch without patients, so a mark said that there was one."""
+    site = a_site(tmp_path, {})
+    forward = nn.Linear.forward
+
+    def warns(self: nn.Linear, rows: Tensor) -> Tensor:
+        if len(rows):
+            warnings.warn("found_one does not have a deterministic implementation", stacklevel=1)
+        return forward(self, rows)
+
+    monkeypatch.setattr(nn.Linear, "forward", warns)
+    reply = site.send("train", ZEROS)
+    assert reply is not None, site.refusals
+    assert not [name for name in reply["metrics"] if name.startswith("unrepeatable.")]

@@ -292,9 +292,27 @@ BROKEN: dict[str, tuple[str, Callable[[Path], None]]] = {
     "columns of a patient": ("table", lambda d: a_table(d, {0: "age,Mueller Hans,ill"})),
     "a number beyond": ("table", lambda d: a_table(d, {66: "1e400,9,1"})),
     "two rows": ("table", lambda d: a_table(d, {}, 2)),
-    "a broken image": ("images", lambda d: images(d, 33)),
     "a label of an image": ("images", lambda d: images(d, -1, "Smith")),
 }
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("policy", ["refuse", "skip"])
+def test_whether_an_image_is_broken_decides_no_answer(
+    policy: str, level: str, hospital: Callable[..., Hospital], tmp_path: Path
+) -> None:
+    """By 'refuse' a run asked whether there is one: then there was no answer."""
+    answers = []
+    for broken in (33, -1):
+        folder = tmp_path / str(broken)
+        folder.mkdir()
+        images(folder, broken)
+        run, node = LEVELS[level]
+        more = {"image_size": 16, "width": 4, "broken_images": policy}
+        site = hospital(node={**node, "data-dir": str(folder)}, **run, dataset="images", **more)
+        answers.append(site.send("query.hello"))
+        assert not site.refusals
+    assert None not in answers
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -13,7 +13,7 @@ from fedsilo.models.contract.messages import EVALUATE, HELLO, SURVEY, TRAIN
 from fedsilo.models.contract.methods import METHODS, settings_class, why_not_private
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import defaults, rule_of
-from fedsilo.models.methods.moon import MoonSettings, build_projection
+from fedsilo.models.methods.moon import build_projection
 from tests.support.attackers.planes import FEATURES, WAYS
 from tests.support.neighbours import Patient, Question
 
@@ -161,7 +161,7 @@ def named(method: str, weights: dict[str, Any], rng: np.random.Generator) -> dic
     if way and way.personal:
         sent |= {f"start/{name}": array for name, array in weights.items() if "head" in name}
     if method == "moon":
-        head = build_projection(0, WIDTH, MoonSettings()).state_dict()
+        head = build_projection(0, WIDTH).state_dict()
         sent |= {f"projection/{name}": array.numpy() for name, array in head.items()}
     if method == "uefl":
         sent["codebook.0"] = rng.normal(size=(2, WIDTH)).astype(np.float32)

@@ -68,7 +68,8 @@ def test_a_key_is_taken_once_it_was_compared_and_no_other(
     assert "the signing keys of south, west have not been compared" in said
     known = KnownKeys(own)
     assert known.read()["south"].received == _code("south")
-    assert known.mark("south") == _code("south")  # the received one
+    known.show()
+    assert known.mark("south") == _code("south")  # the received one, which was listed
     assert known.mark("west", _code("west").upper()) == _code("west")  # as it was read out
     assert not refused(signer, mine, _signed("south"), _signed("west"))
 

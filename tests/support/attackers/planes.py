@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.models.methods.moon import MoonSettings, build_projection
+from fedsilo.models.methods.moon import build_projection
 from tests.support.attackers.asked import Arrays, Asked, Attack, Vector
 
 FEATURES = 13
@@ -49,7 +49,7 @@ class Way:
     releases: int = 2
 
 
-_PROJECTION = build_projection(0, WIDTH, MoonSettings()).state_dict()
+_PROJECTION = build_projection(0, WIDTH).state_dict()
 _SHAPES = {
     "encoder.layers.0.weight": (WIDTH, FEATURES),
     "encoder.layers.0.bias": (WIDTH,),
