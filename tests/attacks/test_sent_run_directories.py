@@ -81,7 +81,7 @@ READ_NO_SETTINGS = ("plot", "watch")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an honest run directory."""
     out = tmp_path_factory.mktemp("base")
-    return run_inline(resolve(VALUES | {"out": str(out), "run-name": "base"}), 4, False).path
+    return run_inline(resolve(VALUES | {"out": str(out), "run-name": "base"}), 4).path
 
 
 @pytest.fixture

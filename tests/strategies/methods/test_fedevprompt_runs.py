@@ -292,7 +292,7 @@ import json, sys
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.asking import arrays_expected
-run_inline(resolve(json.loads(sys.argv[1])), 3, False)
+run_inline(resolve(json.loads(sys.argv[1])), 3)
 """
 
 
