@@ -53,7 +53,7 @@ def hearts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for method in ("fedavg", "local"):
         for seed in (0, 1):
             own: dict[str, Value] = {"method": method, "seed": seed, "out": str(out)}
-            run_inline(resolve(HEARTS | own | {"run-name": f"{method}-seed{seed}"}), 4, False)
+            run_inline(resolve(HEARTS | own | {"run-name": f"{method}-seed{seed}"}), 4)
     return out
 
 
@@ -69,4 +69,4 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "out": str(out),
         "run-name": "private",
     }
-    return run_inline(resolve(HEARTS | own), 4, False).path
+    return run_inline(resolve(HEARTS | own), 4).path
