@@ -72,7 +72,7 @@ def _run(folder: Path, seed: int) -> Path:
     values |= {"dataset": "table", "data-dir": str(folder), "cache-dir": str(folder / "cache")}
     values |= {"seed": seed, "val-folds": 5, "out": str(folder), "run-name": f"run{seed}"}
     settings = resolve(values)
-    return run_inline(settings, len(silo_names(settings.common)), False).path
+    return run_inline(settings, len(silo_names(settings.common))).path
 
 
 def _figures(run: Path, folder: Path, file: str) -> dict[str, Value]:

@@ -31,6 +31,7 @@ Pixels = npt.NDArray[np.uint8]
 # Not all that Pillow knows: for some formats it starts other programs
 PICTURES = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")
 MOST_PIXELS = 89_478_485  # where Pillow begins to warn; a mammogram has 25 million
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of a TIFF
 _WIDE_MODES = ("I", "F")  # more than 8 bits a channel: Pillow would clip them to white
 _WIDE_COLOURS = re.compile(";16[BLN]")
 _TOO_LARGE = f"has more than {MOST_PIXELS} pixels, by its header: save it smaller"
@@ -102,6 +103,7 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
             opened = Image.open(path, formats=formats)
         with opened as image:
             check_pixels(image.height, image.width)
+            _check_tiles(image)
             yield image
     except UnidentifiedImageError:
         raise BrokenImageError(f"is not an image ({', '.join(formats)})") from None
@@ -125,6 +127,14 @@ def check_pixels(height: int, width: int) -> None:
         raise BrokenImageError("has no pixels, by its header")
     if height * width > MOST_PIXELS:
         raise BrokenImageError(_TOO_LARGE)
+
+
+def _check_tiles(image: Image) -> None:
+    """Refuse a TIFF whose tiles are larger than a picture may be: each is decoded as a whole."""
+    tags = getattr(image, "tag_v2", {})
+    width, height = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_HEIGHT, 1)
+    if not isinstance(width, int) or not isinstance(height, int) or width * height > MOST_PIXELS:
+        raise BrokenImageError(f"has tiles of more than {MOST_PIXELS} pixels: save it without")
 
 
 def is_wide(image: Image) -> bool:

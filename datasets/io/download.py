@@ -16,6 +16,12 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 
 _TIMEOUT = 60  # seconds without a byte
+_MEMBER_BYTES = 1024  # of memory and of headers that a tar's member takes besides its content
+_LONGEST_HEADER = 2**20  # bytes of a long name or of a PAX header
+_HEADERS = (
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+)
 _DAMAGES = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error),
     *(EOFError, RuntimeError, ValueError),  # what their modules raise besides
@@ -154,7 +160,7 @@ def _opened(archive: Path) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, 
                 check_members(archive, zipped.infolist())
                 yield zipped, _checked(entries, archive)
         else:
-            with tarfile.open(archive) as tar:
+            with tarfile.open(archive, tarinfo=_Member) as tar:
                 members = [member for member in _members(tar, archive) if not member.isdir()]
                 yield tar, _checked(((m.name, m.size, m.isreg()) for m in members), archive)
     except _DAMAGES as error:
@@ -164,11 +170,28 @@ def _opened(archive: Path) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, 
         ) from None
 
 
+class _Member(tarfile.TarInfo):
+    """A member of a tar whose headers are short, and that is stored as it is.
+
+    tarfile takes a long name's or a PAX header's content into memory at once, whatever its size,
+    and reads a map of a sparse file as far as it says.
+    """
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        is_long = self.type in _HEADERS and self.size > _LONGEST_HEADER
+        if is_long or self.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError("a header that is too long, or a sparse file")
+        return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
+
+    def _proc_gnusparse_10(self, *_: object) -> None:
+        raise tarfile.ReadError("a sparse file")
+
+
 def _members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
     """Yield a tar's members; to find the next, what is packed of one is unpacked and counted."""
     size = 0
     for member in tar:
-        size += member.size
+        size += member.size + _MEMBER_BYTES
         check_unpacked(archive, size)
         yield member
 

@@ -22,7 +22,7 @@ TIMES = 16  # of what the file takes on disk
 CELL_BYTES = 100  # of memory that a cell of a table takes, at least: a text and two references
 _PART = 2**20  # bytes that are inflated at once
 _BLOCK = 512  # bytes, in which st_blocks counts whatever the file system does
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # by which a member may be packed
 
 
 def most_unpacked(path: Path) -> int:
@@ -79,7 +79,7 @@ def check_members(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
     """
     size = 0
     for entry in entries:
-        if entry.compress_type not in _METHODS:
+        if entry.compress_type not in PACKINGS:
             raise DataError(
                 f"{path}: '{entry.filename[:80]}' is packed by another method than 'deflate': "
                 "pack it again"

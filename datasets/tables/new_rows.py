@@ -23,7 +23,7 @@ from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
 from fedsilo.models.contract.one_line import one_line
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 _EXCEL, _PARQUET = (".xlsx", ".xlsm", ".xls"), (".parquet", ".pq")
 _DELIMITERS = ",;\t"
@@ -70,7 +70,8 @@ def read_table(path: Path, delimiter: str = ",") -> Lines:
     frame = _read_frame(path, kind)
     cells: list[list[str]] = []
     characters, most = 0, most_unpacked(path)
-    for row in frame.to_numpy(dtype=object):
+    columns = [_objects(frame.iloc[:, number]) for number in range(frame.shape[1])]
+    for row in zip(*columns, strict=True):
         line = [_cell(value) for value in row]
         characters += sum(map(len, line))
         if characters > most:  # one text of the file may be in each of its rows
@@ -112,6 +113,18 @@ def _with_index_columns(frame: DataFrame) -> DataFrame:
     """Return the frame with a named index as columns, because pandas stored it as such."""
     names = [name for name in frame.index.names if name is not None]
     return frame.reset_index(names) if names else frame
+
+
+def _objects(column: Series) -> npt.NDArray[Any]:
+    """Return a column's values as objects; those of a category stay one object for all rows."""
+    import pandas as pd
+
+    if not isinstance(column.dtype, pd.CategoricalDtype):
+        return column.to_numpy(dtype=object)
+    # pandas itself would make a text for each row
+    known = np.append(column.cat.categories.to_numpy(dtype=object), [None])
+    values: npt.NDArray[Any] = known[column.cat.codes.to_numpy()]  # -1, the last, is missing
+    return values
 
 
 def _cell(value: Any) -> str:

@@ -17,25 +17,29 @@ from fedsilo.datasets.io.unpacked_size import (
 
 _PART = 2**20  # bytes of a sheet that are looked at together
 _TEXTS = "xl/sharedStrings.xml"
+_BYTES = "BYTE_ARRAY"  # Parquet's type of texts and bytes of any length
 _XML_TIMES = 4  # openpyxl's memory for a sheet's XML, at least
 _LETTERS = re.compile(r"[A-Za-z]{1,9}")
 
 
 def check_parquet(path: Path) -> list[str]:
-    """Refuse a Parquet file that takes more memory than a file may; return its columns of texts.
+    """Refuse a Parquet file that takes more memory than a file may; return its columns of bytes.
 
-    Its footer says how many cells each column has, and how many bytes once they are inflated.
+    Its footer says how many cells each column has, and how many bytes once they are inflated. A
+    value that is stored once may be in every row: columns of texts and bytes are to be read as they
+    are stored, a number a row, which is not possible within lists.
 
     Raises:
         DataError: it takes more.
     """
-    from pyarrow import types
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
         about = file.metadata
         cells, size = about.num_rows * about.num_columns, 0
         values = 0
+        flat = {field.name for field in file.schema_arrow}
+        texts = set()
         for number in range(about.num_row_groups):
             group = about.row_group(number)
             for column in range(group.num_columns):
@@ -43,12 +47,15 @@ def check_parquet(path: Path) -> list[str]:
                 # A list is one row and any number of values
                 values += chunk.num_values  # of lists there are more than rows
                 size += chunk.total_uncompressed_size
+                length = about.schema.column(column).length  # of values of a fixed length
+                size += chunk.num_values * length
+                if chunk.physical_type == _BYTES and chunk.path_in_schema in flat:
+                    texts.add(chunk.path_in_schema)
+                elif chunk.physical_type == _BYTES:
+                    # Within a list each value is written out, and may be all that is stored
+                    size += chunk.num_values * chunk.total_uncompressed_size
         check_unpacked(path, size + CELL_BYTES * max(cells, values))
-        texts = []
-        for field in file.schema_arrow:
-            if types.is_string(field.type) or types.is_large_string(field.type):
-                texts.append(field.name)
-        return texts
+        return sorted(texts)
 
 
 def check_workbook(path: Path) -> None:
@@ -64,16 +71,17 @@ def check_workbook(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         check_members(path, entries)
-        for entry in entries:  # a sheet may have any name
-            if entry.filename != _TEXTS:
-                _Cells(path).count(archive, entry)
+        for entry in entries:  # a sheet may have any name, also that of the shared texts
+            times = 1 if entry.filename == _TEXTS else _XML_TIMES
+            _Cells(path, times).count(archive, entry)
 
 
 class _Cells:
     """The cells of a sheet: those that are written, and those that lie between them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, times: int) -> None:
         self.path = path
+        self.times = times  # of its XML that a part takes of memory
         self.most = most_unpacked(path) // CELL_BYTES
         self.row = self.column = self.widest = 0
 
@@ -86,7 +94,7 @@ class _Cells:
             # As XML and not by a pattern: expat knows every encoding, prefix and entity
             for part in iter(lambda: sheet.read(_PART), b""):
                 size += len(part)
-                check_unpacked(self.path, _XML_TIMES * size)
+                check_unpacked(self.path, self.times * size)
                 try:
                     parser.Parse(part)
                 except ExpatError:  # no XML: a picture, or what openpyxl refuses as well
@@ -95,8 +103,7 @@ class _Cells:
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
         element = name.rpartition(" ")[2]
         if element == "row":
-            number = attributes.get("r", "")
-            self.row = int(number) if number.isdecimal() else self.row + 1
+            self.row = _row_number(attributes.get("r", ""), self.row + 1)
             self.column = 0
         elif element == "c":
             letters = _LETTERS.match(attributes.get("r", ""))
@@ -104,8 +111,17 @@ class _Cells:
             self.widest = max(self.widest, self.column)
         else:
             return
-        if self.row * self.widest > self.most:
-            check_unpacked(self.path, CELL_BYTES * self.row * self.widest)
+        cells = self.row * max(1, self.widest)  # a row without cells is a list as well
+        if cells > self.most:
+            check_unpacked(self.path, CELL_BYTES * cells)
+
+
+def _row_number(text: str, usual: int) -> int:
+    """Return the number of a row as openpyxl reads it, '3e7' too; ``usual`` if there is none."""
+    try:
+        return int(float(text))
+    except (ValueError, OverflowError):  # openpyxl refuses what is no whole number
+        return usual
 
 
 def _column_number(letters: str) -> int:

@@ -142,6 +142,11 @@ def file_state(path: Path, key: str = "backbone-weights") -> dict[str, Any]:
             with zipfile.ZipFile(path) as archive:
                 check_members(path, archive.infolist())
         state: dict[str, Any] = load_state_dict(str(path), weights_only=True)  # runs no code
+        # An array may repeat one stored number over any shape, and is written out when it is used
+        size = 0
+        for array in state.values():
+            size += getattr(array, "nbytes", 0)
+        check_unpacked(path, size)
     except DataError as error:
         raise SettingError(f"setting '{key}': {error}") from None
     except Exception as error:  # a damaged file fails in any way

@@ -31,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else arguments
     end_if_bound()
+    # Python puts the working folder before all packages in the processes that we start by '-m'. A
+    # kit or a run directory may have been handed over with a yaml.py next to it
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
         _refuse_removed(words)
         return _invoke(list(words))

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.silo.declared_silos import LONGEST, site_name_fault
 from fedsilo.models.contract.errors import FedsiloError, SettingError, SiteError
+from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings_schema import Value, unknown_name
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.operator_files import REGISTRY
@@ -32,6 +33,7 @@ SERVER = "server"
 FEDERATION = "fedsilo"  # the name of the connection in Flower's configuration
 _FILE, _REGISTRY = "deployment.json", "registry.json"
 _FORMER = ("signing-key", "site-registry")  # of a node config, when the server made signing keys
+_LARGEST_PORT = 65_535
 _TAKEN = {SERVER, "ca", "http", "fleet"}  # names of files and ports
 
 
@@ -330,8 +332,25 @@ def read_deployment(folder: Path) -> Deployment:
             f"{path} is damaged ({type(error).__name__}): end its processes by hand, "
             f"and remove {folder}"
         ) from error
+    _refuse_odd(found, path)
     node_config = {
         site: {key: value for key, value in config.items() if key not in _FORMER}
         for site, config in found.node_config.items()
     }
     return replace(found, folder=folder, node_config=node_config)
+
+
+def _refuse_odd(found: Deployment, path: Path) -> None:
+    """Refuse a deployment whose names are no sites' or that lacks a port: paths are made of them.
+
+    Raises:
+        DeploymentError: names the site.
+    """
+    for site in (*found.node_config, *found.nodes):
+        try:
+            refuse_name(site)
+        except SettingError as error:
+            raise DeploymentError(f"{path} was altered: {one_line(error)}") from None
+    for member in ("http", "fleet", *found.node_config):
+        if not 0 < found.ports.get(member, 0) <= _LARGEST_PORT:
+            raise DeploymentError(f"{path} was altered: it has no port of '{member}'")

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.server_app.deploy.deployment import FEDERATION, SERVER, Deployment, DeploymentError
 from fedsilo.server_app.run.processes import tool
 
@@ -68,7 +69,10 @@ def offline(deployment: Deployment, seen: Sequence[str] | None = None) -> list[s
 
 def healthy(deployment: Deployment) -> bool:
     """Tell whether the server answers; DeploymentError if its certificate is not valid."""
-    context = ssl.create_default_context(cafile=str(deployment.secrets / "ca.crt"))
+    authority = deployment.secrets / "ca.crt"
+    if fault := file_fault(authority):  # a pipe would be waited for
+        raise DeploymentError(f"{authority} {fault}: restore the server's own file")
+    context = ssl.create_default_context(cafile=str(authority))
     url = f"https://127.0.0.1:{deployment.ports['http']}/health"
     try:
         with urllib.request.urlopen(url, timeout=2, context=context):

@@ -20,6 +20,7 @@ from pydantic import Field, TypeAdapter
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.declarations import FileModel
 from fedsilo.datasets.io.regular_files import read_regular
+from fedsilo.datasets.io.unpacked_size import PACKINGS
 from fedsilo.datasets.silo.declared_silos import SiteName
 from fedsilo.models.contract.errors import FedsiloError
 
@@ -174,6 +175,8 @@ def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
             fault = f"has {name} twice: {_ANOTHER}"
         elif entry.file_size > _LARGEST:
             fault = f"has {name} of {entry.file_size} bytes"
+        elif entry.compress_type not in PACKINGS:  # others unpack to any size at once
+            fault = f"has {name} packed in an unusual way: {_ANOTHER}"
         if fault:
             raise KitError(f"{path} {fault}")
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.server_app.doctor.findings import Refused
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ _BRING = "copy the data there, or mount them read-only"
 
 def secret(path: Path, marker: str, private: bool) -> Path:
     """Return the path of a readable secret that holds ``marker``, and is private if it must be."""
+    if fault := file_fault(path):  # a pipe would be waited for
+        raise Refused(f"secret {path} {fault}", "name a file, or mount one there")
     try:
         text = path.read_text(encoding="ascii", errors="replace")
         mode = path.stat().st_mode & 0o777

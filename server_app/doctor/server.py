@@ -138,6 +138,8 @@ def _refuse_damaged(database: Path) -> None:
     """Refuse an existing file that is no SQLite database; an empty one counts as a new one."""
     if not database.exists():
         return
+    if not database.is_file():  # a pipe would be waited for
+        raise Refused(f"{database} is not a file", "name another one")
     with database.open("rb") as file:
         head = file.read(len(_SQLITE))
     if head and head != _SQLITE:

@@ -19,7 +19,7 @@ from fedsilo.models.contract.settings_schema import key_of
 FILE, METRICS_FILE = "progress.json", "progress.prom"
 Status = Literal["running", "finished", "failed", "interrupted"]
 
-_Count = Annotated[int, Field(ge=0)]
+_Count = Annotated[int, Field(ge=0, le=2**63)]  # a sum of larger ones could not be divided
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -69,7 +69,7 @@ class Progress(_Part):
     title: str
     method: str
     dataset: str
-    seed: int
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64)]
     state: Status = "running"
     why: str = ""
     host: str = Field(default_factory=socket.gethostname)

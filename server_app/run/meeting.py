@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from pydantic import TypeAdapter
 
 from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.registry import silo_count
 from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.models.contract.one_line import one_line
@@ -91,6 +92,8 @@ def meeting_file(common: CommonSettings) -> Path:
 
 def read_meeting(path: Path) -> Meeting:
     """Return the meeting that ``write_meeting`` wrote, or raise a RunDirectoryError."""
+    if fault := file_fault(path):  # a pipe would be waited for
+        raise RunDirectoryError(f"{path} {fault}: meet the sites again")
     try:
         return TypeAdapter(Meeting).validate_json(path.read_bytes())
     except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.studies.finish import finish_run
+from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
 from tests.attacks.test_sent_run_directories import COMMANDS, VALUES
 from tests.support.odd_values import make_odd
 
@@ -35,11 +35,12 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return an honest run of each kind: with and without differential privacy."""
     out, private = tmp_path_factory.mktemp("bases"), {"sample-clip-norm": 1.0}
     private["noise-multiplier"] = 2.0
-    return {
-        name: run_inline(resolve(VALUES | own | {"out": str(out), "run-name": name}), 4, finish_run)
-        .path
-        for name, own in (("plain", {}), ("private", private))
-    }  # fmt: skip
+    paths: dict[str, Path] = {}
+    for name, own in (("plain", {}), ("private", private)):
+        directory = run_inline(resolve(VALUES | own | {"out": str(out), "run-name": name}), 4)
+        draw_pictures(directory, print)
+        paths[name] = directory.path
+    return paths
 
 
 def refuse_faults(command: str, said: str, text: str, folder: Path) -> None:

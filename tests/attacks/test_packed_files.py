@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +89,33 @@ def tar_of_zeros(path: Path) -> None:
         archive.addfile(entry, io.BytesIO(bytes(UNPACKED)))
 
 
+def tar_of_one_header(path: Path, kind: bytes) -> None:
+    """Write a tar with a header of that size, which tarfile would take into memory."""
+    header = tarfile.TarInfo("x")
+    header.type, header.size = kind, UNPACKED
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(header.tobuf(tarfile.GNU_FORMAT))
+        for _ in range(UNPACKED // len(ZEROS)):
+            file.write(ZEROS)
+        file.write(tarfile.TarInfo("f").tobuf() + bytes(1024))
+
+
+def tar_of_a_long_pax_header(path: Path) -> None:
+    tar_of_one_header(path, tarfile.XHDTYPE)
+
+
+def tar_of_a_long_name(path: Path) -> None:
+    tar_of_one_header(path, tarfile.GNUTYPE_LONGNAME)
+
+
+def tar_of_many_empty_files(path: Path) -> None:
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        block = b"".join(tarfile.TarInfo(f"{number:06}").tobuf() for number in range(1000))
+        for _ in range(UNPACKED // len(block) // 3):
+            file.write(block)
+        file.write(bytes(1024))
+
+
 def parquet_of_rows(path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -114,6 +142,32 @@ def parquet_of_lists(path: Path) -> None:
 
     values = pa.ListArray.from_arrays([0, 10**7], pa.array(np.zeros(10**7)))
     pq.write_table(pa.table({"age": values}), path, compression="zstd")
+
+
+def parquet_of(path: Path, values: list[object], kind: object) -> None:
+    """Write a column of equal values, of which Parquet stores one."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"age": pa.array(values, kind)}), path, compression="zstd")
+
+
+def parquet_of_one_long_value(path: Path) -> None:
+    import pyarrow as pa
+
+    parquet_of(path, [b"a" * 20_000] * 20_000, pa.binary())
+
+
+def parquet_of_one_long_value_of_fixed_length(path: Path) -> None:
+    import pyarrow as pa
+
+    parquet_of(path, [b"a" * 20_000] * 20_000, pa.binary(20_000))
+
+
+def parquet_of_lists_of_one_long_text(path: Path) -> None:
+    import pyarrow as pa
+
+    parquet_of(path, [["a" * 20_000]] * 20_000, pa.list_(pa.string()))
 
 
 SHEET = b'<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>'
@@ -162,6 +216,27 @@ def workbook_in_utf16(path: Path) -> None:
             after.writestr(name, content)
 
 
+def workbook_whose_sheet_is_called_as_the_texts(path: Path) -> None:
+    far = b'<row r="1"><c r="A1"/></row><row r="1048576"><c r="XFD1048576"><v>1</v></c></row>'
+    workbook(path, b"", b"", 0)
+    with zipfile.ZipFile(path) as before:
+        whole = {name: before.read(name) for name in before.namelist()}
+    del whole["xl/worksheets/sheet1.xml"]
+    whole["xl/sharedStrings.xml"] = SHEET + far + b"</sheetData></worksheet>"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as after:
+        for name, content in whole.items():
+            places = content.replace(b"worksheets/sheet1.xml", b"sharedStrings.xml")
+            after.writestr(name, places)
+
+
+def workbook_of_one_far_row(path: Path) -> None:
+    workbook(path, b"", b'<row r="30000000"/>', 1000)
+
+
+def workbook_of_one_far_row_as_a_float(path: Path) -> None:
+    workbook(path, b"", b'<row r="3e7"><c r="A1"><v>1</v></c></row>', 1000)
+
+
 def idx_of_zeros(path: Path) -> None:
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(struct.pack(">HBB3I", 0, 8, 3, UNPACKED // 784, 28, 28))
@@ -195,6 +270,36 @@ def weights_that_are_packed(path: Path) -> None:
             after.writestr(name, content)
 
 
+def weights_of_one_number(path: Path) -> None:
+    import torch
+
+    torch.save({"pos_embed": torch.zeros(1).expand(1, UNPACKED // 4, 4)}, path)
+
+
+def picture_of_large_tiles(path: Path) -> None:
+    side = 16_384
+    packer = zlib.compressobj()
+    data = packer.compress(bytes(side * side)) + packer.flush()
+    wide, short = "<HHII", "<HHIHxx"
+    tags = [struct.pack(wide, tag, 4, 1, 64) for tag in (256, 257)]  # width and height
+    for tag, value in ((258, 8), (259, 8), (262, 1), (277, 1)):  # 8 bits, deflate, grey, 1 channel
+        tags.append(struct.pack(short, tag, 3, 1, value))
+    for tag, value in ((322, side), (323, side), (324, 8), (325, len(data))):  # tiles
+        tags.append(struct.pack(wide, tag, 4, 1, value))
+    start = b"II*\0" + struct.pack("<I", 8 + len(data))
+    path.write_bytes(start + data + struct.pack("<H", len(tags)) + b"".join(tags) + bytes(4))
+
+
+def kit_packed_by_bzip2(path: Path) -> None:
+    """Write a kit whose card is packed by what unpacks all at once, and is said to be short."""
+    zip_of(path, "kit.json", method=zipfile.ZIP_BZIP2)
+    data = path.read_bytes()
+    for form in ("<Q", "<I"):
+        data = data.replace(struct.pack(form, UNPACKED), struct.pack(form, 4))
+    path.write_bytes(data)
+    path.chmod(0o600)
+
+
 def picture_of_many_pixels(path: Path) -> None:
     from PIL import Image
 
@@ -223,6 +328,7 @@ PICTURE = (
     "from fedsilo.datasets.images.decoding import decode_image",
     "decode_image(path, 32)",
 )
+KIT = ("from fedsilo.server_app.deploy.kit import read_kit", "read_kit(path)")
 FILES: list[tuple[str, Made, tuple[str, str]]] = [
     ("a.npz", arrays_that_are_large, ARRAYS),
     ("b.npz", arrays_whose_header_lies, ARRAYS),
@@ -243,6 +349,18 @@ FILES: list[tuple[str, Made, tuple[str, str]]] = [
     ("a.safetensors", state_that_is_sparse, STATE),
     ("a.pth", weights_that_are_packed, WEIGHTS),
     ("a.png", picture_of_many_pixels, PICTURE),
+    ("b.tar.gz", tar_of_a_long_pax_header, ARCHIVE),
+    ("c.tar.gz", tar_of_a_long_name, ARCHIVE),
+    ("d.tar.gz", tar_of_many_empty_files, ARCHIVE),
+    ("d.parquet", parquet_of_one_long_value, TABLE),
+    ("e.parquet", parquet_of_one_long_value_of_fixed_length, TABLE),
+    ("f.parquet", parquet_of_lists_of_one_long_text, TABLE),
+    ("d.xlsx", workbook_whose_sheet_is_called_as_the_texts, TABLE),
+    ("e.xlsx", workbook_of_one_far_row, TABLE),
+    ("f.xlsx", workbook_of_one_far_row_as_a_float, TABLE),
+    ("b.pth", weights_of_one_number, WEIGHTS),
+    ("a.tif", picture_of_large_tiles, PICTURE),
+    ("kit.zip", kit_packed_by_bzip2, KIT),
 ]
 
 PROGRAM = """
@@ -253,13 +371,17 @@ path = Path(sys.argv[1])
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.datasets.images.decoding import BrokenImageError
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**26, 2**26))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def most_taken():
+    # Not ru_maxrss, which begins with the peak of the process that started this one
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+before = most_taken()
 try:
     {call}
     said = "TAKEN"
 except (FedsiloError, BrokenImageError) as error:
     said = str(error)
-print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+print(1024 * (most_taken() - before))
 print(said)
 """
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
@@ -41,6 +42,11 @@ _REGULARISERS = {"dropout", "gradient-checkpointing"}  # roles of a network, and
 _START = (
     *(key for key in keys_with(CommonSettings, "network") if key not in _REGULARISERS),
     *("initial-weights", "backbone-weights"),
+)
+# What reading a damaged chosen.json raises: of lists within lists, of 1e999 trials, and the rest
+_DAMAGES = (
+    *(RecursionError, OverflowError),
+    *(OSError, ValueError, KeyError, TypeError, AttributeError),
 )
 
 
@@ -186,11 +192,13 @@ def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Bu
 def tuned_over(settings: RunSettings, experiment: str) -> int:
     """Return how many points a search in the same ``out`` tried, if what it chose is what runs."""
     path = Path(settings.common.out) / f"tune-{experiment}" / "chosen.json"
+    if file_fault(path):  # a pipe would be waited for
+        return 0
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         runs = document["chosen"].items() <= settings.as_mapping().items()
         return int(document["budget"]["trials"]) if runs else 0
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except _DAMAGES:
         return 0
 
 

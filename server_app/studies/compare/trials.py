@@ -24,6 +24,7 @@ from rich.progress import Progress
 
 from fedsilo.client_app.worker.polling import end_with
 from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.registry import silo_names
 from fedsilo.models.contract.errors import (
     FedsiloError,
@@ -161,6 +162,8 @@ def _read_summary(path: Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: the file is damaged, or is not what a search writes.
     """
+    if fault := file_fault(path):  # a pipe would be waited for
+        raise RunDirectoryError(f"{path} {fault}: remove it, and the trial is run again")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

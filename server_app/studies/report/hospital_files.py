@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.client_app.site.policy import SiteFile, parsed_site_file
+from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.models.contract.errors import DataError, SettingError
 
 _KEYS: dict[str, type | tuple[type, ...]] = {
@@ -51,7 +52,7 @@ def read_audit_log(path: Path) -> AuditLog:
     for number, text in enumerate(_text(path, "audit log").splitlines(), 1):
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # lists within lists
             torn += 1
             continue
         known = isinstance(line, dict) and all(
@@ -80,6 +81,8 @@ def read_own_site_file(path: Path) -> SiteFile:
 
 
 def _text(path: Path, what: str) -> str:
+    if fault := file_fault(path):  # a pipe would be waited for
+        raise DataError(f"the {what} {path} cannot be read: it {fault}")
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from flwr.serverapp import Grid
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.registry import silo_count
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.contract.one_line import counted
@@ -107,6 +108,8 @@ def read_survey_document(path: Path) -> SurveyDocument:
     Raises:
         RunDirectoryError: it does not exist, is damaged, or is of another version.
     """
+    if fault := file_fault(path):  # a pipe would be waited for
+        raise RunDirectoryError(f"{path} {fault}: survey again")
     try:
         return SurveyDocument.model_validate_json(path.read_bytes())
     except OSError as error:
