@@ -18,9 +18,9 @@ from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.plugs import (
     Plug,
-    located,
+    find_plugins,
+    locate_plugin,
     module_of,
-    offered,
     plug,
     plugin_entries,
     wrong,
@@ -59,14 +59,14 @@ def data_set(name: str) -> DataSet:
     if reason := _UNREAD.get(name):
         raise SettingError(f"data set '{name}' {reason}: name one of {', '.join(MEDMNIST)}")
     if name not in DATA_SETS:
-        return _plugged(name)
+        return _load_plugin(name)
     module, _, attribute = DATA_SETS[name].partition(":")
     found = getattr(import_module(module), attribute)
     data: DataSet = found[name] if isinstance(found, dict) else found
     return data
 
 
-def _plugged(name: str) -> DataSet:
+def _load_plugin(name: str) -> DataSet:
     """Return the data set of another package or file."""
     found = plug("dataset", name, DATA_SETS)
     data = found() if isinstance(found, type) and not inspect.isabstract(found) else found
@@ -94,7 +94,9 @@ def plugs_of(settings: CommonSettings) -> list[Plug]:
     """Return the plugs that a run names, not imported; a ``SettingError`` if there is no such."""
     names = {key: str(getattr(settings, key)) for key in _OURS}
     return [
-        located(key, name, _OURS[key]) for key, name in names.items() if not _is_ours(key, name)
+        locate_plugin(key, name, _OURS[key])
+        for key, name in names.items()
+        if not _is_ours(key, name)
     ]
 
 
@@ -110,7 +112,7 @@ def plugin_modules(values: Mapping[str, Value]) -> list[str]:
         name = values.get(key)
         if not isinstance(name, str) or _is_ours(key, name):
             continue
-        place = offered(key, ours).get(name, name) if ":" not in name else name
+        place = find_plugins(key, ours).get(name, name) if ":" not in name else name
         top = re.split("[.:]", place)[0]
         if place != top or top in files:
             modules.append(top)

@@ -176,7 +176,7 @@ def test_no_single_update_reaches_the_server_or_its_disk(
         assert number not in caplog.text + capsys.readouterr().out
         for reply in sent:
             received = unpack(reply.content.array_records[ARRAYS][longest])
-            steps = quantisation(resolve(dict(values)).common, SILOS).quantised(part[longest])
+            steps = quantisation(resolve(dict(values)).common, SILOS).quantise(part[longest])
             assert (received == steps).mean() < 0.01
 
 

@@ -94,10 +94,10 @@ class OwnArrays(DataSet):
 
 
 def _read(path: Path) -> Arrays:
-    return _checked(str(path), **read_arrays(path, ("x", "y", "classes"), _MOST_BYTES))
+    return _check_arrays(str(path), **read_arrays(path, ("x", "y", "classes"), _MOST_BYTES))
 
 
-def _checked(
+def _check_arrays(
     where: str, x: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any]
 ) -> Arrays:
     """Return samples (n, channels, height, width), labels (n,) and the classes' names."""
@@ -145,7 +145,7 @@ def write_arrays(
                 f"a label, and the form {form} that those of '{first}' have"
             )
         places = np.searchsorted(every, y)
-        _checked(f"silo '{site}'", x, places, classes)  # refused before a run begins
+        _check_arrays(f"silo '{site}'", x, places, classes)  # refused before a run begins
         np.savez(folder / f"{site}.npz", x=x, y=places, classes=classes)
 
 

@@ -22,7 +22,13 @@ from fedsilo.datasets.images.decoding import (
     header_measures,
     picture_header,
 )
-from fedsilo.datasets.images.index import ImageIndex, check_copies, join_copies, joined, parted
+from fedsilo.datasets.images.index import (
+    ImageIndex,
+    check_copies,
+    join_copies,
+    join_indices,
+    split_public,
+)
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.silo.measures import Measure
@@ -127,12 +133,12 @@ class ImageDataSet(DataSet):
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return width, height and depth of the files of a site."""
-        own, _ = parted(self.index(name, settings, places), settings.public_share)
+        own, _ = split_public(self.index(name, settings, places), settings.public_share)
         return header_measures([own.folder / file for file in own.names], self.header)
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """List, split, decode and cache a site's images."""
-        own, _ = parted(self.index(name, settings, places), settings.public_share)
+        own, _ = split_public(self.index(name, settings, places), settings.public_share)
 
         def rows() -> RowSplit:
             check_copies(own)
@@ -142,7 +148,7 @@ class ImageDataSet(DataSet):
             share, seed = self.own_share(places), settings.fold_seed
             return split_rows(own.labels, settings, share, seed, own.where, groups)
 
-        return self._cached("silo", name, own, rows, settings, places)
+        return self._open_cached("silo", name, own, rows, settings, places)
 
     def public(self, settings: CommonSettings, places: Places) -> Split:
         """Return the public part of all sites, which no silo holds.
@@ -155,15 +161,15 @@ class ImageDataSet(DataSet):
             raise SettingError("setting 'public-share' is 0: name a share above 0")
         sites = self.silo_names(settings, places)
         indices = [self.index(site, settings, places) for site in sites]
-        parts = [parted(index, settings.public_share)[1] for index in indices]
-        public = joined(f"{self.name}, public part", parts)
+        parts = [split_public(index, settings.public_share)[1] for index in indices]
+        public = join_indices(f"{self.name}, public part", parts)
         if not len(public):
             raise DataError(f"{public.where}: no image is in it: raise 'public-share'")
         every = np.arange(len(public))
         rows = RowSplit(every, every[:0], every[:0])
-        return self._cached("public", "public", public, lambda: rows, settings, places).train
+        return self._open_cached("public", "public", public, lambda: rows, settings, places).train
 
-    def _cached(
+    def _open_cached(
         self,
         kind: str,
         name: str,

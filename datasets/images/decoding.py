@@ -21,7 +21,7 @@ import numpy.typing as npt
 from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.silo.measures import Measure
 from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.one_line import printable, shortened
+from fedsilo.models.contract.one_line import printable, shorten
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -214,7 +214,7 @@ def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
 
     ``images`` are pairs: an image's name in the error, and its file. ``where`` names the site.
     """
-    named = [f"{called} is {shortened(name, 60, 40)}" for called, name in images if called != name]
+    named = [f"{called} is {shorten(name, 60, 40)}" for called, name in images if called != name]
     if named:
         names = printable(describe(named))
         logging.getLogger("flwr").warning("fedsilo: %s: %s", printable(where), names)

@@ -31,7 +31,7 @@ from fedsilo.datasets.io.locations import Places, data_folder, find_places
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, FileNamesError
-from fedsilo.models.contract.one_line import counted, one_line, shown
+from fedsilo.models.contract.one_line import format_count, one_line, quote_value
 from fedsilo.models.contract.settings import CommonSettings
 
 MANIFEST = "manifest.csv"
@@ -174,7 +174,7 @@ class FolderImages(ImageDataSet):
             for class_folder in dict.fromkeys(image.path.parent for image in images):
                 name = class_folder.relative_to(data).as_posix()
                 for reason, count in count_unread(class_folder).items():
-                    files = counted(count, "file")
+                    files = format_count(count, "file")
                     sentences.append(f"folder '{one_line(name, 80)}': {files} {reason} not read")
         return sentences
 
@@ -215,8 +215,8 @@ def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
     classes = _classes(sites)
     if odd := [name for name in classes if name != name.lstrip() or not name.isprintable()]:
         raise DataError(
-            f"{folder}: class {shown(odd[0])} begins with a space, or has what cannot be printed, "
-            "and no manifest can name its files: rename its folders"
+            f"{folder}: class {quote_value(odd[0])} begins with a space or has a character that cannot "
+            "be printed, but a manifest could not name its files then: rename its folders"
         )
     own = {site: Path("" if site == ALONE else site) / MANIFEST for site in sites}
     declaration = folder / _DECLARATION

@@ -61,7 +61,7 @@ class ImageIndex:
         )
 
 
-def joined(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
+def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     """Return the images of several sites, which are in one folder, as one index."""
     folder = parts[0].folder if parts else Path()
     names = tuple(name for index in parts for name in index.names)
@@ -74,7 +74,7 @@ def joined(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     return ImageIndex(where, folder, names, labels, groups, tuple(safe_names))
 
 
-def parted(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
+def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
     """Return the images that a silo may hold, and those of the public part of that share."""
     public = in_public(index.groups, share)
     return index.take(np.flatnonzero(~public)), index.take(np.flatnonzero(public))

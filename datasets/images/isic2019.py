@@ -55,7 +55,7 @@ class Isic2019(ImageDataSet):
         """Return the centres of which images are here."""
         folder = _folder(places)
         here = set(os.listdir(_image_folder(folder)))
-        listed = _listed(folder).items()
+        listed = _read_listing(folder).items()
         centres = {centre for image, (_, centre) in listed if f"{image}.jpg" in here}
         return [name for centre, name in enumerate(CENTRES) if centre in centres]
 
@@ -77,7 +77,9 @@ class Isic2019(ImageDataSet):
         """
         folder, centre = _folder(places), CENTRES.index(site)
         lesions = _lesions(folder, *(file_stamp(folder / name) for name, _ in _LESIONS))
-        rows = {im: target for im, (target, there) in _listed(folder).items() if there == centre}
+        rows = {
+            im: target for im, (target, there) in _read_listing(folder).items() if there == centre
+        }
         if not any(image in lesions for image in rows):
             raise DataError(
                 f"isic2019, {site}: no table of lesions knows an image of this centre, and images "
@@ -108,7 +110,7 @@ def _image_folder(folder: Path) -> Path:
     raise DataError(f"{folder} has no folder of images: it must be one of {', '.join(_FOLDERS)}")
 
 
-def _listed(folder: Path) -> dict[str, tuple[int, int]]:
+def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
     """Return ``_listing``, which is read again when its files change."""
     return _listing(folder, file_stamp(folder / _LISTING), file_stamp(folder / _AVAILABLE))
 

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.one_line import one_line, quote_value
 from fedsilo.models.contract.settings_schema import key_of
 
 _MOST_DIGITS = 300
@@ -65,7 +65,7 @@ class FileModel(BaseModel):
         title = cls.model_config.get("title")
         return fault(f"{title} {predicate}") if title else misfit(predicate)
 
-    def given(self) -> dict[str, Any]:
+    def stated_fields(self) -> dict[str, Any]:
         """Return the fields that the file names, by their names here."""
         return {name: getattr(self, name) for name in self.model_fields_set}
 
@@ -85,7 +85,7 @@ def within(sentence: str) -> PydanticCustomError:
     return PydanticCustomError("within", "{sentence}", {"sentence": sentence})
 
 
-def checked(
+def check_content(
     kind: Any, content: Any, refuse: Callable[[str], FedsiloError], quoted: bool = False
 ) -> Any:
     """Return the content of a file as ``kind``: a model or another type that pydantic knows.
@@ -117,7 +117,7 @@ def _sentence(error: ErrorDetails, quoted: bool) -> str:
     usual = error["msg"].replace("Input should be", "must be").replace("a valid", "a")
     place = place_of(error["loc"]) or "it"
     if quoted and not isinstance(error["input"], dict):  # which would be long and say little
-        place += f" is {shown(error['input'])}: it"
+        place += f" is {quote_value(error['input'])}: it"
     between = ": " if error["type"] == "within" else " "
     return f"{place}{between}{said or _WORDS.get(error['type'], usual)}"
 

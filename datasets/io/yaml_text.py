@@ -13,7 +13,7 @@ import yaml
 
 from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.models.contract.errors import FedsiloError, SettingError
-from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.one_line import one_line, quote_value
 
 _DEEPEST = 32  # lists and mappings within one another
 _LONGEST = 300  # characters of a name, a path, a sentence; errors quote them
@@ -159,7 +159,7 @@ def _line(node: yaml.Node | yaml.NodeEvent) -> int:
     return line + 1
 
 
-def structured(key: str, text: str, example: str) -> Any:
+def parse_structure(key: str, text: str, example: str) -> Any:
     """Return the mapping or list that a setting's text is, as ``example``, a text too, is one.
 
     An empty text is an empty one. YAML 1.1 takes 1e-3, which has no point, for a text; here it is
@@ -172,10 +172,14 @@ def structured(key: str, text: str, example: str) -> Any:
     try:
         content = parse_yaml(text)
     except YamlError as error:
-        raise SettingError(f"setting '{key}' is {shown(text)}: {error}; write {example}") from None
+        raise SettingError(
+            f"setting '{key}' is {quote_value(text)}: {error}; write {example}"
+        ) from None
     if content is not None and not isinstance(content, kind):
         what = "a mapping" if kind is dict else "a list"
-        raise SettingError(f"setting '{key}' is {shown(text)}; it must be {what}, as {example}")
+        raise SettingError(
+            f"setting '{key}' is {quote_value(text)}; it must be {what}, as {example}"
+        )
     return with_numbers(kind() if content is None else content)
 
 

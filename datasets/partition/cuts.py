@@ -61,7 +61,7 @@ def label_shares(classes: int, silos: int, held: int, rng: np.random.Generator) 
     return shares
 
 
-def dealt(
+def deal_rows(
     labels: Mapping[str, Labels], shares: Shares, rng: np.random.Generator
 ) -> list[dict[str, Rows]]:
     """Return each silo's rows of the parts, ascending: of each label its share, at random."""
@@ -238,10 +238,10 @@ def _shared_rows(
     rng = np.random.default_rng(derive_seed(settings.fold_seed, "partition", settings.partition))
     if settings.partition == DIRICHLET:
         shares = dirichlet_shares(pool.classes, len(names), settings.concentration, rng)
-        cut = dealt(pool.labels, shares, rng)
+        cut = deal_rows(pool.labels, shares, rng)
     elif settings.partition == LABELS:
         shares = label_shares(pool.classes, len(names), settings.labels_per_silo, rng)
-        cut = dealt(pool.labels, shares, rng)
+        cut = deal_rows(pool.labels, shares, rng)
     else:
         cut = _plugged_rows(pool.labels, len(names), settings, rng)
     test_size = settings.silo_test_size if settings.use_test else 0

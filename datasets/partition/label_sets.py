@@ -64,7 +64,7 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
     if not plans:
         raise SettingError(_impossible(classes, silos, share))
     best = min(plans, key=lambda plan: (plan.error(share), min(plan.silos) > 0, plan.shared))
-    return _dealt(best)
+    return _deal_labels(best)
 
 
 def _plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
@@ -108,7 +108,7 @@ def _common_shares(classes: int, silos: int) -> Iterator[Fraction]:
                 yield Fraction(fewer, fewer + held)
 
 
-def _dealt(plan: _Plan) -> list[tuple[int, ...]]:
+def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
     """Deal out private labels in order, then shared ones in turn."""
     kinds = zip(plan.silos, plan.private, plan.common, strict=True)
     each = [(own, held) for silos, own, held in kinds for _ in range(silos)]
@@ -161,13 +161,15 @@ class LabelCut:
         Raises:
             DataError: the pool has too few samples of some label.
         """
-        validation, trained = self._checked(train_size or self._most(), train_size > 0)
+        validation, trained = self._check_sizes(train_size or self._most(), train_size > 0)
         rows = self._by_label("train")
         # From the end, which no silo trains on
         last = [r[len(r) - len(self.sets) * v :] for r, v in zip(rows, validation, strict=True)]
         parts = {
             "train": self._in_turn(rows, trained),
-            "val": self._own_part("val", 0) if self._has("val") else self._sliced(last, validation),
+            "val": self._own_part("val", 0)
+            if self._has("val")
+            else self._slice_rows(last, validation),
             "test": self._own_part("test", test_size),
         }
         return [{part: own[i] for part, own in parts.items()} for i in range(len(self.sets))]
@@ -181,14 +183,14 @@ class LabelCut:
             for label, count in zip(held, parts, strict=True):
                 own.append(rows[label][taken[label] : taken[label] + count])
                 taken[label] += count
-            dealt.append(_joined(own))
+            dealt.append(_join_rows(own))
         return dealt
 
-    def _sliced(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
+    def _slice_rows(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
         """Deal out to each silo its next ``counts`` of all labels."""
         each = list(zip(rows, counts, strict=True))
         places = range(len(self.sets))
-        return [_joined([own[i * n : (i + 1) * n] for own, n in each]) for i in places]
+        return [_join_rows([own[i * n : (i + 1) * n] for own, n in each]) for i in places]
 
     def _has(self, part: str) -> bool:
         return len(self.labels[part]) > 0
@@ -232,15 +234,15 @@ class LabelCut:
         sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
         return bisect_left(sizes, True, key=short)
 
-    def _need(self, size: int) -> int:
+    def _training_size(self, size: int) -> int:
         """Return how many of ``size`` samples train."""
         return size if self._has("val") else size - size // VALIDATION_SHARE
 
     def _fits(self, size: int, validation: list[int], trained: list[list[int]]) -> bool:
         complete = self._has("val") or sum(validation) == size // VALIDATION_SHARE
-        return complete and all(sum(parts) == self._need(size) for parts in trained)
+        return complete and all(sum(parts) == self._training_size(size) for parts in trained)
 
-    def _checked(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
+    def _check_sizes(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
         """Return ``_sizes``, with each label at the silos that have it.
 
         Without a ``given`` size it is the largest, and raising it would not help.
@@ -255,7 +257,7 @@ class LabelCut:
         for name, held, parts in zip(self.names, self.sets, trained, strict=True):
             if not min(parts):
                 none, least = held[parts.index(0)], size
-                while self._need(least) < len(held):
+                while self._training_size(least) < len(held):
                     least += 1
                 raise DataError(
                     f"{self.where}: no training image is left of label {none} for {name}, of "
@@ -288,8 +290,8 @@ class LabelCut:
                 "'silos', 'silo-test-size' or the data set's own split"
             )
         parts = level(size or self.classes * min(limits), limits)
-        return self._sliced(self._by_label(part), parts)
+        return self._slice_rows(self._by_label(part), parts)
 
 
-def _joined(rows: Sequence[Rows]) -> Rows:
+def _join_rows(rows: Sequence[Rows]) -> Rows:
     return np.sort(np.concatenate(rows))

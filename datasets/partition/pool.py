@@ -16,7 +16,7 @@ import numpy as np
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.partition.label_sets import Labels, Rows
 from fedsilo.datasets.shifted.pools import hold_out_tracks, open_pool
-from fedsilo.datasets.shifted.shifted import ShiftedImages, scaled, shift
+from fedsilo.datasets.shifted.shifted import ShiftedImages, scale_pixels, shift
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
@@ -80,7 +80,7 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
 
     def inputs(part: str, rows: Rows) -> Tensor:
         images, _, own = parts[part]
-        return scaled(shift(images[own[rows]], "D1", noise=False, key=""), source, settings)
+        return scale_pixels(shift(images[own[rows]], "D1", noise=False, key=""), source, settings)
 
     return CutPool(
         labels={part: labels[own] for part, (_, labels, own) in parts.items()},

@@ -95,7 +95,7 @@ def _read(path: Path, bits: int) -> Grey:
     _check_kind(dataset, bits)
     raw = _pixels(dataset)
     try:
-        picture = _displayed(dataset, raw)
+        picture = _apply_display(dataset, raw)
     except Exception:  # whatever a damaged table leads to
         picture = np.full(1, np.nan)
     if not np.isfinite(picture).all():
@@ -245,7 +245,7 @@ def _of_jpeg(content: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _displayed(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the stored values as they are displayed, 0..1."""
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 

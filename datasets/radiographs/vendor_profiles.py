@@ -31,13 +31,13 @@ class Profile:
 
     def render(self, picture: Grey, rng: np.random.Generator) -> Grey:
         """Return ``picture`` (height, width) as that vendor renders it, of the same shape."""
-        soft = _blurred(_blurred(picture, self.blur).T, self.blur).T
+        soft = _blur(_blur(picture, self.blur).T, self.blur).T
         grain = rng.standard_normal(picture.shape, dtype=np.float32)
         seen = soft + np.float32(self.noise) * np.sqrt(soft) * grain
         return self.curve(seen.clip(0, 1)).clip(0, 1)
 
 
-def _blurred(picture: Grey, share: float) -> Grey:
+def _blur(picture: Grey, share: float) -> Grey:
     """Return rows mixed with their neighbours; beyond the edge is a copy of the edge."""
     above, below = np.roll(picture, 1, axis=0), np.roll(picture, -1, axis=0)
     above[0], below[-1] = picture[0], picture[-1]
@@ -45,7 +45,7 @@ def _blurred(picture: Grey, share: float) -> Grey:
     return mixed
 
 
-def shouldered(light: Grey) -> Grey:
+def shoulder(light: Grey) -> Grey:
     """Return a curve that is steep in the dark and flat in the light."""
     curved: Grey = 1 - (1 - light**0.7) ** 1.4
     return curved
@@ -64,6 +64,6 @@ def steep(light: Grey) -> Grey:
     return curved
 
 
-SHOULDERED = Profile(shouldered, noise=0.008, blur=0.0)
+SHOULDERED = Profile(shoulder, noise=0.008, blur=0.0)
 SIGMOID = Profile(sigmoid, noise=0.02, blur=0.04)
 STEEP = Profile(steep, noise=0.014, blur=0.1)

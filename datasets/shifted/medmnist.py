@@ -69,10 +69,10 @@ def read_parts(
     arrays = read_arrays(path, [f"{part}_images" for part in SPLITS], most)
     arrays |= read_arrays(path, [f"{part}_labels" for part in SPLITS], min(most, _MOST_LABELS))
     form = (SIDE, SIDE, 3) if colour else (SIDE, SIDE)
-    return {part: _labelled(path, part, arrays, classes, form) for part in SPLITS}
+    return {part: _check_part(path, part, arrays, classes, form) for part in SPLITS}
 
 
-def _labelled(
+def _check_part(
     path: Path, part: str, arrays: Mapping[str, Any], classes: int, form: tuple[int, ...]
 ) -> Labelled:
     """Check a part's arrays."""

@@ -133,7 +133,7 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
     return tensor
 
 
-def scaled(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
+def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
     """Return ``pixels`` (n, channels, height, width; 0..255) as ``settings.pixel_scale`` asks."""
     if settings.pixel_scale == "raw":
         return pixels
@@ -141,8 +141,8 @@ def scaled(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
     return (pixels / 255 - mean) / std
 
 
-def unscaled(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Return the result of ``scaled`` on the 0..1 scale; noise may go beyond."""
+def unscale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
+    """Return the result of ``scale_pixels`` on the 0..1 scale; noise may go beyond."""
     if settings.pixel_scale == "raw":
         return pixels.double() / 255
     mean, std = _mean_and_std(source)
@@ -202,7 +202,7 @@ class ShiftedImages(DataSet):
         def read(path: Path) -> npt.NDArray[Any]:
             pixels = _read_pixels(path, form)[None]
             shifted = shift(pixels, own, self.source.noise, f"{self.name}/{site}/{path.name}")
-            inputs: npt.NDArray[Any] = scaled(shifted, self.source, settings)[0].numpy()
+            inputs: npt.NDArray[Any] = scale_pixels(shifted, self.source, settings)[0].numpy()
             return inputs
 
         return read
@@ -214,7 +214,7 @@ class ShiftedImages(DataSet):
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return how bright the images are, whatever scale they are on."""
         inputs = {name: split.inputs for name, split in silo.splits().items()}
-        return picture_measures(inputs, lambda batch: unscaled(batch, self.source, settings))
+        return picture_measures(inputs, lambda batch: unscale_pixels(batch, self.source, settings))
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the pool, once."""
@@ -243,7 +243,7 @@ class ShiftedImages(DataSet):
             for part, (images, labels) in parts.items():
                 key = f"{self.name}/{name}/{part}"
                 shifted = shift(images, distribution, self.source.noise, key)
-                inputs = scaled(shifted, self.source, settings)
+                inputs = scale_pixels(shifted, self.source, settings)
                 splits[part] = Split(inputs, torch.from_numpy(np.array(labels, dtype=np.int64)))
             save_silo(target, splits, {"name": name, "distribution": distribution, **self.facts()})
 

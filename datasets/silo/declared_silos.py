@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator
 
-from fedsilo.datasets.io.declarations import FileModel, Text, checked, fault
+from fedsilo.datasets.io.declarations import FileModel, Text, check_content, fault
 from fedsilo.datasets.io.text_files import read_text, same_text
 from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml
 from fedsilo.models.contract.errors import DataError
@@ -40,7 +40,7 @@ def read_declared(path: Path, model: type[M]) -> M:
         content = parse_yaml(read_text(path), str(path))
     except YamlError as error:
         raise DataError(str(error)) from None
-    declared: M = checked(model, content, lambda sentence: DataError(f"{path}: {sentence}"))
+    declared: M = check_content(model, content, lambda sentence: DataError(f"{path}: {sentence}"))
     return declared
 
 

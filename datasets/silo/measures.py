@@ -43,7 +43,7 @@ class Measure:
     may_lack: bool = False
 
     @property
-    def counted(self) -> bool:
+    def has_histogram(self) -> bool:
         """Whether it has a histogram."""
         return bool(self.levels or self.edges)
 

@@ -31,10 +31,10 @@ def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
     """
     for path in _found(folder):
         begun = _BEGUN.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-        if begun and time.time() - max(map(_changed, [path, *_below(path)])) > _ABANDONED:
+        if begun and time.time() - max(map(_change_time, [path, *_below(path)])) > _ABANDONED:
             shutil.rmtree(path, ignore_errors=True)
     derived = [path for path in _found(folder) if _is_derived(path, folder)]
-    found = {path: (_changed(path), _bytes(path)) for path in derived}
+    found = {path: (_change_time(path), _bytes(path)) for path in derived}
     left = sum(size for _, size in found.values())
     removed = []
     for path, (_, size) in sorted(found.items(), key=lambda item: item[1][0]):
@@ -59,7 +59,7 @@ def _is_derived(path: Path, folder: Path) -> bool:
     return bool(_KEYED.fullmatch(path.name)) and (path / SEAL).is_file() and not linked
 
 
-def _changed(path: Path) -> float:
+def _change_time(path: Path) -> float:
     """Return when a file or folder last changed, in seconds; each opening sets a folder's time."""
     with suppress(OSError):
         return path.stat().st_mtime_ns / 1e9

@@ -37,7 +37,7 @@ class Blob:
     depth: float = 0.0
     soft: float = 0.15
 
-    def weight(self, size: int) -> Field:
+    def soft_mask(self, size: int) -> Field:
         """Return 1 inside, 0 outside, and between them at the edge."""
         x, y = grid(size)
         x, y = x - np.float32(self.x), y - np.float32(self.y)
@@ -68,7 +68,7 @@ class Look:
         picture = np.array(self.ground, np.float32).reshape(-1, 1, 1) + self.contrast * content
         picture = picture + self.grain * rng.standard_normal(picture.shape, dtype=np.float32)
         if self.field:
-            picture = picture * Blob(0, 0, self.field, soft=0.05).weight(content.shape[-1])
+            picture = picture * Blob(0, 0, self.field, soft=0.05).soft_mask(content.shape[-1])
         pixels: npt.NDArray[np.uint8] = np.rint(picture.clip(0, 1) * 255).astype(np.uint8)
         return pixels
 

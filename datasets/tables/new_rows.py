@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fedsilo.datasets.io.text_files import csv_lines, file_fault, normalise_name, read_text
 from fedsilo.datasets.io.unpacked_size import check_unpacked, most_unpacked
 from fedsilo.datasets.tables.packed_tables import check_parquet, check_workbook
-from fedsilo.datasets.tables.parsing import RowReader, as_matrix, quoted
+from fedsilo.datasets.tables.parsing import RowReader, as_matrix, quote_texts
 from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError, missing_extra
 from fedsilo.models.contract.one_line import one_line
@@ -168,7 +168,7 @@ def _columns(
     exact = {*declared, label, id_column}
     folded = {name.casefold(): name for name in (*declared, label)}
     named = [cell if cell in exact else folded.get(cell.casefold(), cell) for cell in first]
-    used = schema.used()
+    used = schema.used_columns()
     if not schema.header and id_column is None and not set(used) & set(named):
         names = declared if len(first) == len(declared) else [*declared, label]
         return names, lines
@@ -177,10 +177,14 @@ def _columns(
     missing = [name for name in needed if name not in named]
     twice = [name for name in needed if named.count(name) > 1]
     if missing or twice:
-        what = f"lacks the columns {quoted(missing)}" if missing else f"has {quoted(twice)} twice"
+        what = (
+            f"lacks the columns {quote_texts(missing)}"
+            if missing
+            else f"has {quote_texts(twice)} twice"
+        )
         raise DataError(
             f"{where}: the first line {what}: name each once there, in any order "
-            f"(the schema's are {quoted(used)})"
+            f"(the schema's are {quote_texts(used)})"
         )
     return named, lines[1:]
 
@@ -202,7 +206,7 @@ def _row_fault(schema: TableSchema, reader: RowReader, tokens: Mapping[str, str]
     ]
     if impossible:
         return "; ".join(impossible)
-    lacking = [name for name in schema.used() if tokens[name] in reader.missing]
+    lacking = [name for name in schema.used_columns() if tokens[name] in reader.missing]
     if lacking and schema.policy == "drop":
         return f"has no value of {', '.join(lacking)}, and the schema drops such rows"
     return None

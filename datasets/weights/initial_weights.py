@@ -152,7 +152,7 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
         )
     vit = cast("VisionTransformer", network.vit)
     wanted = vit.state_dict()
-    given = _renamed(_resampled(state, vit))
+    given = _rename_arrays(_resample(state, vit))
     # Around the blocks (a head, positions) what fits will do; of the blocks, below, all must fit
     fitting = {
         name: torch.as_tensor(array).float()
@@ -172,7 +172,7 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     vit.load_state_dict({**wanted, **fitting})
 
 
-def _resampled(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, Any]:
+def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, Any]:
     """Return weights as timm converts them for ``vit``; as they are where it cannot."""
     from timm.models.vision_transformer import checkpoint_filter_fn
 
@@ -183,7 +183,7 @@ def _resampled(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str,
     return resampled
 
 
-def _renamed(state: Mapping[str, Any]) -> dict[str, Any]:
+def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return arrays by timm's names: a prefix that all blocks have is dropped."""
     prefix = next(
         (p for p in _PREFIXES if any(name.startswith(f"{p}blocks.") for name in state)), ""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-from fedsilo.models.contract.one_line import shortened
+from fedsilo.models.contract.one_line import shorten
 
 # Far from Flower's own, which begin at 0
 ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002, "withheld": 1003}
@@ -28,7 +28,7 @@ class FedsiloError(Exception):
     code: ClassVar[str] = ""
 
     def __init__(self, text: object = "") -> None:
-        super().__init__(shortened(text, _LONGEST, _END))
+        super().__init__(shorten(text, _LONGEST, _END))
 
 
 class SettingError(FedsiloError):

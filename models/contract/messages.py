@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.one_line import shown
+from fedsilo.models.contract.one_line import quote_value
 from fedsilo.models.contract.settings_schema import Value
 
 ARRAYS = "arrays"
@@ -108,7 +108,9 @@ class Instruction:
                 name cannot be one.
         """
         if not RUN_NAME.fullmatch(name := str(config.get("run-name", "_"))):
-            raise SiteError(f"a message's 'run-name' is {shown(name)}; it must be {RUN_NAME_WORDS}")
+            raise SiteError(
+                f"a message's 'run-name' is {quote_value(name)}; it must be {RUN_NAME_WORDS}"
+            )
         try:
             return cls(
                 round=int(str(config["round"])),

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import listed
+from fedsilo.models.contract.one_line import join_names
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.plugs import load_plugins, plug, wrong
 from fedsilo.models.contract.settings_schema import key_of
@@ -190,7 +190,7 @@ def title_of(name: str) -> str:
         return settings.title
     # A plugin without settings of its own has those of one of our methods, and their title
     server = _server_side(name)
-    if settings is not settings_class(_extended(server)) and "title" in vars(settings):
+    if settings is not settings_class(_parent_method(server)) and "title" in vars(settings):
         return settings.title
     return server.__name__
 
@@ -211,7 +211,7 @@ def why_not_private(name: str) -> str | None:
     """Return why a method cannot be differentially private per patient, or None if it can."""
     if name in METHODS:
         return settings_class(name).why_not_private
-    site, extended = site_class(name), _extended(_server_side(name))
+    site, extended = site_class(name), _parent_method(_server_side(name))
     if site is site_class(extended):
         return settings_class(extended).why_not_private
     # A plugin's author must have thought of it: silence is not a promise
@@ -232,7 +232,7 @@ def needs_sums_only(name: str) -> bool:
     settings = settings_class(name)
     says = any("sums_suffice" in vars(cls) for cls in settings.__mro__ if cls is not OwnSettings)
     if name not in METHODS and not says:
-        settings = settings_class(_extended(_server_side(name)))
+        settings = settings_class(_parent_method(_server_side(name)))
     return settings.sums_suffice
 
 
@@ -373,11 +373,11 @@ def _refuse_undeclared(settings: type, what: str) -> None:
     if odd or declared is None:
         raise SettingError(
             f"'{settings.__name__}' of {what} must be a frozen dataclass, each field declared by "
-            f"setting(default, help){': ' if odd else ''}{listed(odd)}"
+            f"setting(default, help){': ' if odd else ''}{join_names(odd)}"
         )
 
 
-def _extended(server: type) -> str:
+def _parent_method(server: type) -> str:
     """Return the method of ours that the server's class of a plug extends; FedAvg for none."""
     names = {class_name(name): name for name in METHODS}
     ours = (c for c in server.__mro__ if c.__module__.startswith("fedsilo.strategies.methods."))
@@ -392,7 +392,7 @@ def _plugged_part(room: str, name: str, suffix: str) -> Any:
     base, what = resolve_name(_BASES[room]), f"module '{module.__name__}'"
     if part is None:
         _refuse_unused(module, server, base, suffix)
-        extended = _extended(server)
+        extended = _parent_method(server)
         return settings_class(extended) if room == "models" else site_class(extended)
     if not (inspect.isclass(part) and issubclass(part, base)):
         raise SettingError(

@@ -24,7 +24,7 @@ def one_line(text: object, longest: int = LONGEST) -> str:
     return words if len(words) <= longest else f"{words[: longest - 1]}…"
 
 
-def shortened(text: object, longest: int = LONGEST, end: int = 100) -> str:
+def shorten(text: object, longest: int = LONGEST, end: int = 100) -> str:
     """Return ``text`` on one line; of more than ``longest`` characters the middle is left out.
 
     The last ``end`` characters stay: the end of an error says what to do.
@@ -40,7 +40,7 @@ def site_reason(text: object) -> str:
 
     Paths of hospital shares are long, and what to do stands at the end.
     """
-    return shortened(text, 2 * LONGEST, LONGEST)
+    return shorten(text, 2 * LONGEST, LONGEST)
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -58,21 +58,21 @@ def printable(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def shown(value: object, longest: int = 100) -> str:
+def quote_value(value: object, longest: int = 100) -> str:
     """Return a value as Python writes it, on one line, cut after ``longest`` characters."""
     if isinstance(value, str):
         value = value[: 2 * longest]  # writing it costs time
     return one_line(_text(value, repr), longest)
 
 
-def listed(names: Iterable[object], most: int = 30) -> str:
+def join_names(names: Iterable[object], most: int = 30) -> str:
     """Return at most ``most`` names joined by commas, each cut, and how many more there are."""
     all_ = list(names)
     rest = f" and {len(all_) - most} more" if len(all_) > most else ""
     return ", ".join(one_line(name, _NAME) for name in all_[:most]) + rest
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 site``, ``4 sites``, ``3 processes``."""
     plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{plural}"
@@ -136,3 +136,7 @@ def as_markdown(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [as_markdown(one) for one in value]
     return value
+
+
+# The names of these functions before version 0.2. Only the other rooms still use them
+shortened, shown, listed, counted = shorten, quote_value, join_names, format_count

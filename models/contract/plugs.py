@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import reason_of, shown
+from fedsilo.models.contract.one_line import quote_value, reason_of
 from fedsilo.models.contract.settings_schema import Value, unknown_name
 
 # By setting what it names, and the group of its entry points
@@ -106,7 +106,7 @@ def _is_other_module(name: str, path: Path) -> bool:
     return spec is not None and spec.origin != str(path)
 
 
-def offered(key: str, ours: Collection[str] = ()) -> dict[str, str]:
+def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
     """Return the plugs of installed packages for the setting ``key``: ``module:object`` by name.
 
     Raises:
@@ -127,7 +127,7 @@ def offered(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 def is_plug(key: str, name: str) -> bool:
     """Tell whether ``name`` has the form of a plug for the setting ``key``."""
     timm = key == "network" and _TIMM.fullmatch(name)
-    return bool(timm or _NAME.fullmatch(name)) or name in offered(key)
+    return bool(timm or _NAME.fullmatch(name)) or name in find_plugins(key)
 
 
 @dataclass(frozen=True)
@@ -147,13 +147,13 @@ def plugs(key: str, *others: str) -> dict[str, Any]:
     return {"more": partial(is_plug, key), "wording": " or ".join([*others, "module:object"])}
 
 
-def located(key: str, name: str, ours: Collection[str]) -> Plug:
+def locate_plugin(key: str, name: str, ours: Collection[str]) -> Plug:
     """Return where the plug ``name`` is; nothing is imported.
 
     Raises:
         SettingError: nothing has that name; ``ours`` are those of fedsilo itself.
     """
-    entries = {} if ":" in name else offered(key, ours)
+    entries = {} if ":" in name else find_plugins(key, ours)
     value = entries.get(name, name)
     if match := _NAME.fullmatch(value):
         return Plug(match[1], match[2], name in entries)
@@ -169,8 +169,8 @@ def plug(key: str, name: str, ours: Collection[str]) -> Any:
     Raises:
         SettingError: nothing has that name, its module does not import, or lacks the object.
     """
-    place = located(key, name, ours)
-    found = _imported(place.module, f"{_KINDS[key]} '{name}'")
+    place = locate_plugin(key, name, ours)
+    found = _import_module(place.module, f"{_KINDS[key]} '{name}'")
     if place.name and not hasattr(found, place.name):
         raise SettingError(
             f"{_KINDS[key]} '{name}': module '{place.module}' has no '{place.name}'; correct the "
@@ -179,7 +179,7 @@ def plug(key: str, name: str, ours: Collection[str]) -> Any:
     return getattr(found, place.name) if place.name else found
 
 
-def _imported(module: str, what: str) -> ModuleType:
+def _import_module(module: str, what: str) -> ModuleType:
     """Import ``module``, which the plug ``what`` is in, or raise a ``SettingError``."""
     try:
         return importlib.import_module(module)
@@ -216,15 +216,15 @@ def with_plugin_settings(values: Mapping[str, Value]) -> dict[str, Value]:
         raise SettingError(f"setting '{_CARRIER}' is no JSON object of single values")
     if common := [key for key in carried if "." not in key]:
         raise SettingError(
-            f"setting '{_CARRIER}' has {shown(common[0])}, which does not belong to a method: "
-            "set it by its name"
+            f"setting '{_CARRIER}' may have a method's settings only, but has "
+            f"{quote_value(common[0])}: set it by its name"
         )
     return rest | carried
 
 
 def import_plugin(module: str) -> None:
     """Import a module that has no parent, or raise a ``SettingError``."""
-    _imported(module, f"plugin '{module}'")
+    _import_module(module, f"plugin '{module}'")
 
 
 def is_offered(module: str) -> bool:
@@ -293,7 +293,7 @@ def other_version(modules: Iterable[str]) -> SettingError:
 def _digest(module: str) -> str:
     """Import a module, and compute the SHA-256 of its file or of all text files of its package."""
     if not getattr(sys.modules.get(module), _DIGEST, ""):
-        _imported(module, f"plugin '{module}'")
+        _import_module(module, f"plugin '{module}'")
     digest = module_digest(module)
     if not digest:
         raise SettingError(f"plugin '{module}' has no file that hospitals could compare")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import shown
+from fedsilo.models.contract.one_line import quote_value
 from fedsilo.models.contract.settings_schema import Value
 
 
@@ -136,12 +136,12 @@ def without_removed(values: Mapping[str, Value], where: str = "") -> dict[str, V
             instead = CHOICES.get((key, value))
             if instead:
                 raise SettingError(
-                    f"{place}setting '{key}' no longer takes {shown(value)}: {instead}"
+                    f"{place}setting '{key}' no longer takes {quote_value(value)}: {instead}"
                 )
             remaining[key] = value
         elif value != removed.default:
             raise SettingError(
-                f"{place}setting '{key}' is {shown(value)}, but this version of fedsilo has no "
-                f"such setting: {removed.instead}"
+                f"{place}setting '{key}' is {quote_value(value)}, but this version of fedsilo has "
+                f"no such setting: {removed.instead}"
             )
     return remaining

@@ -31,7 +31,9 @@ def generator(seed: int, *key: int | str) -> torch.Generator:
 
 
 @contextmanager
-def seeded(seed: int, *key: int | str, device: torch.device | None = None) -> Iterator[None]:
+def seed_generators(
+    seed: int, *key: int | str, device: torch.device | None = None
+) -> Iterator[None]:
     """Run a block with torch's global generators keyed on ``(seed, *key)``, then restore them.
 
     Dropout and weight initialisation only know the global generators, hence this block.

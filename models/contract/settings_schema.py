@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import listed, one_line, shown
+from fedsilo.models.contract.one_line import join_names, one_line, quote_value
 
 Value = bool | int | float | str
 S = TypeVar("S")
@@ -47,7 +47,7 @@ class SettingRule:
     wording: str = ""
     more: Callable[[str], bool] | None = None
 
-    def allowed(self) -> str:
+    def describe_range(self) -> str:
         """Describe the allowed values, or return an empty string if the type alone decides."""
         if self.pattern:
             return self.wording
@@ -164,7 +164,7 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     near = [name for name in names if name.endswith(f".{key}")]  # its group is missing
     near = near or difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
     guess = " or ".join(f"'{name}'" for name in near)
-    hint = f"; did you mean {guess}?" if near else f"; known keys: {listed(names)}"
+    hint = f"; did you mean {guess}?" if near else f"; known keys: {join_names(names)}"
     group = key.partition(".")[0]
     groups = sorted({name.partition(".")[0] for name in names if "." in name})
     if group != key and group not in groups:
@@ -182,7 +182,7 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     elif len(names) > _LISTED and what in ("experiment", "method"):
         hint = f": 'fedsilo {what}s' lists all {len(names)}"
     else:
-        hint = f": known are {listed(names)}"
+        hint = f": known are {join_names(names)}"
     return SettingError(f"unknown {what} '{name}'{hint}")
 
 
@@ -195,7 +195,7 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
     plain: type = cls  # mypy takes type[S] for nothing that a cache can hold
     kinds, rules = _types(plain), _rules(plain)
     chosen = {
-        name: _checked(key, values[key], kinds[name], rules[key])
+        name: _check_value(key, values[key], kinds[name], rules[key])
         for key, name in _names_by_key(plain).items()
         if key in values and key in rules
     }
@@ -221,7 +221,7 @@ def build_from_file(
     return build(cls, content)
 
 
-def _checked(key: str, value: Value, kind: type, rule: SettingRule) -> Value:
+def _check_value(key: str, value: Value, kind: type, rule: SettingRule) -> Value:
     number = kind is float and type(value) is int and abs(value) <= _LARGEST
     typed = float(value) if number else value
     if kind is str and isinstance(value, bool) and str(value).lower() in rule.choices:
@@ -230,10 +230,14 @@ def _checked(key: str, value: Value, kind: type, rule: SettingRule) -> Value:
         fault = _text_fault(typed) if isinstance(typed, str) else None
         if fault is None:
             return typed
-        raise SettingError(f"setting '{key}' is {shown(value)}: {fault}")
-    allowed = rule.allowed()
+        raise SettingError(f"setting '{key}' is {quote_value(value)}: {fault}")
+    allowed = rule.describe_range()
     wanted = _TYPE_NAMES[kind] + (f", {allowed}" if allowed else "")
-    given = shown(value) if type(typed) is kind else f"{shown(value)} ({type(value).__name__})"
+    given = (
+        quote_value(value)
+        if type(typed) is kind
+        else f"{quote_value(value)} ({type(value).__name__})"
+    )
     raise SettingError(f"setting '{key}' is {given}; it must be {wanted}")
 
 

@@ -106,7 +106,7 @@ class SiteFacts:
         config = {"software": "{}", **config}
         said = {name: config[key_of(name)] for name in _PLAIN}
         said |= {name: json.loads(config[key_of(name)]) for name in _AS_JSON}
-        read = _validated(cls, json.dumps(said))
+        read = _validate_facts(cls, json.dumps(said))
         facts = replace(read, sums=_sums(config, len(read.features)))
         _check_splits(facts)
         return facts
@@ -119,7 +119,7 @@ _PLAIN = (
 _AS_JSON = ("label_counts", "fingerprints", "features", "class_names", "measured", "software")
 
 
-def _validated(cls: type[SiteFacts], text: str) -> SiteFacts:
+def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
     from pydantic import TypeAdapter, ValidationError  # 75 ms to import, and no site reads facts
 
     try:

@@ -20,7 +20,7 @@ def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool =
     without ``renormalise`` to less by what was dropped, so that prompts get a gradient from it.
     """
     kept = attention.mean(dim=1)[..., prefix:]
-    return _normalised(kept) if renormalise else kept
+    return _normalise_rows(kept) if renormalise else kept
 
 
 def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
@@ -37,10 +37,10 @@ def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
     with torch.autocast(row.device.type, enabled=False):  # bf16 is too coarse for maps of 1/196
         for attention in reversed(attentions):
             row = (row @ attention + row) / 2
-    return _normalised(row[:, 0, prefix_tokens:])
+    return _normalise_rows(row[:, 0, prefix_tokens:])
 
 
-def _normalised(rows: Tensor) -> Tensor:
+def _normalise_rows(rows: Tensor) -> Tensor:
     """Make rows (..., n) sum to 1; one whose mass was all on the prompts becomes uniform."""
     tiny = 1e-12
     return (rows + tiny) / (rows.sum(dim=-1, keepdim=True) + tiny * rows.shape[-1])

@@ -41,7 +41,7 @@ def mc_dropout_probabilities(
 
     ``classify`` maps a network's features (batch, ...) to logits (batch, classes), and all dropout
     is in it. The caller has put the network in ``only_dropout_active``, and torch's global
-    generator, the only one that dropout reads, under ``models.contract.seeding.seeded``.
+    generator, the only one that dropout reads, under ``models.contract.seeding.seed_generators``.
     """
     total = torch.softmax(classify(features).float(), dim=-1).double()
     for _ in range(passes - 1):

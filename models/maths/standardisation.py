@@ -40,7 +40,7 @@ def pooled_statistics(sums: Sequence[Sums]) -> FeatureStatistics:
     return FeatureStatistics(mean, np.sqrt(np.where(varies, variance, 1.0)))
 
 
-def standardised(rows: Tensor, statistics: FeatureStatistics) -> Tensor:
+def standardise(rows: Tensor, statistics: FeatureStatistics) -> Tensor:
     """Return ``rows`` (n, features) in standard deviations from the mean, float32.
 
     A missing value becomes 0: it is imputed by the mean.

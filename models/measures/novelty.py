@@ -104,7 +104,7 @@ def familiar(samples: Floats, missing: Booleans, groups: npt.NDArray[np.int64] |
         means,
         precision,
         max(float(np.quantile(_distance(samples, means, precision), _EDGE)), 1e-9),
-        () if groups is not None else tuple(map(_seen, samples.T, missing.T)),
+        () if groups is not None else tuple(map(_find_seen_values, samples.T, missing.T)),
         rates,
         max(float(np.quantile(surprise, _EDGE)), math.log(_RARE)),
     )
@@ -127,7 +127,7 @@ def limit_of(scores: Floats, share: float) -> float:
     return float(np.sort(scores)[int(sure.argmax()) if sure.any() else count - 1])
 
 
-def _seen(values: Floats, missing: Booleans) -> Seen:
+def _find_seen_values(values: Floats, missing: Booleans) -> Seen:
     found: Floats = np.unique(values[~missing])
     few = len(found) <= _FEW_VALUES
     return Seen(found if few else found[[0, -1]], few)

@@ -89,7 +89,7 @@ def bins(figures: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
     return [Bin(n, min(k, n), w / n) for _, (n, k, w) in sorted(total.items())]
 
 
-def merged(found: Sequence[Bin], floor: int) -> list[Bin]:
+def merge_bins(found: Sequence[Bin], floor: int) -> list[Bin]:
     """Return bins of at least ``floor`` samples: smaller ones are merged with the next."""
     kept: list[Bin] = []
     waiting = Bin(0, 0, 0.0)

@@ -13,7 +13,7 @@ _LEAST, _MOST = 1 / 20, 20.0
 _SMALLEST = 1e-12  # probability, as in the reported losses
 
 
-def tempered(probabilities: Tensor, temperature: float) -> Tensor:
+def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:
     """Return probabilities (n, classes) at a temperature above 0, float64."""
     logits = probabilities.double().clamp_min(_SMALLEST).log() / temperature
     return torch.softmax(logits, dim=1)
@@ -24,7 +24,7 @@ def fit_temperature(probabilities: Tensor, labels: Tensor) -> float:
     from scipy.optimize import minimize_scalar
 
     def loss(log_temperature: float) -> float:
-        return mean_loss(tempered(probabilities, math.exp(log_temperature)), labels)
+        return mean_loss(apply_temperature(probabilities, math.exp(log_temperature)), labels)
 
     bounds = (math.log(_LEAST), math.log(_MOST))
     found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})

@@ -4,7 +4,7 @@ Each silo continues from the weighted mean of its own and its in-neighbours' mod
 2017, "Can decentralized algorithms outperform centralized algorithms?").
 
 Equations (arXiv:1705.09056):
-  (average) weighted mean of neighbours -> models.methods.decentralised.mixed
+  (average) weighted mean of neighbours -> models.methods.decentralised.mix_models
 
 Ring (Marfoq et al. 2020) averages on a directed ring of silos, MATCHA (Wang et al. 2019) in each
 round over some matchings of a graph; a star's silos continue from the mean of all.
@@ -102,7 +102,7 @@ class TopologySettings(MatchaSettings):
     )
 
 
-def mixed(
+def mix_models(
     models: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]
 ) -> dict[str, Tensor]:
     """Return the weighted mean of ``models`` (site -> arrays).

@@ -6,7 +6,7 @@ last layer reads both results. A site trains network and offset together. docs/m
 says where the authors' code differs.
 
 Equations (arXiv:2210.15025):
-  (transformation) both channels of an image -> models.methods.distrans.transformed
+  (transformation) both channels of an image -> models.methods.distrans.transform_images
   (network) backbone, dense and logits layers -> models.methods.distrans.DoubleChannelClassifier
   (local step) of the offset -> client_app.methods.distrans.DisTransSite.train
   (aggregation) of networks and offsets -> strategies.methods.distrans.DisTrans.round
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.seeding import generator, seeded
+from fedsilo.models.contract.seeding import generator, seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import choice, setting
 from fedsilo.models.networks.kinds import TIMM
@@ -67,7 +67,7 @@ def no_head_to_double(common: CommonSettings) -> SettingError:
     )
 
 
-def transformed(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+def transform_images(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     """Return both channels' inputs: (1 - alpha) x + alpha t and (1 + alpha) x - alpha t.
 
     Their mean is x. ``images`` and ``offsets`` are (batch, channels, height, width).
@@ -152,7 +152,7 @@ class DoubleChannelClassifier(TokenClassifier):
             # The batch from the shape: torch.export would turn len() into a constant
             ones = self.offset.weight.new_ones(inputs.shape[0], 1)
             offsets = self.offset(ones).unflatten(1, self.shape)
-            return torch.cat(transformed(inputs.float(), offsets, self.alpha))
+            return torch.cat(transform_images(inputs.float(), offsets, self.alpha))
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map images (batch, channels, height, width) to tokens (batch, 2 l, c) of both channels.
@@ -184,7 +184,7 @@ def double_channels(
         raise no_head_to_double(settings)
     offset = first_offset(settings, shape, *key)
     # New layers use the generator although their weights are overwritten: it must not move others'
-    with seeded(settings.seed, "double-channels"):
+    with seed_generators(settings.seed, "double-channels"):
         return DoubleChannelClassifier(single, offset, shape, OFFSET_ALPHA)
 
 
@@ -213,5 +213,5 @@ class OffsetEmbedding(nn.Module):
 
 def build_embedding(seed: int, classes: int, pixels: int) -> OffsetEmbedding:
     """Return the embedding with initial weights keyed on the seed."""
-    with seeded(seed, "offset-embedding"):
+    with seed_generators(seed, "offset-embedding"):
         return OffsetEmbedding(classes, pixels)

@@ -10,7 +10,7 @@ Equations (arXiv:2107.02504):
   (3, complement) as one site computes it -> models.methods.fedaligncl.alignment_loss
   (4) score of a sample -> models.methods.fedaligncl.curriculum_scores
   (pi) order of the samples -> models.methods.fedaligncl.curriculum_order
-  (Z) noise on what leaves -> models.methods.fedaligncl.perturbed
+  (Z) noise on what leaves -> models.methods.fedaligncl.perturb_arrays
   (tau) rounds of an epoch -> models.maths.pacing.epoch_of
 """
 
@@ -185,7 +185,7 @@ def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
     # target under another site's, -E log D'(own). D' never leaves its site, but it is trained to
     # separate the same two sites the other way round: 1 - D replaces it. The sum is least at
     # D = 1/2, where the site cannot be distinguished from the others
-    with _frozen(discriminator):
+    with _freeze(discriminator):
         logits = discriminator(own)
     return (softplus(-logits) + softplus(logits)).mean()
 
@@ -198,14 +198,14 @@ def paired_alignment_loss(
     It is -E log D(own) - 1/m sum over the m others of E log D'(sent), where sent is Z(own), the
     embeddings with the noise that other sites see. No discriminator gets a gradient.
     """
-    with _frozen(discriminator, *others):
+    with _freeze(discriminator, *others):
         source = softplus(-discriminator(own)).mean()
         targets = [softplus(-other(sent)).mean() for other in others]
     return source + torch.stack(targets).mean()
 
 
 @contextmanager
-def _frozen(*modules: nn.Module) -> Iterator[None]:
+def _freeze(*modules: nn.Module) -> Iterator[None]:
     """Compute no gradients of the modules' parameters inside the block."""
     trained = [one for module in modules for one in module.parameters() if one.requires_grad]
     for parameter in trained:
@@ -217,13 +217,13 @@ def _frozen(*modules: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def noised(own: Tensor, settings: FedAlignCLSettings, rng: torch.Generator) -> Tensor:
+def add_noise(own: Tensor, settings: FedAlignCLSettings, rng: torch.Generator) -> Tensor:
     """Return Z(F(x)) of eq. 3: embeddings (n, c) as they would leave, their gradient as it is."""
-    noisy = perturbed({EMBEDDINGS: own}, {EMBEDDINGS}, settings, rng)[EMBEDDINGS]
+    noisy = perturb_arrays({EMBEDDINGS: own}, {EMBEDDINGS}, settings, rng)[EMBEDDINGS]
     return own + (noisy.to(own.device) - own.detach())
 
 
-def perturbed(
+def perturb_arrays(
     arrays: Mapping[str, Tensor],
     names: Collection[str],
     settings: FedAlignCLSettings,

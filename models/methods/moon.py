@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings_schema import setting
 
 PROJECTION = "projection/"
@@ -55,7 +55,7 @@ class Projection(nn.Module):
 
 def build_projection(seed: int, channels: int) -> Projection:
     """Return the projection head with initial weights keyed on the seed."""
-    with seeded(seed, "projection"):
+    with seed_generators(seed, "projection"):
         return Projection(channels=channels, size=PROJECTION_SIZE)
 
 

@@ -8,7 +8,7 @@ Equations (AAAI 2024, vol. 38 no. 21, pages 23482-23483):
   (1) experts mixed -> models.networks.mixture.mixed_log_probabilities
   (p) prototype of a silo -> models.methods.picsr.prototype
   (dist) distances to the prototypes -> models.methods.picsr.Router.distances
-  (inversion) similarity of a distance -> models.methods.picsr.inverted
+  (inversion) similarity of a distance -> models.methods.picsr.invert_distances
   (parts) what each feature adds to a distance -> models.methods.picsr.feature_contributions
   (h) weights of the experts -> models.methods.picsr.Router.log_weights
 """
@@ -28,7 +28,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import Notes
 from fedsilo.models.contract.metric_names import ROUTING, read_metric
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import choice, setting
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
@@ -145,17 +145,17 @@ class Router(nn.Module):
         Row i of (experts, experts + 1) has what each similarity and, last, the bias add to the
         score of expert i; the softmax over the rows' sums is h(x).
         """
-        similarities = inverted(distances, self.inversion)
+        similarities = invert_distances(distances, self.inversion)
         parts = self.importance.weight * similarities
         return torch.cat([parts, self.importance.bias[:, None]], dim=1)
 
     def log_weights(self, inputs: Tensor, prototypes: Tensor) -> Tensor:
         """Return log h(x), (batch, experts)."""
-        similarities = inverted(self.distances(inputs, prototypes), self.inversion)
+        similarities = invert_distances(self.distances(inputs, prototypes), self.inversion)
         return torch.log_softmax(self.importance(similarities), dim=-1)
 
 
-def inverted(distances: Tensor, inversion: str) -> Tensor:
+def invert_distances(distances: Tensor, inversion: str) -> Tensor:
     """Return similarities that fall with distance: -d, or 1 / (1 + d)."""
     return -distances if inversion == "negative" else 1 / (1 + distances)
 
@@ -164,7 +164,7 @@ def build_router(
     settings: PICSRSettings, input_shape: Sequence[int], experts: int, seed: int
 ) -> Router:
     """Return a new router, its initial weights keyed on ``seed``."""
-    with seeded(seed, "router-weights"):
+    with seed_generators(seed, "router-weights"):
         return Router(features=math.prod(input_shape), experts=experts, settings=settings)
 
 

@@ -16,7 +16,7 @@ Equations (arXiv:2402.18888):
   (9) threshold of uncertainty -> models.methods.uefl.uncertain_sites
   (11) perplexity of code use -> models.maths.codebook.perplexity
   (section 3.2, first book) standard normal codewords -> models.methods.uefl_books.gaussian_codebook
-  (section 3.2, features) each silo's K-means -> models.methods.uefl_books.clustered
+  (section 3.2, features) each silo's K-means -> models.methods.uefl_books.cluster_tokens
   (section 3.2, start) new codewords by K-means -> models.maths.federated_kmeans.merge_centroids
   (section 3.2, refresh) first book refreshed -> strategies.methods.uefl.UEFL.round
 """
@@ -95,7 +95,7 @@ class UEFLSettings(OwnSettings):
         found = self.codeword_start if uncertain else self.first_book if first else self.refresh
         return found == "kmeans"
 
-    def disclosed(self) -> list[str]:
+    def list_disclosures(self) -> list[str]:
         """Return a sentence for each thing that leaves a site."""
         sentences = [
             "all weights and batch-norm statistics of the network, each round",

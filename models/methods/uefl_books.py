@@ -22,7 +22,9 @@ def gaussian_codebook(codes: int, dimension: int, seed: int, book: int) -> Tenso
     return torch.randn(codes, dimension, generator=generator(seed, "codebook", book))
 
 
-def clustered(tokens: Tensor, settings: UEFLSettings, seed: int, min_samples: int) -> Centroids:
+def cluster_tokens(
+    tokens: Tensor, settings: UEFLSettings, seed: int, min_samples: int
+) -> Centroids:
     """Return the centroids of tokens (n, l, c), at which new codewords start (section 3.2).
 
     Those of fewer features than 'uefl.centroid-min-count', or of fewer samples, are left out.

@@ -7,7 +7,7 @@ compares methods.
 from torch import nn
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.encoders import ConvEncoder, RowEncoder, VggEncoder
@@ -37,7 +37,7 @@ def _built(settings: CommonSettings, task: Task) -> TokenClassifier:
     evidential = settings.loss == "evidential" or (settings.loss == "auto" and kind == "vit")
     evidence = Evidence(task.classes, settings.evidence) if evidential else None
     # Sites build their networks apart: only the seed makes their initial weights the same
-    with seeded(settings.seed, "initial-weights"):
+    with seed_generators(settings.seed, "initial-weights"):
         if kind == "vit":
             from fedsilo.models.networks.prompted_vit import build_prompted_vit  # imports timm
 

@@ -39,7 +39,7 @@ def build_plugged(
         if name.startswith(TIMM):
             module = _timm_module(name.removeprefix(TIMM), task)
         else:
-            module = _called(name, plug("network", name, OWN_NETWORKS), task)
+            module = _call_builder(name, plug("network", name, OWN_NETWORKS), task)
         if settings.is_private():
             _refuse_batch_norms(name, module)
         if isinstance(module, TokenClassifier):
@@ -52,7 +52,7 @@ def build_plugged(
         return network
 
 
-def _called(name: str, builder: Any, task: Task) -> nn.Module:
+def _call_builder(name: str, builder: Any, task: Task) -> nn.Module:
     """Return the module that a plug's builder makes."""
     if not callable(builder) or isinstance(builder, nn.Module):
         raise wrong("network", name, builder, "function build(input_shape, classes)")
@@ -131,7 +131,7 @@ class PluggedClassifier(TokenClassifier):
     def __init__(self, name: str, module: nn.Module, task: Task, evidence: Evidence | None) -> None:
         parts = [getattr(module, f"forward_{part}", None) for part in ("features", "head")]
         self._split = all(map(callable, parts))
-        features = _tried(name, module, task, self._split)
+        features = _try_module(name, module, task, self._split)
         # Of a map (channels, rows, columns) the places are tokens; Swin's channels come last
         self._last = features.ndim < 3 or features.shape[-1] == getattr(module, "num_features", 0)
         channels = features.shape[-1 if self._last else 0]
@@ -207,7 +207,7 @@ def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else given or ()
 
 
-def _tried(name: str, module: nn.Module, task: Task, split: bool) -> Tensor:
+def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor:
     """Return one sample's features, (...), of ``module`` in eval mode.
 
     Raises:

@@ -36,7 +36,7 @@ class ProbabilityModel(nn.Module):
         self.register_buffer("std", std)
         self.eval()
 
-    def prepared(self, inputs: Tensor) -> Tensor:
+    def prepare(self, inputs: Tensor) -> Tensor:
         """Return inputs (batch, *input_shape) as the network takes them, float32.
 
         A missing value of a row, NaN, becomes the mean. Images of 8 or 16 bits are scaled by
@@ -50,4 +50,4 @@ class ProbabilityModel(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs (batch, *input_shape) to class probabilities (batch, classes), float32."""
-        return torch.softmax(self.network(self.prepared(inputs)).float(), dim=-1)
+        return torch.softmax(self.network(self.prepare(inputs)).float(), dim=-1)

@@ -84,7 +84,7 @@ class ResNet22(nn.Module):
         hidden = self.first_pool(self.first_conv(images))
         for stage in self.layer_list:
             for block in cast(nn.Sequential, stage):
-                hidden = _checkpointed(block, hidden) if checkpoints else block(hidden)
+                hidden = _run_checkpointed(block, hidden) if checkpoints else block(hidden)
         last: Tensor = self.final_relu(self.final_bn(hidden))
         return last
 
@@ -102,7 +102,7 @@ class RadiographClassifier(TokenClassifier):
         return maps.mean(dim=(2, 3))[:, None], maps.permute(0, 2, 3, 1)
 
 
-def _checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
+def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
     # The recomputation sees the same batch again: without the context, batch norm's running
     # statistics would take it in twice, and checkpointing would change the model
     output: Tensor = checkpoint(

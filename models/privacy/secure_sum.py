@@ -1,11 +1,11 @@
 """Sums that reveal no summand: the arithmetic of secure aggregation (Bonawitz et al. 2017, SecAgg).
 
 Equations (section 4 of the paper, numbers modulo 2^32):
-  (weighted) w_k = n_k / B, B = 'secure-samples' of every site file, a bound on n_k -> weight
-  (quantised) q_k = round((w_k u_k + R) / step), step = 2R / (2^bits - 1) -> Quantisation.quantised
-  (masked) y_k = q_k + PRG(b_k) + sum_{j > k} PRG(s_kj) - sum_{j < k} PRG(s_kj) -> masked
+  (weighted) w_k = n_k / B, B = 'secure-samples' of every site file, a bound on n_k -> weigh_site
+  (quantised) q_k = round((w_k u_k + R) / step), step = 2R / (2^bits - 1) -> Quantisation.quantise
+  (masked) y_k = q_k + PRG(b_k) + sum_{j > k} PRG(s_kj) - sum_{j < k} PRG(s_kj) -> mask_arrays
   (sum) sum_k w_k u_k = step * sum_k q_k - n R -> Quantisation.total
-  (theorem 6.5) 2t > n + c: with c sites the server opens no sum of under t - c others -> tolerated
+  (theorem 6.5) 2t > n + c: every opened sum has t - c honest sites -> tolerated_colluders
 
 The mean is sum_k w_k u_k over sum_k w_k, and the sites mask n_k with it: a server that named the
 weights could name one that leaves a single site in the mean. B and the bits are no settings of a
@@ -53,7 +53,7 @@ class Quantisation:
         """The distance between neighbouring levels."""
         return 2 * self.limit / float(2**self.bits - 1)
 
-    def quantised(self, values: Floats) -> Words:
+    def quantise(self, values: Floats) -> Words:
         """Quantise values of any shape; the error is at most half a step.
 
         A value that is not finite counts as 0: the cast of a nan to an integer is undefined, and an
@@ -88,7 +88,7 @@ def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> 
     return Quantisation(common.clip_norm, WORD - math.ceil(math.log2(sites)), samples)
 
 
-def weight(way: Quantisation, samples: int) -> float:
+def weigh_site(way: Quantisation, samples: int) -> float:
     """Weigh a site by its samples, from 0 to 1.
 
     A site with more than B samples counts as one with B, because a refusal would tell its number.
@@ -141,7 +141,7 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
     return threshold
 
 
-def tolerated(threshold: int, sites: int) -> int:
+def tolerated_colluders(threshold: int, sites: int) -> int:
     """Return how many of ``sites`` may work with the server, and it still learns sums alone.
 
     Theorem 6.5 asks for 2t > n + c. Its sums are then over at least t - c of the other sites, which
@@ -165,7 +165,7 @@ class MaskStream:
         return np.frombuffer(stream, "<u4").astype(np.uint32).reshape(shape)
 
 
-def masked(
+def mask_arrays(
     arrays: Mapping[str, Words], plus: Iterable[bytes], minus: Iterable[bytes] = ()
 ) -> dict[str, Words]:
     """Return arrays with the masks of keys ``plus`` added and of ``minus`` subtracted, mod 2^32.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.segmentation.pyramids import (
@@ -22,7 +22,7 @@ from fedsilo.models.networks.segmentation.pyramids import (
     ViTPyramid,
     convolution,
     pixel_head,
-    resized,
+    resize_maps,
 )
 from fedsilo.models.networks.segmentation.swin import SwinPyramid, SwinUnet
 
@@ -43,7 +43,7 @@ class PyramidNetwork(Segmenter):
         """Map images (batch, channels, h, w), scaled, to logits (batch, classes, h, w)."""
         *finer, x = self.pyramid(images)
         for skip, block in zip(reversed(finer), reversed(self.decoder), strict=True):
-            x = block(torch.cat([resized(x, skip.shape[-2:]), skip], dim=1))
+            x = block(torch.cat([resize_maps(x, skip.shape[-2:]), skip], dim=1))
         logits: Tensor = self.head(x)
         return logits
 
@@ -71,7 +71,7 @@ def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segme
     channels, height, width = task.input_shape
     base, size = settings.width, (height, width)
     pyramid: Pyramid
-    with seeded(settings.seed, "initial-weights"):
+    with seed_generators(settings.seed, "initial-weights"):
         if kind == "swinunet":
             return SwinUnet(in_channels=channels, size=size, width=base, classes=task.classes)
         if kind == "swin":

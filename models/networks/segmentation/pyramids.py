@@ -108,7 +108,7 @@ class ViTPyramid(Pyramid):
         for step, (entering, project) in enumerate(zip(deep, self.project, strict=True), start=1):
             x = project(entering.permute(0, 3, 1, 2))
             if step <= len(self.layers):
-                x = resized(x, tuple(-(-side // 2**step) for side in images.shape[-2:]))
+                x = resize_maps(x, tuple(-(-side // 2**step) for side in images.shape[-2:]))
             maps.append(x)
         return maps
 
@@ -176,7 +176,7 @@ def convolution(before: int, after: int, *, stride: int = 1) -> nn.Sequential:
     )
 
 
-def resized(maps: Tensor, size: Sequence[int]) -> Tensor:
+def resize_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
     """Return maps (batch, c, ., .) at ``size``, bilinearly."""
     if tuple(maps.shape[-2:]) == tuple(size):
         return maps
