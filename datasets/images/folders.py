@@ -215,8 +215,8 @@ def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
     classes = _classes(sites)
     if odd := [name for name in classes if name != name.lstrip() or not name.isprintable()]:
         raise DataError(
-            f"{folder}: class {quote_value(odd[0])} begins with a space or has a character that cannot "
-            "be printed, but a manifest could not name its files then: rename its folders"
+            f"{folder}: class {quote_value(odd[0])} must not begin with a space or have characters "
+            "that cannot be printed, because no manifest can name its files: rename its folders"
         )
     own = {site: Path("" if site == ALONE else site) / MANIFEST for site in sites}
     declaration = folder / _DECLARATION
