@@ -67,7 +67,7 @@ def data_set(name: str) -> DataSet:
 
 
 def _load_plugin(name: str) -> DataSet:
-    """Return the data set of another package or file."""
+    """Load the data set of a plugin."""
     found = plug("dataset", name, DATA_SETS)
     data = found() if isinstance(found, type) and not inspect.isabstract(found) else found
     if not isinstance(data, DataSet):
@@ -77,7 +77,7 @@ def _load_plugin(name: str) -> DataSet:
     return data
 
 
-# By each setting that may name a plugin, the names that are fedsilo's own
+# Setting that may name a plugin -> the names of fedsilo itself
 _OURS: Mapping[str, Collection[str]] = {
     "method": METHODS,
     "network": OWN_NETWORKS,
@@ -153,7 +153,7 @@ def silo_names(settings: CommonSettings) -> list[str]:
 
 
 def silo_count(settings: CommonSettings) -> int | None:
-    """Return how many silos there are, or None if only the sites know."""
+    """Return the number of silos, or None if only the sites know it."""
     if data_set(settings.dataset).silos_by_files and not cuts.is_cut(settings):
         return None
     try:
@@ -183,7 +183,7 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
 
 
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
-    """Return how silos were cut (``cut_document``), or None if they are the data set's own."""
+    """Return the ``cut_document`` of the silos, or None if they are the data set's own."""
     if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random
         return None
     places = find_places(settings.data_dir, settings.cache_dir)

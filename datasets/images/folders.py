@@ -51,7 +51,7 @@ class Image:
 
 
 def read_folder(folder: Path) -> dict[str, list[Image]]:
-    """Return the images of each site, by site and in the order of their paths.
+    """List the images of each site in the order of their paths.
 
     Raises:
         DataError: the layout is none of the three, a class is empty, or there is only one.
@@ -94,7 +94,7 @@ def _read_site(folder: Path) -> list[Image]:
 
 
 def _part_folders(folder: Path) -> dict[str, Path]:
-    """Return the folders of a site's parts by name; a site without parts has one, named ''."""
+    """Return the folders of a site's splits by name; without splits it is one, named ''."""
     tops = subfolders(folder)
     if are_parts(tops):
         return {top.name: top for top in tops}
@@ -121,7 +121,7 @@ class FolderImages(ImageDataSet):
         return list(self._sites(places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Return a silo; without folders of sites all images belong to the site that asks."""
+        """Return a silo; if the folders name no sites, all images belong to the asking site."""
         if list(self._sites(places)) == [ALONE]:
             return self._load(name, settings, places)
         return super().load(name, settings, places)
@@ -149,7 +149,7 @@ class FolderImages(ImageDataSet):
         return take_share(index, settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Return whether a site has a folder ``val``."""
+        """Tell whether a site has a folder ``val``."""
         return any(one.split == "val" for images in self._sites(places).values() for one in images)
 
     def notices(self, settings: CommonSettings) -> list[str]:
@@ -183,7 +183,7 @@ class FolderImages(ImageDataSet):
         return data_folder(places, self.name, f"of images sorted into {LAYOUTS}")
 
     def _sites(self, places: Places) -> dict[str, list[Image]]:
-        """Return the images by site, or raise a ``DataError`` if sites have other classes."""
+        """List the images by site, or raise a ``DataError`` if the sites' classes differ."""
         folder = self.files_folder(places)
         try:
             sites = read_folder(folder)

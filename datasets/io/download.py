@@ -1,4 +1,4 @@
-"""Downloads of public files by pooch, each checked before it gets its name, and their archives."""
+"""Download public files by pooch, check them before they get their names, and unpack archives."""
 
 import gzip
 import stat
@@ -16,9 +16,10 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 
 _TIMEOUT = 60  # seconds without a byte
+# Errors for damaged archives; the last three come from the modules' inner code
 _DAMAGES = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error),
-    *(EOFError, RuntimeError, ValueError),  # what their modules raise besides
+    *(EOFError, RuntimeError, ValueError),
 )
 
 
@@ -72,7 +73,7 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return what the innermost error says; those around it repeat the address."""
+    """Return the text of the innermost error, because the outer ones only repeat the address."""
     while error.__context__:
         error = error.__context__
     return getattr(error, "strerror", None) or one_line(error, 200)
@@ -85,9 +86,10 @@ def _unpack_once(archive: Path, folder: Path) -> str:
 
 
 def unpack(archive: Path, folder: Path) -> int:
-    """Put the files of a zip or tar archive into ``folder``; return how many there are.
+    """Unpack a zip or tar archive into ``folder``; return the number of files.
 
-    All are unpacked next to it before the first gets its name; a file of that name is replaced.
+    All files are unpacked into a scratch folder before the first is moved. Existing files are
+    replaced.
 
     Raises:
         DataError: the archive is damaged, holds a link or a path outside, or cannot be written.
@@ -130,7 +132,7 @@ def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], w
 
 
 def is_unpacked(archive: Path, folder: Path) -> bool:
-    """Return whether all files of an archive are in ``folder``, by name and size.
+    """Tell whether all files of an archive are in ``folder``, by name and size.
 
     Raises:
         DataError: the archive is damaged, or holds a link or a path outside.
@@ -181,7 +183,7 @@ def _is_plain(entry: zipfile.ZipInfo) -> bool:
 
 
 def _check_entries(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[str, int]:
-    """Return the size of each file, or refuse the archive by a ``DataError``."""
+    """Return name -> size of each file; a ``DataError`` for links and paths outside."""
     sizes = {}
     for name, size, plain in entries:
         path = PurePosixPath(name)

@@ -1,6 +1,7 @@
-"""YAML that somebody wrote: read without ambiguity, or refused in one line that names no value.
+"""Read YAML without ambiguity, or refuse it in one line that names no value.
 
-PyYAML alone lets the last of two equal keys win, and takes seconds or all memory for some texts.
+PyYAML alone silently takes the last of two equal keys, and needs seconds or all memory for some
+texts.
 """
 
 import re
@@ -111,7 +112,7 @@ def _events(text: str) -> Iterator[yaml.Event]:
 def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
     """Check a node and all below it once, and return how many values they are with aliases.
 
-    ``sizes`` has 0 for a node that is being checked.
+    ``sizes`` has 0 for a node that is being checked, so that a node within itself is noticed.
     """
     if id(node) not in sizes:
         sizes[id(node)] = 0
@@ -160,10 +161,10 @@ def _line(node: yaml.Node | yaml.NodeEvent) -> int:
 
 
 def parse_structure(key: str, text: str, example: str) -> Any:
-    """Return the mapping or list that a setting's text is, as ``example``, a text too, is one.
+    """Parse a setting's text into a mapping or a list, whichever the text ``example`` is.
 
-    An empty text is an empty one. YAML 1.1 takes 1e-3, which has no point, for a text; here it is
-    a number.
+    An empty text is an empty mapping or list. YAML 1.1 reads 1e-3, which has no point, as a text;
+    here it is a number.
 
     Raises:
         SettingError: the text is no YAML, or something else; it names ``key``.
@@ -184,7 +185,7 @@ def parse_structure(key: str, text: str, example: str) -> Any:
 
 
 def with_numbers(content: Any) -> Any:
-    """Return a content in which each text such as 1e-3 is the number that it writes."""
+    """Replace each text such as '1e-3' in parsed YAML by the number that it writes."""
     if isinstance(content, dict):
         return {key: with_numbers(value) for key, value in content.items()}
     if isinstance(content, list):

@@ -38,7 +38,7 @@ class Profile:
 
 
 def _blur(picture: Grey, share: float) -> Grey:
-    """Return rows mixed with their neighbours; beyond the edge is a copy of the edge."""
+    """Blur along the first axis; rows beyond the edge are copies of the edge."""
     above, below = np.roll(picture, 1, axis=0), np.roll(picture, -1, axis=0)
     above[0], below[-1] = picture[0], picture[-1]
     mixed: Grey = picture + np.float32(share) * (above + below - 2 * picture)
@@ -46,20 +46,20 @@ def _blur(picture: Grey, share: float) -> Grey:
 
 
 def shoulder(light: Grey) -> Grey:
-    """Return a curve that is steep in the dark and flat in the light."""
+    """Apply a tone curve that is steep in dark and flat in light regions."""
     curved: Grey = 1 - (1 - light**0.7) ** 1.4
     return curved
 
 
 def sigmoid(light: Grey) -> Grey:
-    """Return a curve that is steep around its middle and flat at both ends."""
+    """Apply a tone curve that is steep in the middle and flat at both ends."""
     low, high, curved = (1 / (1 + np.exp(-7 * (x - 0.5))) for x in (0.0, 1.0, light))
     stretched: Grey = ((curved - low) / (high - low)).astype(light.dtype)
     return stretched
 
 
 def steep(light: Grey) -> Grey:
-    """Return a curve that is flat in the dark and steep in the light."""
+    """Apply a tone curve that is flat in dark and steep in light regions."""
     curved: Grey = light**2.4
     return curved
 

@@ -128,7 +128,7 @@ def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
 
 
 def _published_digests(layout: Layout) -> dict[str, str]:
-    """Return the MD5 of each published Python batch, by name, as torchvision has them."""
+    """Return name -> MD5 of each published Python batch, as torchvision lists them."""
     from torchvision import datasets
 
     published = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[layout.name]

@@ -134,7 +134,10 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
 
 
 def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Return ``pixels`` (n, channels, height, width; 0..255) as ``settings.pixel_scale`` asks."""
+    """Scale ``pixels`` (n, channels, height, width), 0..255, as 'pixel-scale' says.
+
+    'raw' leaves the pixels unchanged; 'standard' standardises each channel by its statistics.
+    """
     if settings.pixel_scale == "raw":
         return pixels
     mean, std = _mean_and_std(source)
@@ -142,7 +145,7 @@ def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Te
 
 
 def unscale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Return the result of ``scale_pixels`` on the 0..1 scale; noise may go beyond."""
+    """Map the result of ``scale_pixels`` back to 0..1; noise may go beyond."""
     if settings.pixel_scale == "raw":
         return pixels.double() / 255
     mean, std = _mean_and_std(source)
@@ -182,7 +185,7 @@ class ShiftedImages(DataSet):
         return f"{len(facts)} files in {folder.name}"
 
     def facts(self) -> dict[str, Any]:
-        """Return what a silo's file says of all silos alike: the classes' names, if they have."""
+        """Return the facts that all silos share: the names of the classes, if they have names."""
         return {"classes": list(self.source.class_names)} if self.source.class_names else {}
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
@@ -212,7 +215,7 @@ class ShiftedImages(DataSet):
         return None if settings.pixel_scale == "raw" else _mean_and_std(self.source)
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return how bright the images are, whatever scale they are on."""
+        """Return the histograms of brightness, independent of the pixels' scale."""
         inputs = {name: split.inputs for name, split in silo.splits().items()}
         return picture_measures(inputs, lambda batch: unscale_pixels(batch, self.source, settings))
 

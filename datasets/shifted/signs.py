@@ -100,7 +100,7 @@ def _test_signs(folder: Path) -> list[_Sign]:
 
 
 def _read_signs(path: Path, folder: Path) -> list[_Sign]:
-    """Return what a CSV names, of the images in ``folder``."""
+    """Read the signs in a CSV, whose images must be in ``folder``."""
     here = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     signs: list[_Sign] = []
     seen: set[str] = set()
@@ -129,7 +129,7 @@ def _label(text: str, where: str) -> int:
 
 
 def _shuffle(signs: Sequence[_Sign], part: str) -> list[_Sign]:
-    """Return ``signs`` in another order, the same in every run."""
+    """Shuffle ``signs``, in the same way in every run."""
     import torch
 
     order = torch.randperm(len(signs), generator=generator(0, "gtsrb-order", part))
@@ -137,7 +137,7 @@ def _shuffle(signs: Sequence[_Sign], part: str) -> list[_Sign]:
 
 
 def _decode_all(signs: Sequence[_Sign]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return images (n, 32, 32, 3) and labels (n,)."""
+    """Decode images (n, 32, 32, 3) uint8 and labels (n,)."""
     images = np.empty((len(signs), _SIDE, _SIDE, 3), np.uint8)
     for place, sign in enumerate(signs):
         images[place] = _decode(sign)

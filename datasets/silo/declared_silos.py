@@ -1,6 +1,6 @@
-"""What the declarations of silos share: sites and classes by name, and how such a file is read.
+"""Shared parts of declaration files: sites, classes, and the reading of such a file.
 
-Errors name the file and the key, and never a value. Imported when a file is read.
+Errors name the file and the key, but never a value. The module is imported when a file is read.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ LONGEST = 64  # characters, as in SITE_NAME
 
 
 def site_name_fault(name: str) -> str | None:
-    """Return what is wrong with a site's name, which names folders and columns, or None."""
+    """Say what is wrong with a site's name; None if it can name folders and columns."""
     if SITE_NAME.fullmatch(name) and name != "all":
         return None
     return (

@@ -60,7 +60,7 @@ def _is_derived(path: Path, folder: Path) -> bool:
 
 
 def _change_time(path: Path) -> float:
-    """Return when a file or folder last changed, in seconds; each opening sets a folder's time."""
+    """Return a file's or folder's time of change in s; opening a sealed folder sets it."""
     with suppress(OSError):
         return path.stat().st_mtime_ns / 1e9
     return 0.0
@@ -75,7 +75,7 @@ def _bytes(path: Path) -> int:
 
 
 def _below(path: Path) -> list[Path]:
-    """Return what is below a folder, or nothing if it vanishes meanwhile."""
+    """List all entries below a folder; empty if the folder vanishes meanwhile."""
     with suppress(OSError):
         return list(path.rglob("*"))
     return []

@@ -127,7 +127,7 @@ def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: st
 
 
 def _number_groups(groups: Sequence[str]) -> Indices:
-    """Return the number of each row's group, from 0 without gaps."""
+    """Number the groups from 0 without gaps; return each row's number, (n,)."""
     return np.unique(np.array(groups), return_inverse=True)[1]
 
 

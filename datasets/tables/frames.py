@@ -19,7 +19,7 @@ from fedsilo.models.contract.one_line import one_line
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-_MOST_LEVELS = 64  # of a column of texts; more are names or free text
+_MOST_LEVELS = 64  # most different texts in a column; more are names or free text
 _MOST_CLASSES = 1000
 _MISSING = ("", "?")
 _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal")  # pandas' words for objects

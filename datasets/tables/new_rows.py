@@ -96,7 +96,7 @@ def _read_frame(path: Path, kind: str) -> DataFrame:
             return _with_index_columns(frame)
         import_module("openpyxl")  # first of all: without it no file is looked at
         check_workbook(path)
-        # By default pandas takes words such as None and NA for empty cells
+        # pandas would read words such as None and NA as empty cells by default
         return pd.read_excel(
             path, header=None, dtype=object, engine="openpyxl", keep_default_na=False
         )
@@ -195,7 +195,7 @@ def _id(line: Sequence[str], place: int) -> str:
 
 
 def _row_fault(schema: TableSchema, reader: RowReader, tokens: Mapping[str, str]) -> str | None:
-    """Return why a row whose values can be read is still not predicted, or None."""
+    """Say why a row whose values can be read is still not predicted; None if it is."""
     impossible = [
         f"column '{column.name}': {one_line(token, 30)} is impossible, the schema's range is "
         f"{column.range[0]:g} to {column.range[1]:g}"

@@ -40,8 +40,9 @@ def check_parquet(path: Path) -> list[str]:
             group = about.row_group(number)
             for column in range(group.num_columns):
                 chunk = group.column(column)
-                # A list is one row and any number of values
-                values += chunk.num_values  # of lists there are more than rows
+                # A list is one row with any number of values, so that values are counted, not only
+                # rows
+                values += chunk.num_values
                 size += chunk.total_uncompressed_size
         check_unpacked(path, size + CELL_BYTES * max(cells, values))
         texts = []
@@ -83,7 +84,8 @@ class _Cells:
         parser.StartElementHandler = self._begin
         size = 0
         with archive.open(entry) as sheet:
-            # As XML and not by a pattern: expat knows every encoding, prefix and entity
+            # A pattern would miss other encodings, prefixes and entities of XML; expat knows them
+            # all
             for part in iter(lambda: sheet.read(_PART), b""):
                 size += len(part)
                 check_unpacked(self.path, _XML_TIMES * size)

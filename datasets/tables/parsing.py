@@ -16,7 +16,7 @@ from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 
-_LARGEST = float(np.finfo(np.float32).max)  # what a feature can hold
+_LARGEST = float(np.finfo(np.float32).max)  # the largest value of a feature
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class RowReader:
     names: list[str]
     where: str
     missing: Marks = field(init=False)
-    unmeasured: Mapping[str, Marks] = field(init=False)  # by the name of the column
+    unmeasured: Mapping[str, Marks] = field(init=False)  # column -> its marks
 
     def __post_init__(self) -> None:
         marks = {column.name: column.unmeasured_marks() for column in self.schema.columns}
@@ -194,5 +194,5 @@ class RowReader:
 
 
 def quote_texts(texts: Iterable[str]) -> str:
-    """Return texts in quotes on one line, for errors."""
+    """Quote texts and join them with commas on one line, for errors."""
     return one_line(", ".join(f"'{text}'" for text in texts), 300)

@@ -111,7 +111,7 @@ class Label(FileModel):
 
 
 class TableSchema(FileModel):
-    """What every hospital's table looks like.
+    """The form of every hospital's table.
 
     Attributes:
         columns: in file order where there is no header; without the label.
@@ -164,11 +164,11 @@ class TableSchema(FileModel):
         return (*numbers, *levels, *(f"{one.name}=unmeasured" for one in self.indicator_columns()))
 
     def indicator_columns(self) -> list[Column]:
-        """Return the columns with a feature that says whether the value is imputed."""
+        """Return the columns with an indicator, a feature that is 1 where the value is imputed."""
         return [column for column in self.columns if column.indicator]
 
     def used_columns(self) -> list[str]:
-        """Return the columns that features are made of."""
+        """Return the names of the columns that become features."""
         return [column.name for column in self.columns if column.kind != "ignored"]
 
     def digest(self) -> str:
@@ -188,7 +188,7 @@ class TableSchema(FileModel):
         return Marks(self.missing)
 
     def declared_statistics(self) -> FeatureStatistics | None:
-        """Return declared mean and standard deviation, or None if a numeric column has none.
+        """Return the declared mean and standard deviation; None if a numeric column has none.
 
         One-hot features are shifted by an equal share of each level, which a missing one gets; an
         indicator becomes -1 or 1.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-from fedsilo.models.contract.one_line import shorten
+from fedsilo.models.contract.one_line import abbreviate
 
 # Flower sends its own numbers in the same field, from 0 upwards: ours must not meet them
 ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002, "withheld": 1003}
@@ -30,7 +30,7 @@ class FedsiloError(Exception):
     code: ClassVar[str] = ""
 
     def __init__(self, text: object = "") -> None:
-        super().__init__(shorten(text, _LONGEST, _END))
+        super().__init__(abbreviate(text, _LONGEST, _END))
 
 
 class SettingError(FedsiloError):

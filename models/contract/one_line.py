@@ -26,7 +26,7 @@ def one_line(text: object, longest: int = LONGEST) -> str:
     return words if len(words) <= longest else f"{words[: longest - 1]}…"
 
 
-def shorten(text: object, longest: int = LONGEST, end: int = 100) -> str:
+def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
     """Write ``text`` as one printable line of at most ``longest`` characters, cut in the middle.
 
     The last ``end`` characters always stay, because the end of an error says what to do.
@@ -42,7 +42,7 @@ def site_reason(text: object) -> str:
 
     Reasons may be long, because paths of hospital shares are.
     """
-    return shorten(text, 2 * LONGEST, LONGEST)
+    return abbreviate(text, 2 * LONGEST, LONGEST)
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -146,4 +146,4 @@ def as_markdown(value: Any) -> Any:
 
 
 # The names of these functions before version 0.2. Only the other rooms still use them
-shortened, shown, listed, counted = shorten, quote_value, join_names, format_count
+shortened, shown, listed, counted = abbreviate, quote_value, join_names, format_count

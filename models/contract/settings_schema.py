@@ -190,7 +190,7 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown name of ``what``, such as 'method', with the nearest name."""
     names, name = sorted(map(str, known)), one_line(name, _QUOTED)
-    # At this cutoff 'acc' still finds 'accuracy'; difflib's default of 0.6 does not
+    # This cutoff is low enough that 'acc' finds 'accuracy'; difflib's default of 0.6 does not
     if near := difflib.get_close_matches(name, names, n=1, cutoff=0.54):
         hint = f"; did you mean '{near[0]}'?"
     elif len(names) > _LISTED and what in ("experiment", "method"):

@@ -84,7 +84,7 @@ def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatAr
     counts = np.concatenate([part.counts for part in parts])
     if len(centres) <= clusters:
         return centres
-    # With counts as weights the objective is that of K-means on the pooled features, except for the
+    # Weighted by counts, the objective is that of K-means on the pooled features, except for the
     # spread within local clusters. Without them ten features would pull as strongly as a thousand
     fitted = _kmeans(centres, counts.astype(np.float64), clusters, seed)
     merged: FloatArray = fitted.cluster_centers_.astype(np.float32)

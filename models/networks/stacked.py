@@ -94,7 +94,7 @@ class _Layer(nn.Module):
 
     def __init__(self, layer: nn.Module, sites: int, rows: Rows) -> None:
         super().__init__()
-        # In a list, because torch would register a bare module and its unused weights
+        # A list hides the module: torch would register it, and with it unused weights
         self._of_one = [layer]
         self._rows = rows
         self.arrays: dict[str, Tensor] = {}

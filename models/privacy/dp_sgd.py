@@ -44,7 +44,7 @@ def poisson_batch(count: int, rate: float, rng: torch.Generator | None) -> Tenso
 
 
 class _WithLoss(nn.Module):
-    """A network whose ``forward`` is the loss, so that ``functional_call`` can replace parameters."""
+    """A network whose ``forward`` is the loss, as ``functional_call`` needs it."""
 
     def __init__(self, network: nn.Module, loss: Loss) -> None:
         super().__init__()

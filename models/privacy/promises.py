@@ -40,14 +40,14 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
     if table and common.standardise != "declared":
         raise SettingError(
             f"setting 'standardise' must be 'declared' with 'sample-clip-norm', but is "
-            f"'{common.standardise}': means and deviations of a site's rows have no noise; set 'standardise' to "
-            "'declared'"
+            f"'{common.standardise}': means and deviations of a site's rows have no noise; set it "
+            "to 'declared'"
         )
     if common.class_weights == "balanced":
         raise SettingError(
             f"setting 'sample-clip-norm' is {clip:g}, but 'class-weights' is 'balanced': these "
-            "weights come from counts of patients without noise; set 'class-weights' to numbers, or "
-            "to 'none'"
+            "weights come from counts of patients without noise; set 'class-weights' to numbers, "
+            "or to 'none'"
         )
     if common.compresses():
         raise SettingError(
@@ -63,8 +63,8 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
     if common.epoch_steps or common.gradient_checkpointing:
         key = "epoch-steps" if common.epoch_steps else "gradient-checkpointing"
         raise SettingError(
-            f"setting 'sample-clip-norm' is {clip:g}, but '{key}' is set: private batches are drawn "
-            f"anew for each step, a gradient at a time; leave '{key}' as it is by default"
+            f"setting 'sample-clip-norm' is {clip:g}, but '{key}' is set: private batches are "
+            f"drawn anew for each step, a gradient at a time; leave '{key}' as it is by default"
         )
 
 
@@ -98,8 +98,8 @@ def _check_trust(common: CommonSettings, table: bool) -> None:
         )
     if common.trust == SUMS and table and common.standardise == "pooled":
         raise SettingError(
-            "setting 'trust' is 'sums', but 'standardise' is 'pooled': a site would send exact sums "
-            "of its own rows; set it to 'declared' or 'site'"
+            "setting 'trust' is 'sums', but 'standardise' is 'pooled': a site would send exact "
+            "sums of its own rows; set it to 'declared' or 'site'"
         )
 
 
@@ -122,10 +122,10 @@ def _check_secure_settings(common: CommonSettings) -> None:
     if common.compresses():
         raise SettingError(
             "setting 'secure-aggregation' is 'secagg', but updates travel in fewer bytes: masks "
-            "cancel only when complete updates are summed; set 'wire-precision' and 'wire-down' to 'fp32'"
+            "cancel only in sums of whole updates; set 'wire-precision' and 'wire-down' to 'fp32'"
         )
     if common.site_weights:
         raise SettingError(
-            "setting 'secure-aggregation' is 'secagg', but 'site-weights' names a file: sites weigh "
-            "themselves by their own samples, which nobody else knows; leave 'site-weights' empty"
+            "setting 'secure-aggregation' is 'secagg', but 'site-weights' names a file: sites "
+            "weigh themselves by their own samples, which nobody else knows; leave it empty"
         )

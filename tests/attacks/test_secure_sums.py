@@ -349,4 +349,4 @@ def test_no_method_that_needs_more_than_sums_tells_how_many_patients_there_are(
     named = {"method": "picsr", "picsr.prototype-min-count": least}
     site = hospital(node={"trust": "sums"}, unchecked=named, **SUMS)
     assert site.send("query.hello") is None
-    assert "method 'picsr' needs more of the sites' arrays than a sum" in site.refusals[0]
+    assert "method 'picsr' needs more than the sum of the sites' arrays" in site.refusals[0]

@@ -37,7 +37,7 @@ ELSEWHERE = {
     "sites weigh themselves by their own samples": "tests/test_secure_end_to_end.py",
     "of the others, and {x} are to be borne": "tests/attacks/test_secure_sums.py",
     "needs at least three sites": "tests/test_secure_end_to_end.py",
-    "needs more of the sites' arrays than a sum": "tests/test_secure_end_to_end.py",
+    "needs more than the sum of the sites' arrays": "tests/test_secure_end_to_end.py",
     "to train all of them, or set": "tests/server_app/run/test_ready.py",
     "trains sites as one: take --engine inline, or": "tests/client_app/test_together.py",
     "would always be 0: list the values that mean": "tests/datasets/tables/test_dataset.py",

@@ -6,28 +6,28 @@ from hypothesis import strategies as st
 
 from fedsilo.models.contract.errors import DataError, FedsiloError
 from fedsilo.models.contract.one_line import (
+    abbreviate,
     as_word,
     format_count,
     join_names,
     one_line,
     printable,
     quote_value,
-    shorten,
 )
 
 
 @given(st.text(max_size=2000))
 def test_whatever_is_told_is_one_printable_line_of_its_length(text: str) -> None:
-    for told in (one_line(text, 50), shorten(text, 120, 40), str(FedsiloError(text))):
+    for told in (one_line(text, 50), abbreviate(text, 120, 40), str(FedsiloError(text))):
         assert told.isprintable()
     assert len(one_line(text, 50)) <= 50
-    assert len(shorten(text, 120, 40)) <= 120
+    assert len(abbreviate(text, 120, 40)) <= 120
     assert len(str(FedsiloError(text))) <= 1500
 
 
 def test_a_plain_line_stays_as_it_is() -> None:
     line = "data/north.csv, line 3, column 'age': '12 é' is not a number"
-    assert one_line(line) == shorten(line) == printable(line) == str(DataError(line)) == line
+    assert one_line(line) == abbreviate(line) == printable(line) == str(DataError(line)) == line
 
 
 def test_control_characters_and_line_ends_become_spaces() -> None:

@@ -127,7 +127,7 @@ def test_a_threshold_is_more_than_half_of_at_least_three() -> None:
     for wrong in (3, 7):
         with pytest.raises(SettingError, match=f"is {wrong}, and of 6 sites .* from 4 to 6"):
             needed_sites(settings(secure_threshold=wrong), 6)
-    with pytest.raises(SettingError, match="at least three sites, and there are 2"):
+    with pytest.raises(SettingError, match="at least three sites, but there are 2"):
         needed_sites(settings(), 2)
 
 
