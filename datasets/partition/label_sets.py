@@ -102,8 +102,8 @@ def _common_shares(classes: int, silos: int) -> Iterator[Fraction]:
     for shared in range(classes):
         fewer, more = divmod(classes - shared, silos)
         for held in range(shared + 1 if fewer else 0):
-            # For the same share, a silo with one more private label needs this many more shared
-            # ones
+            # A silo with one more private label has the same share if it has this many more shared
+            # labels
             extra = Fraction(held, fewer) if more else Fraction(0)
             fits = extra.denominator == 1 and held + extra <= shared
             if fits and silos * held + more * extra >= 2 * shared:
@@ -216,8 +216,7 @@ class LabelCut:
         share = 0 if self._has("val") else size // VALIDATION_SHARE
         validation = level(share, [count // (2 * silos) for count in have])
         left = [count - silos * v for count, v in zip(have, validation, strict=True)]
-        # With the least common multiple all demands are whole numbers, so that nothing is rounded
-        # here
+        # The least common multiple makes all demands whole numbers, so that nothing is rounded here
         common = math.lcm(*(len(held) for held in self.sets))
         demand = [0] * self.classes
         for held in self.sets:

@@ -72,8 +72,8 @@ def annotated_heat_map(
     from 0 to ``top``.
     """
     table = np.array([[np.nan if value is None else value for value in row] for row in values])
-    # A table of zeros or empty cells has no scale; any number but 0 will do, since vmin must differ
-    # from vmax
+    # A table of zeros or empty cells has no scale. Any number but 0 will do, because the ends of
+    # the scale must differ
     limit = top or float(np.nan_to_num(np.abs(table)).max(initial=0.0)) or 1.0
     lowest = -limit if signed else 0.0
     drawn = axes.imshow(

@@ -153,8 +153,9 @@ def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = 
         values = [ot.emd2(a, b, cost, check_marginals=False) for a, b, cost in parts]
         return torch.stack(values).to(costs.device)
     flow, own, other = _sinkhorn(costs, supply, demand, EXACTING)
-    # Envelope theorem: the gradient of the optimal value with respect to the costs is the flow, and
-    # with respect to the masses the potentials. No gradient goes through thousands of iterations
+    # Envelope theorem: the flow is the gradient of the optimal value with respect to the costs, and
+    # the potentials are the gradient with respect to the masses. So no gradient goes through
+    # thousands of iterations
     by_masses = (own * supply).sum(dim=1) + (other * demand).sum(dim=1)
     # The second term is 0 in value and only adds the gradient for the masses
     return (costs * flow).sum(dim=(1, 2)) + (by_masses - by_masses.detach())

@@ -27,8 +27,8 @@ def fit_temperature(probabilities: Tensor, labels: Tensor) -> float:
 
     ``probabilities`` are (n, classes).
     """
-    # The logarithm is searched, because 1/20 and 20 are then equally far from 1. The bounds matter
-    # for a model that is always right, whose best temperature would be 0
+    # The logarithm is searched, because 1/20 and 20 are then equally far from 1. Without bounds the
+    # best temperature of a model that is always right would be 0
     from scipy.optimize import minimize_scalar
 
     def loss(log_temperature: float) -> float:

@@ -70,8 +70,8 @@ class FedEFMSettings(TopologySettings):
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Compute the batch mean of T^2 KL(q_teacher || q_student) (eq. 11) from logits (batch, n)."""
-    # The paper's cross-entropy of softened outputs has the same gradient, but the divergence is 0
-    # where student and teacher agree. T^2 compensates for the factor 1 / T^2 in the gradients
+    # The paper's cross-entropy of softened outputs has the same gradient, but the divergence
+    # is 0 where student and teacher agree. T^2 compensates for the factor 1 / T^2 in the gradients
     # (Hinton et al. 2015)
     own, other = (functional.log_softmax(x / temperature, dim=1) for x in (student, teacher))
     divergence = functional.kl_div(own, other, reduction="batchmean", log_target=True)
@@ -117,8 +117,8 @@ def multishot_loss(
     Returns:
         The loss, a scalar, and host -> closeness of the expert from that host.
     """
-    # Both maps come from eval mode. With the batch's own statistics in one of them, the closeness
-    # of a model to itself would be 0.72 instead of 1. The map is computed first, because the batch
+    # Both maps come from eval mode. With the batch's own statistics in one of them, a model's
+    # closeness to itself would be 0.72 instead of 1. The map is computed first, because the batch
     # then changes the running statistics
     own_map = eval_mode_map(network, inputs)
     logits = network.classify(network.features(network.encode(inputs)))

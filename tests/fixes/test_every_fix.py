@@ -18,7 +18,7 @@ _NAMES_A_SETTING = re.compile(
 _SHORTEST = 14  # characters, without what an error fills in
 # Tried in other files than those beside this one: a part of the text -> the file
 ELSEWHERE = {
-    "a sum has room for numbers of a known size": "tests/test_secure_end_to_end.py",
+    "a sum has room only for numbers of a known size": "tests/test_secure_end_to_end.py",
     "training samples decide a step": "tests/attacks/test_floors.py",
     "bits moves the mean by": "tests/models/privacy/test_secure_sum.py",
     "data are fewer or of another kind than": "tests/attacks/test_oracles_at_sums.py",

@@ -247,7 +247,7 @@ def test_a_plug_cuts_silos_in_which_each_row_is_once(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("partitioner", "told"),
     [
-        (3, "'ward_cuts:cut' is 'int', which is no function"),
+        (3, "'ward_cuts:cut' must be a function"),
         (lambda *_: [], "must return, for each of 3 silos"),
         (lambda *_: 1 / 0, "fails .ZeroDivisionError"),
         (lambda labels, silos, _: [3] * silos, "fails .AttributeError"),

@@ -157,7 +157,7 @@ def test_settings_of_a_plugged_method_travel_as_one_text() -> None:
     for text in ("{", "[1]", '{"own.mu": [1]}'):
         with pytest.raises(SettingError, match="'plugin-settings' is no JSON object"):
             with_plugin_settings({"plugin-settings": text})
-    with pytest.raises(SettingError, match="'plugin-settings' .*'seed'"):
+    with pytest.raises(SettingError, match=r"'plugin-settings' .*'seed'"):
         with_plugin_settings({"plugin-settings": '{"own.mu": 0.5, "seed": 1}'})
 
 

@@ -33,6 +33,6 @@ def test_what_epochs_across_rounds_leave_without_meaning_is_refused(key: str) ->
 def test_a_pace_without_an_epoch_and_a_micro_batch_of_one_are_refused() -> None:
     with pytest.raises(SettingError, match="'pace' has no effect"):
         check_pace(CommonSettings(pace=10))
-    with pytest.raises(SettingError, match="'micro-batch' .*is 1"):
+    with pytest.raises(SettingError, match=r"'micro-batch' .*is 1"):
         check_pace(CommonSettings(micro_batch=1))
     check_pace(CommonSettings())
