@@ -130,7 +130,7 @@ class _NoTensor(nn.Linear):
         (lambda *_: nn.Flatten(), "has no parameters to train"),
         (lambda *_: nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), "has lazy layers"),
         (lambda *_: nn.Linear(7, 5), r"does not take inputs of \(1, 8, 8\)"),
-        (lambda shape, classes: _own(shape, classes + 1), r"of \(2, 6\).*logits of \(2, 5\)"),
+        (lambda shape, classes: _own(shape, classes + 1), r"logits of \(2, 5\).* of \(2, 6\)"),
         (lambda *_: _NoTensor(1, 1), "2 inputs.* returns list"),
     ],
 )

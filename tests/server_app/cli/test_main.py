@@ -111,7 +111,7 @@ def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         ({"device": "tpu"}, "auto, cpu, cuda or cuda:N"),
         (
             {"method": "uefl", "uefl.segments": 3},
-            "'uefl.segments' must divide the encoder's 16 channels",
+            "must divide the encoder's 16 channels, but is 3",
         ),
     ],
 )
