@@ -40,8 +40,8 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
     if table and common.standardise != "declared":
         raise SettingError(
             f"setting 'standardise' must be 'declared' with 'sample-clip-norm', but is "
-            f"'{common.standardise}': means and deviations of a site's rows have no noise; set it "
-            "to 'declared'"
+            f"'{common.standardise}': means and deviations of a site's rows have no noise; set "
+            "'standardise' to 'declared'"
         )
     if common.class_weights == "balanced":
         raise SettingError(
@@ -127,5 +127,6 @@ def _check_secure_settings(common: CommonSettings) -> None:
     if common.site_weights:
         raise SettingError(
             "setting 'secure-aggregation' is 'secagg', but 'site-weights' names a file: sites "
-            "weigh themselves by their own samples, which nobody else knows; leave it empty"
+            "weigh themselves by their own samples, which nobody else knows; leave 'site-weights' "
+            "empty"
         )

@@ -125,7 +125,7 @@ def test_a_threshold_is_more_than_half_of_at_least_three() -> None:
     assert [needed_sites(settings(), sites) for sites in (3, 4, 5, 6, 9)] == [3, 3, 4, 5, 7]
     assert needed_sites(settings(secure_threshold=5), 6) == 5
     for wrong in (3, 7):
-        with pytest.raises(SettingError, match=f"is {wrong}, and of 6 sites .* from 4 to 6"):
+        with pytest.raises(SettingError, match=f"from 4 to 6 for 6 sites, but is {wrong}"):
             needed_sites(settings(secure_threshold=wrong), 6)
     with pytest.raises(SettingError, match="at least three sites, but there are 2"):
         needed_sites(settings(), 2)
