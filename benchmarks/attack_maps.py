@@ -48,7 +48,7 @@ from fedsilo.datasets.images.dataset import ImageDataSet
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.registry import data_set
-from fedsilo.models.contract.seeding import generator, seeded
+from fedsilo.models.contract.seeding import generator, seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import vacuity
 from fedsilo.models.methods.fedevprompt import FedEvPromptSettings, most_certain
@@ -194,7 +194,7 @@ def by_gradients(
     all_of_it = {"train_backbone": True, "prompt_sets": "none"}
     for name, changes in (("prompts and head", {}), ("the whole ViT", all_of_it)):
         common = dataclasses.replace(victim.lab.common, method="fedavg", **changes)
-        with seeded(0, "attack-maps"):
+        with seed_generators(0, "attack-maps"):
             network = cast(PromptedViT, initial_classifier(common, victim.lab.silo)).eval()
         numbers = sum(p.numel() for p in network.parameters() if p.requires_grad)
         weight = chosen_variation(network, attacker.lab.silo.train, 2 * floor - 1, steps)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fedsilo.datasets.registry import load_silo
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.maths.standardisation import pooled_statistics, standardised, sums_of
+from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.planning import RunSources, planned, start
 from fedsilo.server_app.studies.finished_run import finished_run
@@ -86,7 +86,7 @@ def hospitals(data_dir: str, at_home: bool) -> Hospitals:
     for silo, own in zip(silos, sums, strict=True):
         figures = pooled_statistics([own] if at_home else sums)
         for split, parts in ((silo.train, found.train), (silo.test, found.test)):
-            parts.append(Patients(standardised(split.inputs, figures), split.labels[:, None] * 1.0))
+            parts.append(Patients(standardise(split.inputs, figures), split.labels[:, None] * 1.0))
     return found
 
 

@@ -18,9 +18,9 @@ from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.plugs import (
     Plug,
-    located,
+    find_plugins,
+    locate_plugin,
     module_of,
-    offered,
     plug,
     plugin_entries,
     wrong,
@@ -59,15 +59,15 @@ def data_set(name: str) -> DataSet:
     if reason := _UNREAD.get(name):
         raise SettingError(f"data set '{name}' {reason}: name one of {', '.join(MEDMNIST)}")
     if name not in DATA_SETS:
-        return _plugged(name)
+        return _load_plugin(name)
     module, _, attribute = DATA_SETS[name].partition(":")
     found = getattr(import_module(module), attribute)
     data: DataSet = found[name] if isinstance(found, dict) else found
     return data
 
 
-def _plugged(name: str) -> DataSet:
-    """Return the data set of another package or file."""
+def _load_plugin(name: str) -> DataSet:
+    """Load the data set of a plugin."""
     found = plug("dataset", name, DATA_SETS)
     data = found() if isinstance(found, type) and not inspect.isabstract(found) else found
     if not isinstance(data, DataSet):
@@ -77,7 +77,7 @@ def _plugged(name: str) -> DataSet:
     return data
 
 
-# By each setting that may name a plugin, the names that are fedsilo's own
+# Setting that may name a plugin -> the names of fedsilo itself
 _OURS: Mapping[str, Collection[str]] = {
     "method": METHODS,
     "network": OWN_NETWORKS,
@@ -94,7 +94,9 @@ def plugs_of(settings: CommonSettings) -> list[Plug]:
     """Return the plugs that a run names, not imported; a ``SettingError`` if there is no such."""
     names = {key: str(getattr(settings, key)) for key in _OURS}
     return [
-        located(key, name, _OURS[key]) for key, name in names.items() if not _is_ours(key, name)
+        locate_plugin(key, name, _OURS[key])
+        for key, name in names.items()
+        if not _is_ours(key, name)
     ]
 
 
@@ -110,7 +112,7 @@ def plugin_modules(values: Mapping[str, Value]) -> list[str]:
         name = values.get(key)
         if not isinstance(name, str) or _is_ours(key, name):
             continue
-        place = offered(key, ours).get(name, name) if ":" not in name else name
+        place = find_plugins(key, ours).get(name, name) if ":" not in name else name
         top = re.split("[.:]", place)[0]
         if place != top or top in files:
             modules.append(top)
@@ -151,7 +153,7 @@ def silo_names(settings: CommonSettings) -> list[str]:
 
 
 def silo_count(settings: CommonSettings) -> int | None:
-    """Return how many silos there are, or None if only the sites know."""
+    """Return the number of silos, or None if only the sites know it."""
     if data_set(settings.dataset).silos_by_files and not cuts.is_cut(settings):
         return None
     try:
@@ -181,7 +183,7 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
 
 
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
-    """Return how silos were cut (``cut_document``), or None if they are the data set's own."""
+    """Return the ``cut_document`` of the silos, or None if they are the data set's own."""
     if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random
         return None
     places = find_places(settings.data_dir, settings.cache_dir)

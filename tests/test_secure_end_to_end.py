@@ -176,23 +176,23 @@ def test_no_single_update_reaches_the_server_or_its_disk(
         assert number not in caplog.text + capsys.readouterr().out
         for reply in sent:
             received = unpack(reply.content.array_records[ARRAYS][longest])
-            steps = quantisation(resolve(dict(values)).common, SILOS).quantised(part[longest])
+            steps = quantisation(resolve(dict(values)).common, SILOS).quantise(part[longest])
             assert (received == steps).mean() < 0.01
 
 
 @pytest.mark.parametrize(
     ("changes", "told", "fix"),
     [
-        ({"clip-norm": 0.0}, "'clip-norm' is 0: a sum has room", {"clip-norm": 1.0}),
-        ({"secure-threshold": 5}, "of 4 sites it must be from 3 to 4", {"secure-threshold": 0}),
-        ({"secure-threshold": 2}, "of 4 sites it must be from 3 to 4", {"secure-threshold": 4}),
-        ({"aggregation": "median"}, "of a sum only the mean is known", {"aggregation": "mean"}),
+        ({"clip-norm": 0.0}, "but is 0: a sum has room", {"clip-norm": 1.0}),
+        ({"secure-threshold": 5}, "must be from 3 to 4 for 4 sites", {"secure-threshold": 0}),
+        ({"secure-threshold": 2}, "must be from 3 to 4 for 4 sites", {"secure-threshold": 4}),
+        ({"aggregation": "median"}, "a sum gives the mean only", {"aggregation": "mean"}),
         ({"site-weights": "w.json"}, "weigh themselves by their own", {"site-weights": ""}),
-        ({"sites-per-round": 2}, "needs at least three sites, and there are 2", {"silos": 4}),
-        ({"max-epsilon": 3.0}, "there is no epsilon: set both, or remove", {"max-epsilon": 0.0}),
+        ({"sites-per-round": 2}, "needs at least three sites, but there are 2", {"silos": 4}),
+        ({"max-epsilon": 3.0}, "there is no epsilon without", {"max-epsilon": 0.0}),
         (
             {"method": "fedproto"},
-            "method 'fedproto' needs more of the sites' arrays than a sum",
+            "method 'fedproto' needs more than the sum of the sites' arrays",
             {"secure-aggregation": "none", "clip-norm": 0.0},
         ),
     ],
@@ -270,7 +270,7 @@ def test_trust_sums_opens_its_last_sum_again_for_the_same_sites_alone(
 
 
 def test_two_sites_are_too_few(values: dict[str, Value], inline_run: InlineRun) -> None:
-    with pytest.raises(SettingError, match="needs at least three sites, and there are 2"):
+    with pytest.raises(SettingError, match="needs at least three sites, but there are 2"):
         inline_run(values | {"silos": 2, "min-sites": 0}, 2)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from fedsilo.datasets.io.declarations import FileModel, checked, misfit, whole, within
+from fedsilo.datasets.io.declarations import FileModel, check_content, misfit, whole, within
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.settings_schema import Value, unknown_name
@@ -81,7 +81,7 @@ def read_benchmark(path: Path, section: str) -> Benchmark:
     found = read_simulation(path)
     if section not in found:
         raise unknown_name("benchmark", section, [k for k in found if str(k).startswith("bench")])
-    benchmark: Benchmark = checked(
+    benchmark: Benchmark = check_content(
         Benchmark, found[section], lambda sentence: SettingError(f"{path}: {section}: {sentence}")
     )
     for name in [*benchmark.experiments, *(n for c in benchmark.methods.values() for n in c.only)]:

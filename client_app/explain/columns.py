@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.figures.palette import BLUE, ORANGE
 from fedsilo.models.figures.panels import literal
 from fedsilo.models.networks.site_network import SiteNetwork
@@ -98,7 +98,7 @@ def column_contributions(
     def probability(x: Tensor) -> Tensor:
         return torch.softmax(network(x).float(), dim=-1)
 
-    with torch.no_grad(), seeded(0, "shapley", device=device):
+    with torch.no_grad(), seed_generators(0, "shapley", device=device):
         found = ShapleyValueSampling(probability).attribute(
             inputs, target=answers.to(device), feature_mask=groups, n_samples=_ORDERS
         )

@@ -18,7 +18,7 @@ from fedsilo.client_app.training.loop import micro_batches
 from fedsilo.client_app.training.optimisers import eager, moments_of, restore_moments
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.seeding import generator, seeded
+from fedsilo.models.contract.seeding import generator, seed_generators
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.methods.fedaligncl import (
     DISCRIMINATOR,
@@ -26,9 +26,9 @@ from fedsilo.models.methods.fedaligncl import (
     EMBEDDINGS,
     Discriminator,
     FedAlignCLSettings,
+    add_noise,
     alignment_loss,
     discriminator_loss,
-    noised,
     paired_alignment_loss,
     received_discriminator,
 )
@@ -63,7 +63,7 @@ class Aligner:
     # The others' discriminators, on the device, or none for the complement of the site's own
     rivals: Sequence[Discriminator] = ()
     # Adds to embeddings (n, c) what they would leave with, or None if nothing
-    noised: Callable[[Tensor], Tensor] | None = None
+    add_noise: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, inputs: Tensor, optimiser: Optimizer) -> None:
         """Take the steps for a batch of inputs (batch, *input_shape) as the data set holds them.
@@ -151,13 +151,13 @@ def open_aligner(
             )
             for site in (others if settings.align_target == "others" else ())
         ],
-        noised=partial(noised, settings=settings, rng=rng) if settings.noise_variance else None,
+        noised=partial(add_noise, settings=settings, rng=rng) if settings.noise_variance else None,
     )
 
 
 def open_discriminator(lab: Lab, width: int) -> Discriminator:
     """Return the site's discriminator as it was left; at first the seed's."""
-    with seeded(lab.common.seed, "discriminator", lab.site):
+    with seed_generators(lab.common.seed, "discriminator", lab.site):
         discriminator = Discriminator(width)
     if weights := lab.state(DISCRIMINATOR):
         discriminator.load_state_dict(weights)

@@ -20,7 +20,7 @@ from fedsilo.client_app.methods.base import (
 from fedsilo.models.contract.array_names import by_site, with_prefix
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import EVALUATE
-from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, MixingNotes, mixed
+from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, MixingNotes, mix_models
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 
 OWN = "own/"
@@ -47,7 +47,7 @@ class DecentralisedSite(SiteMethod):
         neighbours = by_site(lab.arrays(NEIGHBOUR))
         if not neighbours:
             return own_model(lab)
-        return mixed({**neighbours, lab.site: own_model(lab)}, _mixing_row(lab))
+        return mix_models({**neighbours, lab.site: own_model(lab)}, _mixing_row(lab))
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
         """Yield the network, and at the end the silo's own model too.

@@ -32,7 +32,7 @@ from fedsilo.models.methods.fedaligncl import (
     FedAlignCLSettings,
     curriculum_order,
     curriculum_scores,
-    perturbed,
+    perturb_arrays,
 )
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.exchanged import exchanged_arrays
@@ -115,7 +115,7 @@ class FedAlignCLSite(SiteMethod):
                 arrays |= own
                 noisy |= own.keys()
         key = ("perturbation", lab.instruction.round, lab.instruction.step, lab.site)
-        return perturbed(arrays, noisy, self.settings, lab.session.noise(*key))
+        return perturb_arrays(arrays, noisy, self.settings, lab.session.noise(*key))
 
     def _kept(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None

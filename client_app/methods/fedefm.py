@@ -14,7 +14,7 @@ from fedsilo.models.contract.array_names import by_site, with_prefix
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import TRAINED, measurement
 from fedsilo.models.methods.cross import metric_from
-from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, mixed
+from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, mix_models
 from fedsilo.models.methods.fedefm import (
     CLOSENESS,
     EXPERT,
@@ -64,7 +64,9 @@ class FedEFMSite(DecentralisedSite):
         """
         if visitors := self._trained(lab, NEIGHBOUR):
             shares = dict.fromkeys(visitors, 0.5 / len(visitors))
-            return mixed({**visitors, lab.site: self._home_model(lab)}, {**shares, lab.site: 0.5})
+            return mix_models(
+                {**visitors, lab.site: self._home_model(lab)}, {**shares, lab.site: 0.5}
+            )
         return self._home_model(lab)
 
     def _home_model(self, lab: Lab) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from fedsilo.models.methods.uefl import (
     CentroidNotes,
     UEFLSettings,
 )
-from fedsilo.models.methods.uefl_books import clustered
+from fedsilo.models.methods.uefl_books import cluster_tokens
 from fedsilo.models.methods.uefl_network import CodeUse, UEFLNetwork
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 
@@ -74,7 +74,7 @@ class UEFLSite(SiteMethod):
             raise RefusedError("training is private, and no centroids of features are made")
         tokens = tokens_of(network, lab.silo.train, lab.compute)
         seed = derive_seed(lab.sampling.seed, "kmeans", lab.instruction.round, lab.site)
-        found = clustered(tokens, own, seed, lab.session.limits.sums_min_count)
+        found = cluster_tokens(tokens, own, seed, lab.session.limits.sums_min_count)
         centres, counts = torch.from_numpy(found.centres), torch.from_numpy(found.counts)
         lab.metrics[NEW_CODEWORDS] = len(counts)
         return Outgoing(send={"centroids": centres, "counts": counts})

@@ -38,10 +38,10 @@ from fedsilo.models.privacy.secure_sum import (
     KEY,
     SAMPLES,
     Words,
-    masked,
+    mask_arrays,
     needed_sites,
     quantisation,
-    tolerated,
+    tolerated_colluders,
 )
 from fedsilo.models.privacy.summed_metrics import split_of
 from fedsilo.strategies.wire.secure_keys import (
@@ -144,7 +144,7 @@ class SecureSite:
             if other != self.site:
                 key = mask_key(secrets.masking, secrets.keys[other][0], bound)
                 (plus if self.site < other else minus).append(key)
-        return masked(numbers, plus, minus)
+        return mask_arrays(numbers, plus, minus)
 
     def ready(
         self, received: Mapping[str, Any], metrics: Sequence[str]
@@ -278,7 +278,7 @@ class SecureSite:
     def _refuse_threshold(self, threshold: int, sites: int) -> None:
         if threshold != needed_sites(self.common, sites):
             raise RefusedError(f"threshold {threshold} is not the one of the run's settings")
-        if (most := tolerated(threshold, sites)) < self.colluding:
+        if (most := tolerated_colluders(threshold, sites)) < self.colluding:
             raise RefusedError(
                 f"with {sites} sites and threshold {threshold} a sum hides this site from a server "
                 f"that works with {most} of the others, and {self.colluding} are to be borne "

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.privacy.secure_sum import Quantisation, Words, weight
+from fedsilo.models.privacy.secure_sum import Quantisation, Words, weigh_site
 from fedsilo.models.privacy.summed_metrics import split_of
 from fedsilo.strategies.wire.secure_keys import COUNTS, MEASURED, METRICS
 
@@ -39,18 +39,18 @@ class Summand:
             updates: of what was received, clipped, by name.
             portions: measurements, each from 0 to 1, by name; None where there is no value.
         """
-        own = weight(way, self._samples("train"))
+        own = weigh_site(way, self._samples("train"))
         counts = [min(self._samples("train"), way.samples), int(self.failed)]
         numbers = {COUNTS: np.array(counts, np.uint32)}
         if portions:
             behind = [self._behind(name, portions[name], way) for name in sorted(portions)]
             values = np.array([portions[name] or 0.0 for name in sorted(portions)])
             numbers[MEASURED] = np.array(behind, np.uint32)
-            weights = np.array([weight(way, samples) for samples in behind])
-            numbers[METRICS] = replace(way, limit=1.0).quantised(values * weights)
+            weights = np.array([weigh_site(way, samples) for samples in behind])
+            numbers[METRICS] = replace(way, limit=1.0).quantise(values * weights)
         for name, update in updates.items():
             wide = update.detach().cpu().double().numpy()
-            numbers[name] = way.quantised(own * wide)
+            numbers[name] = way.quantise(own * wide)
         return numbers
 
     def _behind(self, name: str, portion: float | None, way: Quantisation) -> int:

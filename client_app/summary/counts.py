@@ -50,7 +50,7 @@ class Answering:
                 split: {
                     one.name: self._histogram(one, split, "histograms")
                     for one in measures
-                    if one.counted
+                    if one.has_histogram
                 }
                 for split in sizes
             },

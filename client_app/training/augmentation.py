@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsilo.datasets.io.yaml_text import structured
+from fedsilo.datasets.io.yaml_text import parse_structure
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import one_line, shown
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import unknown_name
 
@@ -40,7 +40,7 @@ def augmenter(
     transform, numbers = _transform(settings.augmentation), count()
 
     def augment(batch: Tensor) -> Tensor:
-        with seeded(settings.seed, "augmentation", *key, next(numbers), device=device):
+        with seed_generators(settings.seed, "augmentation", *key, next(numbers), device=device):
             changed = [_changed(image, transform) for image in batch]
         return torch.stack(changed) if changed else batch  # a private batch may be empty
 
@@ -60,7 +60,7 @@ def _transform(text: str) -> Transform:
     """Return the transforms of a setting's text as one."""
     from torchvision.transforms import v2
 
-    composed: Transform = v2.Compose(_built(structured("augmentation", text, _EXAMPLE)))
+    composed: Transform = v2.Compose(_built(parse_structure("augmentation", text, _EXAMPLE)))
     return composed
 
 
@@ -118,7 +118,7 @@ def check_images(settings: CommonSettings, silo: Silo) -> None:
     image = torch.zeros(silo.task.input_shape, dtype=silo.train.inputs.dtype)
     transform = _transform(settings.augmentation)
     try:
-        with seeded(settings.seed, "augmentation"):
+        with seed_generators(settings.seed, "augmentation"):
             changed = _changed(image, transform)
     except (TypeError, ValueError, RuntimeError) as error:
         raise _refused(settings.augmentation, error) from None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.mc_dropout import (
     mc_dropout_probabilities,
@@ -164,7 +164,7 @@ def predict_batches(
     """
     probabilities = []
     with (
-        seeded(settings.seed, "mc-dropout", *key, device=compute.device),
+        seed_generators(settings.seed, "mc-dropout", *key, device=compute.device),
         torch.no_grad(),
         only_dropout_active(network, settings.mc_passes > 0),
         compute.autocast(),

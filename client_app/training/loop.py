@@ -21,7 +21,7 @@ from fedsilo.client_app.training.rates import is_scheduled, rate_setter
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import SAMPLES, STEPS
-from fedsilo.models.contract.seeding import derive_seed, seeded
+from fedsilo.models.contract.seeding import derive_seed, seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import annealing, evidences
 from fedsilo.models.maths.pacing import epoch_of
@@ -184,7 +184,7 @@ class LocalTraining:
             rng = torch.Generator().manual_seed(seed)
             passes = schedule(count, self.settings, rng, self.minimum_batch)
         # One seed for all draws of the training: dropout's follow one another over the batches
-        with seeded(self.settings.seed, "training", *self.key, device=self.compute.device):
+        with seed_generators(self.settings.seed, "training", *self.key, device=self.compute.device):
             for number, batches_of_pass in enumerate(passes):
                 if self.before_pass:
                     self.before_pass(number)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedsilo.datasets.io.yaml_text import structured
+from fedsilo.datasets.io.yaml_text import parse_structure
 from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
@@ -65,7 +65,7 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
 
 def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
     """Return 'optimiser-arguments', pairs such as Adam's betas as tuples."""
-    chosen = structured("optimiser-arguments", settings.optimiser_arguments, _EXAMPLE)
+    chosen = parse_structure("optimiser-arguments", settings.optimiser_arguments, _EXAMPLE)
     for name, key in _OWN_KEYS.items():
         if name in chosen:
             raise SettingError(f"'optimiser-arguments' has '{name}': set '{key}' instead")

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from fedsilo.client_app.training.optimisers import eager
-from fedsilo.datasets.io.yaml_text import structured
+from fedsilo.datasets.io.yaml_text import parse_structure
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import listed, one_line
 from fedsilo.models.contract.settings import CommonSettings
@@ -118,7 +118,7 @@ def _scheduler(
 
 
 def _arguments(schedule: str, text: str) -> dict[str, Any]:
-    chosen: dict[str, Any] = structured(
+    chosen: dict[str, Any] = parse_structure(
         "schedule-arguments", text, _EXAMPLES.get(schedule, "{pct_start: 0.3}")
     )
     if unknown := sorted(map(str, chosen.keys() - {*_ARGUMENTS[schedule]})):

@@ -9,7 +9,7 @@ from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.messages import FIGURES
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import FeatureStatistics
-from fedsilo.models.maths.standardisation import pooled_statistics, standardised, sums_of
+from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
 from fedsilo.strategies.wire.records import unpack
 
 
@@ -45,6 +45,6 @@ def figures_for(silo: Silo, settings: CommonSettings, content: RecordDict) -> Fe
 def with_figures(silo: Silo, figures: FeatureStatistics) -> Silo:
     """Return the silo with its features standardised by ``figures``."""
     train, val, test = (
-        Split(standardised(split.inputs, figures), split.labels) for split in silo.splits().values()
+        Split(standardise(split.inputs, figures), split.labels) for split in silo.splits().values()
     )
     return dataclasses.replace(silo, train=train, val=val, test=test, figures=figures)

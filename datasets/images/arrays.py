@@ -25,8 +25,8 @@ from fedsilo.models.contract.settings_schema import as_mapping
 
 Arrays = tuple[npt.NDArray[Any], npt.NDArray[np.int64], list[str]]
 
-_SHARE = 0.25  # of test samples where there are no test folds
-_MOST_BYTES = 2**34  # of an array
+_SHARE = 0.25  # share of test samples if there are no test folds
+_MOST_BYTES = 2**34  # largest size of an array
 _MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
 
 
@@ -47,18 +47,20 @@ class OwnArrays(DataSet):
         return names
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return the reading of a file ``.npy``, a sample as ``x`` holds them."""
+        """Return a function that reads a ``.npy`` file as one sample of the form of ``x``."""
         x = _read(self._folder(places) / f"{site}.npz")[0]
         forms = (x.shape[1:], x.shape[2:]) if x.shape[1] == 1 else (x.shape[1:],)
 
         def read(path: Path) -> npt.NDArray[Any]:
-            if fault := file_fault(path):  # a pipe would be waited for
+            # Opening a pipe would wait for ever
+            if fault := file_fault(path):
                 raise BrokenImageError(fault)
             try:
                 sample = np.load(path, allow_pickle=False)
             except (OSError, *DAMAGES):
                 sample = None
-            if not isinstance(sample, np.ndarray):  # numpy also opens an archive of arrays
+            # numpy opens an archive of arrays too, but returns another object
+            if not isinstance(sample, np.ndarray):
                 raise BrokenImageError("is not a NumPy array (.npy)")
             with np.errstate(over="ignore"):  # beyond float32 a number becomes infinite
                 own = sample.astype(np.float32) if sample.dtype.kind == "f" else sample
@@ -94,13 +96,13 @@ class OwnArrays(DataSet):
 
 
 def _read(path: Path) -> Arrays:
-    return _checked(str(path), **read_arrays(path, ("x", "y", "classes"), _MOST_BYTES))
+    return _check_arrays(str(path), **read_arrays(path, ("x", "y", "classes"), _MOST_BYTES))
 
 
-def _checked(
+def _check_arrays(
     where: str, x: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any]
 ) -> Arrays:
-    """Return samples (n, channels, height, width), labels (n,) and the classes' names."""
+    """Check a site's arrays; return samples (n, channels, height, width), labels (n,) and names."""
     if x.dtype.kind not in "fu" or x.ndim not in (3, 4) or (x.dtype.kind == "u" and x.itemsize > 1):
         raise DataError(
             f"{where}: x is {kind_of(x)}, and must be 8-bit numbers or floats (n, channels, "
@@ -128,10 +130,10 @@ def _checked(
 def write_arrays(
     folder: Path, silos: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 ) -> None:
-    """Write each site's samples and labels, of which each value is a class.
+    """Write one file per site with its samples and labels; each different label is a class.
 
     Raises:
-        DataError: samples are of another form at another site, or no samples with one label each.
+        DataError: the forms of samples differ between sites, or a sample has no label.
     """
     every = np.unique(np.concatenate([np.asarray(y).reshape(-1) for _, y in silos.values()]))
     classes = np.array([str(value) for value in every.tolist()])
@@ -145,12 +147,13 @@ def write_arrays(
                 f"a label, and the form {form} that those of '{first}' have"
             )
         places = np.searchsorted(every, y)
-        _checked(f"silo '{site}'", x, places, classes)  # refused before a run begins
+        _check_arrays(f"silo '{site}'", x, places, classes)  # refused before a run begins
         np.savez(folder / f"{site}.npz", x=x, y=places, classes=classes)
 
 
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return images with their channels first where they are last."""
+    """Move the channels of images to the front if they are last."""
+    # 4 is the most channels an image has, so that only the last axis can be the channels then
     last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[-1]
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if last else x
 

@@ -22,7 +22,13 @@ from fedsilo.datasets.images.decoding import (
     header_measures,
     picture_header,
 )
-from fedsilo.datasets.images.index import ImageIndex, check_copies, join_copies, joined, parted
+from fedsilo.datasets.images.index import (
+    ImageIndex,
+    check_copies,
+    join_copies,
+    join_indices,
+    split_public,
+)
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.silo.measures import Measure
@@ -51,9 +57,9 @@ class ImageDataSet(DataSet):
     """A data set whose sites list images of the same classes.
 
     Class attributes:
-        size: pixels of a side where the settings name none.
-        share: share of test images where there are no test folds.
-        channels, dtype: of an image.
+        size: side of an image in pixels, unless the settings name one.
+        share: share of test images if there are no test folds.
+        channels, dtype: channels and type of an image.
     """
 
     settings = frozenset(SPLIT_KEYS).union(
@@ -71,42 +77,45 @@ class ImageDataSet(DataSet):
 
     @abstractmethod
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Return the images of a site that there is, of which 'sample-share' are in use.
+        """List the images of an existing site, thinned to 'sample-share'.
 
         Raises:
-            DataError: its listing cannot be used.
+            DataError: the listing cannot be used.
         """
 
     def own_size(self, places: Places) -> int:
-        """Return the pixels of an image's side where the settings name none."""
+        """Return the side of an image in pixels, unless the settings name one."""
         return self.size
 
     def own_share(self, places: Places) -> float:
-        """Return the share of test images where there are no folds."""
+        """Return the share of test images if there are no folds."""
         return self.share
 
     def content(self, index: ImageIndex) -> list[Any]:
-        """Return what decides the pixels, for a cached silo's key: size and time of each file."""
+        """Return the facts that decide the pixels, for the key of a cached silo.
+
+        They are the folder, and the size and time of change of each file.
+        """
         return [str(index.folder.resolve()), [file_stamp(index.folder / n) for n in index.names]]
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return what makes of an image's name its pixels (channels, size, size).
+        """Return a function: name of an image -> pixels (channels, size, size).
 
-        It raises a ``BrokenImageError`` for an image that cannot be used.
+        The function raises a ``BrokenImageError`` for an image that cannot be used.
         """
         return lambda name: decode_image(index.folder / name, size, settings.colour_constancy)
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Return the images of ``index``."""
+        """Decode the images of ``index`` at ``size`` pixels per side."""
         from threadpoolctl import threadpool_limits
 
         shape, read = (self.channels, size, size), self.reader(index, size, settings)
-        # Several threads would only wait for each other in small products, and may round otherwise
+        # Several threads wait for each other in small products, and may round differently
         with threadpool_limits(1):
             return decode_each(index.names, shape, self.dtype, read)
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return the decoding of one file as those of a silo are decoded."""
+        """Return a function that decodes a new file like the files of a silo."""
         size = settings.image_size or self.own_size(places)
         folder = self.files_folder(places)
 
@@ -118,21 +127,21 @@ class ImageDataSet(DataSet):
         return read
 
     def files_folder(self, places: Places) -> Path:
-        """Return the folder of an index, which may hold the declaration of what its files are."""
+        """Return the folder of the files; empty if the data set has none."""
         return Path()
 
     def header(self, path: Path) -> Header:
-        """Return what a file says of itself, as ``picture_header`` does."""
+        """Read width, height and bits of a file from its header."""
         return picture_header(path)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return width, height and depth of the files of a site."""
-        own, _ = parted(self.index(name, settings, places), settings.public_share)
+        """Return the histograms of width, height and depth of a site's files."""
+        own, _ = split_public(self.index(name, settings, places), settings.public_share)
         return header_measures([own.folder / file for file in own.names], self.header)
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """List, split, decode and cache a site's images."""
-        own, _ = parted(self.index(name, settings, places), settings.public_share)
+        own, _ = split_public(self.index(name, settings, places), settings.public_share)
 
         def rows() -> RowSplit:
             check_copies(own)
@@ -142,10 +151,10 @@ class ImageDataSet(DataSet):
             share, seed = self.own_share(places), settings.fold_seed
             return split_rows(own.labels, settings, share, seed, own.where, groups)
 
-        return self._cached("silo", name, own, rows, settings, places)
+        return self._open_cached("silo", name, own, rows, settings, places)
 
     def public(self, settings: CommonSettings, places: Places) -> Split:
-        """Return the public part of all sites, which no silo holds.
+        """Return the public images of all sites, which no silo holds.
 
         Raises:
             SettingError: 'public-share' is 0.
@@ -155,15 +164,15 @@ class ImageDataSet(DataSet):
             raise SettingError("setting 'public-share' is 0: name a share above 0")
         sites = self.silo_names(settings, places)
         indices = [self.index(site, settings, places) for site in sites]
-        parts = [parted(index, settings.public_share)[1] for index in indices]
-        public = joined(f"{self.name}, public part", parts)
+        parts = [split_public(index, settings.public_share)[1] for index in indices]
+        public = join_indices(f"{self.name}, public part", parts)
         if not len(public):
             raise DataError(f"{public.where}: no image is in it: raise 'public-share'")
         every = np.arange(len(public))
         rows = RowSplit(every, every[:0], every[:0])
-        return self._cached("public", "public", public, lambda: rows, settings, places).train
+        return self._open_cached("public", "public", public, lambda: rows, settings, places).train
 
-    def _cached(
+    def _open_cached(
         self,
         kind: str,
         name: str,
@@ -172,9 +181,9 @@ class ImageDataSet(DataSet):
         settings: CommonSettings,
         places: Places,
     ) -> Silo:
-        """Return the silo, or the public part as one, from the cache or made now.
+        """Open a silo, or the public part as a silo, in the cache; make it first if it is missing.
 
-        ``kind`` is 'silo' or 'public', and ``rows`` returns which images are in which part.
+        ``kind`` is 'silo' or 'public'. ``rows`` computes the split of the images, only when needed.
         """
         size = settings.image_size or self.own_size(places)
         classes = self.classes(settings, places)
@@ -206,7 +215,7 @@ class ImageDataSet(DataSet):
     def _parts(
         self, index: ImageIndex, rows: RowSplit, size: int, settings: CommonSettings
     ) -> tuple[dict[str, Split], int]:
-        """Return the decoded parts and the number of images left out."""
+        """Decode each part; return the parts and the number of images left out."""
         parts: dict[str, Split] = {}
         faults: list[Fault] = []
         for part, own in vars(rows).items():
@@ -221,7 +230,7 @@ class ImageDataSet(DataSet):
 
 
 def file_stamp(path: Path) -> tuple[int, int] | None:
-    """Return size and time of change of a file, or None if there is none."""
+    """Return size in bytes and time of change in ns of a file; None if there is no file."""
     try:
         stamp = path.stat()
     except OSError:
@@ -230,9 +239,9 @@ def file_stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _given_split(index: ImageIndex, groups: Sequence[str], settings: CommonSettings) -> RowSplit:
-    """Return the split that the user gave; folds cut a part out of the training images it lacks.
+    """Return the split that the user gave; folds cut missing parts out of the training images.
 
-    ``groups`` are the groups of the images with copies joined.
+    ``groups`` has the group of each image, with copies joined.
     """
     places = {part: np.flatnonzero([p == part for p in index.parts]) for part in SPLITS}
     for kind, folds in (("test", settings.test_folds), ("val", settings.val_folds)):

@@ -21,21 +21,21 @@ import numpy.typing as npt
 from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.silo.measures import Measure
 from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.one_line import printable, shortened
+from fedsilo.models.contract.one_line import abbreviate, printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = npt.NDArray[np.uint8]
 
-# Not all that Pillow knows: for some formats it starts other programs
+# Only some of Pillow's formats, because for others it starts programs
 PICTURES = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")
-MOST_PIXELS = 89_478_485  # where Pillow begins to warn; a mammogram has 25 million
+MOST_PIXELS = 89_478_485  # Pillow warns beyond; a mammogram has 25 million
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of a TIFF
 _WIDE_MODES = ("I", "F")  # more than 8 bits a channel: Pillow would clip them to white
 _WIDE_COLOURS = re.compile(";16[BLN]")
 _TOO_LARGE = f"has more than {MOST_PIXELS} pixels, by its header: save it smaller"
-ALL = "all"  # files are counted over all splits
+ALL = "all"  # name of the only split in histograms of files
 _WITH_HEADERS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP", "PPM")
 _SIDES = (64.0, 128.0, 256.0, 512.0, 768.0, 1024.0, 1536.0, 2048.0, 3072.0, 4096.0)
 _DEPTHS = (2.0, 9.0, 17.0, 25.0)
@@ -58,11 +58,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Those of some files that could be decoded.
+    """The images of files that could be decoded, and the faults of the others.
 
     Attributes:
-        images: (k, channels, size, size), uint8 or, of radiographs, int16 (see ``Split``).
-        kept: (k,) their places among the files.
+        images: (k, channels, size, size), uint8, or int16 for radiographs (see ``Split``).
+        kept: places of these images among the files, (k,).
         faults: the other files.
     """
 
@@ -72,10 +72,10 @@ class Decoded:
 
 
 def decode_image(path: Path, size: int, constancy: bool = False) -> Pixels:
-    """Return an image file as RGB (3, size, size), 0..255.
+    """Decode an image file to RGB (3, size, size), 0..255.
 
-    Its central square is resized (bilinear, antialiased), which is the shorter side resized and
-    the longer one cropped. Colour constancy is applied after that, to what a network sees.
+    The central square is resized (bilinear, antialiased): the longer side is cropped. Colour
+    constancy is applied afterwards, because it should correct the pixels that a network sees.
 
     Raises:
         BrokenImageError: the file is missing, cut short, no image or of more than 8 bits.
@@ -95,7 +95,8 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
     """
     from PIL import Image, UnidentifiedImageError
 
-    if fault := file_fault(path):  # a pipe would be waited for
+    # Opening a pipe would wait for ever
+    if fault := file_fault(path):
         raise BrokenImageError(fault)
     try:
         with warnings.catch_warnings():
@@ -113,7 +114,8 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
         raise BrokenImageError(_TOO_LARGE) from None
     except (BrokenImageError, MemoryError):
         raise
-    except OSError as error:  # with a number it is the system's, without one the decoder's
+    except OSError as error:
+        # Errors of the system have a number; those of the decoder have none
         raise BrokenImageError(
             f"cannot be read: {error.strerror}" if error.errno else "is truncated or damaged"
         ) from None
@@ -122,7 +124,7 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 
 
 def check_pixels(height: int, width: int) -> None:
-    """Refuse an image of no pixels or over ``MOST_PIXELS``, by a ``BrokenImageError``."""
+    """Raise a ``BrokenImageError`` for an image without pixels or with over ``MOST_PIXELS``."""
     if height < 1 or width < 1:
         raise BrokenImageError("has no pixels, by its header")
     if height * width > MOST_PIXELS:
@@ -138,13 +140,14 @@ def _check_tiles(image: Image) -> None:
 
 
 def is_wide(image: Image) -> bool:
-    """Return whether an image that is not decoded yet has more than 8 bits a channel."""
-    stored = str(getattr(image, "tile", ""))  # Pillow keeps the upper 8 bits of colours of 16
+    """Tell whether an image has more than 8 bits per channel, before it is decoded."""
+    # Pillow reports an 8-bit mode for colours of 16 bits; only the tile shows the stored bits
+    stored = str(getattr(image, "tile", ""))
     return image.mode.split(";")[0] in _WIDE_MODES or bool(_WIDE_COLOURS.search(stored))
 
 
 def refuse_wide(image: Image) -> None:
-    """Refuse an image that ``is_wide``, by a ``BrokenImageError``."""
+    """Raise a ``BrokenImageError`` for an image that ``is_wide``."""
     if is_wide(image):
         raise BrokenImageError("has more than 8 bits a channel: save it with 8")
 
@@ -154,8 +157,10 @@ def _central_square(image: Image, size: int) -> Pixels:
     from PIL.Image import Resampling
 
     refuse_wide(image)
-    image.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at half, a quarter, ...
-    ImageOps.exif_transpose(image, in_place=True)  # a copy of it may be a hundred megabytes
+    # A large JPEG is decoded at a half, a quarter, ... of its size, which saves time and memory
+    image.draft("RGB", (2 * size, 2 * size))
+    # This works in place, because a copy may take a hundred megabytes
+    ImageOps.exif_transpose(image, in_place=True)
     upright = image.convert("RGB")
     width, height = upright.size
     side = min(width, height)
@@ -166,11 +171,12 @@ def _central_square(image: Image, size: int) -> Pixels:
 
 
 def shades_of_grey(pixels: Pixels) -> Pixels:
-    """Return ``pixels`` (3, height, width) as if lit by grey light, its norm preserved."""
+    """Correct ``pixels`` (3, height, width) as if the light were grey, with the same brightness."""
     channels = pixels.astype(np.float64)
     light = (channels**_GREY_POWER).mean(axis=(1, 2)) ** (1 / _GREY_POWER)
     norm = np.sqrt((light**2).mean())
-    gain = np.divide(norm, light, out=np.ones(3), where=light > 0)  # a black channel stays black
+    # A black channel has no light to divide by, and stays black
+    gain = np.divide(norm, light, out=np.ones(3), where=light > 0)
     corrected: Pixels = np.rint(channels * gain[:, None, None]).clip(0, 255).astype(np.uint8)
     return corrected
 
@@ -181,10 +187,9 @@ def decode_each(
     dtype: npt.DTypeLike,
     decode: Callable[[str], npt.NDArray[Any]],
 ) -> Decoded:
-    """Decode images of ``shape`` (channels, size, size), one after the other, into one array.
+    """Decode images of ``shape`` (channels, size, size), one after another, into one array.
 
-    Those for which ``decode`` raises a ``BrokenImageError`` are left out of the array and listed
-    (see ``check_faults``).
+    Images for which ``decode`` raises a ``BrokenImageError`` are left out and listed as faults.
     """
     images = np.empty((len(names), *shape), dtype=dtype)
     kept: list[int] = []
@@ -201,7 +206,7 @@ def decode_each(
 def check_faults(
     faults: Sequence[Fault], images: int, safe_names: Mapping[str, str], policy: str, where: str
 ) -> None:
-    """Refuse the faults of a site's ``images`` unless ``policy`` (broken-images) is 'skip'.
+    """Refuse faults among a site's ``images``, unless ``policy`` ('broken-images') is 'skip'.
 
     Raises:
         DataError: counts them and names the first by their ``safe_names``, with their reasons.
@@ -220,25 +225,25 @@ def check_faults(
 
 
 def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
-    """Write into this machine's own log which files an error is about, if it does not name them.
+    """Log on this machine which files an error means, because errors do not name them.
 
-    ``images`` are pairs: an image's name in the error, and its file. ``where`` names the site.
+    ``images`` are pairs (name in the error, file); ``where`` names the site.
     """
-    named = [f"{called} is {shortened(name, 60, 40)}" for called, name in images if called != name]
+    named = [f"{called} is {abbreviate(name, 60, 40)}" for called, name in images if called != name]
     if named:
         names = printable(describe(named))
         logging.getLogger("flwr").warning("fedsilo: %s: %s", printable(where), names)
 
 
 def describe(names: Sequence[Any], most: int = _NAMED_FAULTS) -> str:
-    """Return the first of ``names`` as a text, and how many more there are."""
+    """Join the first ``most`` names with commas, and say how many more there are."""
     more = len(names) - most
     return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
 class Header:
-    """Pixels of a file's sides, and bits a pixel."""
+    """Width and height of an image file in pixels, and its bits per pixel."""
 
     width: int
     height: int
@@ -246,10 +251,10 @@ class Header:
 
 
 def picture_header(path: Path) -> Header:
-    """Return what an image file says of itself; its pixels are not decoded.
+    """Read width, height and bits of an image file; its pixels are not decoded.
 
     Raises:
-        BrokenImageError: it is missing, or no image.
+        BrokenImageError: the file is missing, or is not an image.
     """
     with opened_image(path, _WITH_HEADERS) as image:
         bits = 16 if image.mode.startswith("I") else _BITS.get(image.mode, 0)
@@ -257,7 +262,7 @@ def picture_header(path: Path) -> Header:
 
 
 def header_measures(paths: Iterable[Path], read: Callable[[Path], Header]) -> list[Measure]:
-    """Return width, height and depth of the files that can be read."""
+    """Collect width, height and depth of the files that can be read."""
     headers: list[Header] = []
     for path in paths:
         with suppress(BrokenImageError):  # they are counted among those left out

@@ -31,7 +31,7 @@ from fedsilo.datasets.io.locations import Places, data_folder, find_places
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, FileNamesError
-from fedsilo.models.contract.one_line import counted, one_line, shown
+from fedsilo.models.contract.one_line import format_count, one_line, quote_value
 from fedsilo.models.contract.settings import CommonSettings
 
 MANIFEST = "manifest.csv"
@@ -51,7 +51,7 @@ class Image:
 
 
 def read_folder(folder: Path) -> dict[str, list[Image]]:
-    """Return the images of each site, by site and in the order of their paths.
+    """List the images of each site in the order of their paths.
 
     Raises:
         DataError: the layout is none of the three, a class is empty, or there is only one.
@@ -94,7 +94,7 @@ def _read_site(folder: Path) -> list[Image]:
 
 
 def _part_folders(folder: Path) -> dict[str, Path]:
-    """Return the folders of a site's parts by name; a site without parts has one, named ''."""
+    """Return the folders of a site's splits by name; without splits it is one, named ''."""
     tops = subfolders(folder)
     if are_parts(tops):
         return {top.name: top for top in tops}
@@ -121,7 +121,7 @@ class FolderImages(ImageDataSet):
         return list(self._sites(places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Return a silo; without folders of sites all images belong to the site that asks."""
+        """Return a silo; if the folders name no sites, all images belong to the asking site."""
         if list(self._sites(places)) == [ALONE]:
             return self._load(name, settings, places)
         return super().load(name, settings, places)
@@ -149,7 +149,7 @@ class FolderImages(ImageDataSet):
         return take_share(index, settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Return whether a site has a folder ``val``."""
+        """Tell whether a site has a folder ``val``."""
         return any(one.split == "val" for images in self._sites(places).values() for one in images)
 
     def notices(self, settings: CommonSettings) -> list[str]:
@@ -174,7 +174,7 @@ class FolderImages(ImageDataSet):
             for class_folder in dict.fromkeys(image.path.parent for image in images):
                 name = class_folder.relative_to(data).as_posix()
                 for reason, count in count_unread(class_folder).items():
-                    files = counted(count, "file")
+                    files = format_count(count, "file")
                     sentences.append(f"folder '{one_line(name, 80)}': {files} {reason} not read")
         return sentences
 
@@ -183,7 +183,7 @@ class FolderImages(ImageDataSet):
         return data_folder(places, self.name, f"of images sorted into {LAYOUTS}")
 
     def _sites(self, places: Places) -> dict[str, list[Image]]:
-        """Return the images by site, or raise a ``DataError`` if sites have other classes."""
+        """List the images by site, or raise a ``DataError`` if the sites' classes differ."""
         folder = self.files_folder(places)
         try:
             sites = read_folder(folder)
@@ -215,8 +215,8 @@ def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
     classes = _classes(sites)
     if odd := [name for name in classes if name != name.lstrip() or not name.isprintable()]:
         raise DataError(
-            f"{folder}: class {shown(odd[0])} begins with a space, or has what cannot be printed, "
-            "and no manifest can name its files: rename its folders"
+            f"{folder}: class {quote_value(odd[0])} must not begin with a space or have characters "
+            "that cannot be printed, because no manifest can name its files: rename its folders"
         )
     own = {site: Path("" if site == ALONE else site) / MANIFEST for site in sites}
     declaration = folder / _DECLARATION

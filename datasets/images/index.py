@@ -1,7 +1,7 @@
-"""Which images a site has: read from CSV listings, thinned, parted from the public ones.
+"""The index of a site's images, thinned to a share and separated from public images.
 
-Whether an image is used or public depends on a hash of its group's name (the patient or lesion), so
-that it is the same at every site and in every run.
+A hash of the group's name (the patient or lesion) decides whether an image is used or public. So
+the decision is the same at every site and in every run.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class ImageIndex:
         folder: the images' folder.
         names: each image's file in ``folder``.
         labels: (n,) int64, each image's class.
-        groups: what each image is of: a patient or lesion.
-        safe_names: what each image is called in errors, which the server reads: a file's name may
-            be a patient's.
-        parts: the part (of ``SPLITS``) of each image where the user gives it, else empty.
+        groups: the patient or lesion of each image.
+        safe_names: the name of each image in errors. The server reads errors, but the name of a
+            file may be that of a patient.
+        parts: the split (of ``SPLITS``) of each image if the user gives it, otherwise empty.
     """
 
     where: str
@@ -52,7 +52,7 @@ class ImageIndex:
         return len(self.names)
 
     def take(self, rows: Rows) -> ImageIndex:
-        """Return these images of it."""
+        """Select images by their rows, in the order of ``rows``."""
         texts = (self.names, self.groups, self.safe_names)
         names, groups, safe_names = (tuple(all_[row] for row in rows) for all_ in texts)
         parts = tuple(self.parts[row] for row in rows) if self.parts else ()
@@ -61,34 +61,35 @@ class ImageIndex:
         )
 
 
-def joined(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
-    """Return the images of several sites, which are in one folder, as one index."""
+def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
+    """Join the indices of several sites whose images are in one folder."""
     folder = parts[0].folder if parts else Path()
     names = tuple(name for index in parts for name in index.names)
     groups = tuple(group for index in parts for group in index.groups)
     labels = np.concatenate([np.empty(0, np.int64), *(index.labels for index in parts)])
     safe_names = []
-    for index in parts:  # lines are counted from 1 in each site's manifest
+    for index in parts:
+        # Each manifest counts lines from 1, so that a line needs the name of its site
         apart = "" if index.safe_names == index.names else f" of {index.where}"
         safe_names += [f"{name}{apart}" for name in index.safe_names]
     return ImageIndex(where, folder, names, labels, groups, tuple(safe_names))
 
 
-def parted(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
-    """Return the images that a silo may hold, and those of the public part of that share."""
+def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
+    """Split an index into the images of the silo and the public images of that ``share``."""
     public = in_public(index.groups, share)
     return index.take(np.flatnonzero(~public)), index.take(np.flatnonzero(public))
 
 
 def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
-    """Return for each image whether its group is in the public part of that share."""
+    """Tell for each image, (n,) bool, whether its group is in the public part of that share."""
     return np.array([_fraction("public-part", group) < share for group in groups], dtype=bool)
 
 
 def take_share(index: ImageIndex, share: float) -> ImageIndex:
-    """Return ``share`` of the groups of ``index``, and more if fewer than 2 images were left.
+    """Keep ``share`` of the groups in ``index``, but at least 2 images.
 
-    The same groups each time; a larger share holds those of a smaller one.
+    The choice is the same each time, and a larger share contains a smaller one.
     """
     if share == 1:
         return index
@@ -104,7 +105,7 @@ def take_share(index: ImageIndex, share: float) -> ImageIndex:
 
 
 def _fraction(purpose: str, group: str) -> float:
-    """Return a number in [0, 1) of the group's own."""
+    """Map a group's name to a number in [0, 1), evenly distributed."""
     return derive_seed(0, purpose, group) / 2**63
 
 
@@ -148,6 +149,7 @@ def join_copies(index: ImageIndex) -> ImageIndex:
     copies = find_copies(index)
     if not copies:
         return index
+    # Union-find: each group points to another of the same set, and a leader to itself
     leader = {group: group for group in index.groups}
 
     def find(group: str) -> str:

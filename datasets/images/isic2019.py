@@ -52,10 +52,10 @@ class Isic2019(ImageDataSet):
         return classes_of(settings.target)
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the centres of which images are here."""
+        """Return the centres that have images on this machine."""
         folder = _folder(places)
         here = set(os.listdir(_image_folder(folder)))
-        listed = _listed(folder).items()
+        listed = _read_listing(folder).items()
         centres = {centre for image, (_, centre) in listed if f"{image}.jpg" in here}
         return [name for centre, name in enumerate(CENTRES) if centre in centres]
 
@@ -77,7 +77,9 @@ class Isic2019(ImageDataSet):
         """
         folder, centre = _folder(places), CENTRES.index(site)
         lesions = _lesions(folder, *(file_stamp(folder / name) for name, _ in _LESIONS))
-        rows = {im: target for im, (target, there) in _listed(folder).items() if there == centre}
+        rows = {
+            im: target for im, (target, there) in _read_listing(folder).items() if there == centre
+        }
         if not any(image in lesions for image in rows):
             raise DataError(
                 f"isic2019, {site}: no table of lesions knows an image of this centre, and images "
@@ -108,14 +110,17 @@ def _image_folder(folder: Path) -> Path:
     raise DataError(f"{folder} has no folder of images: it must be one of {', '.join(_FOLDERS)}")
 
 
-def _listed(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return ``_listing``, which is read again when its files change."""
+def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return ``_listing``, which is read again if its files have changed."""
     return _listing(folder, file_stamp(folder / _LISTING), file_stamp(folder / _AVAILABLE))
 
 
 @lru_cache(maxsize=4)
 def _listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
-    """Return target and centre of each image that should be here, in file order."""
+    """Read diagnosis and centre of each listed image, in file order.
+
+    ``stamps`` are part of the cache's key only.
+    """
     path = folder / _LISTING
     rows: dict[str, tuple[int, int]] = {}
     for number, row in read_rows(path, ("image", "target", "center")):
@@ -142,9 +147,9 @@ def _number(text: str, column: str, count: int, place: str) -> int:
 
 @lru_cache(maxsize=4)
 def _lesions(folder: Path, *stamps: object) -> dict[str, str]:
-    """Return the lesion of each image in a table, or an empty string if none names one.
+    """Read the lesion of each image in the tables; empty if no table names it.
 
-    The first table that names one decides.
+    The first table that names a lesion decides. ``stamps`` are part of the cache's key only.
     """
     tables = [(folder / name, key) for name, key in _LESIONS if (folder / name).is_file()]
     if not tables:

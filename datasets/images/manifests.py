@@ -35,7 +35,7 @@ _MOST_OF_A_SITE = 0.5  # share of a site's images at which one patient is worth 
 
 
 def _names_as_lists(content: Any) -> Any:
-    """Return the mapping that a list of classes stands for: they are their own labels."""
+    """Convert a list of classes to the mapping in which each class is its own label."""
     if not isinstance(content, list):
         return content
     names = [as_text(name) for name in content]
@@ -45,13 +45,13 @@ def _names_as_lists(content: Any) -> Any:
 
 
 class Declaration(FileModel):
-    """What every site's images are, as the file has it.
+    """The declaration file: sites, classes, image size and test share.
 
     Attributes:
         sites: site -> manifest in the data directory.
         classes: class name -> the manifests' labels that mean it, in class order.
-        image_size: pixels of a side where the settings name none.
-        test_share: share of test images where neither the manifest nor the settings split.
+        image_size: side of an image in pixels, unless the settings name one.
+        test_share: share of test images if neither the manifest nor the settings give a split.
     """
 
     model_config = ConfigDict(title="the file")
@@ -67,8 +67,8 @@ class ManifestDataSet(ImageDataSet):
 
     Class attributes:
         file: the declaration's name in the data directory.
-        model: what it may say, and what holds for what it does not say.
-        columns: what its manifests may name besides path, label, split and patient.
+        model: the declaration's model, with defaults.
+        columns: columns that manifests may have besides path, label, split and patient.
     """
 
     origin = "own"
@@ -128,7 +128,8 @@ class OwnImages(ManifestDataSet):
 
 
 def _inside(folder: str, path: str) -> str | None:
-    """Return ``path`` of ``folder`` as one of the data directory, or None if it leaves that."""
+    """Resolve ``path`` in ``folder`` relative to the data directory; None if it leads outside."""
+    # normpath removes '..', so that only a path that leads outside still begins with '..'
     joined = os.path.normpath(PurePosixPath(folder) / path)
     return None if PurePosixPath(joined).parts[:1] in {("..",), ("/",)} else joined
 
@@ -200,7 +201,7 @@ class _Manifest:
         return name
 
     def _relative(self, path: str, place: str) -> str:
-        """Return an absolute path as one relative to the manifest's folder."""
+        """Convert an absolute path to one relative to the manifest's folder."""
         base = (self.folder / self.file).parent.resolve()
         data = self.folder.resolve()
         if not Path(os.path.normpath(path)).is_relative_to(data):
@@ -211,7 +212,8 @@ class _Manifest:
         return os.path.relpath(path, base)
 
     def _stored_name(self, name: str) -> str:
-        """Return the name in the Unicode form in which the file exists, else as it is written."""
+        """Return a file's name in the Unicode form that exists on the disk, otherwise unchanged."""
+        # A Mac stores an umlaut as two characters (NFD), which most programs write as one (NFC)
         if (self.folder / name).exists():
             return name
         for form in ("NFC", "NFD"):
@@ -221,7 +223,7 @@ class _Manifest:
         return name
 
     def _parts(self, given: list[tuple[int, str]]) -> tuple[str, ...]:
-        """Return the part of each image, or none if no line says one."""
+        """Return the split of each image; empty if no line names one."""
         if not any(part for _, part in given):
             return ()
         for number, part in given:

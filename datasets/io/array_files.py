@@ -21,7 +21,7 @@ from fedsilo.datasets.io.unpacked_size import check_members
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 
-# What numpy lets through of damaged headers, of its own and of Python's tokenizer
+# Errors for damaged files: numpy does not catch those of zipfile and of Python's tokenizer
 DAMAGES = (
     *(zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, MemoryError),
     *(RecursionError, SyntaxError, tokenize.TokenError),
@@ -32,10 +32,10 @@ _PART = 2**20  # bytes that are inflated at once
 
 
 def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.NDArray[Any]]:
-    """Return arrays of an npz file, none of more than ``most`` bytes.
+    """Read arrays from an npz file, each of at most ``most`` bytes.
 
     Raises:
-        DataError: the file is missing or damaged, an array is missing, too large or none.
+        DataError: the file is missing or damaged, or an array is missing or too large.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -56,7 +56,7 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
 def _entries(
     path: Path, archive: zipfile.ZipFile, names: Sequence[str]
 ) -> dict[str, zipfile.ZipInfo]:
-    """Return the member of each array; numpy writes ``<name>.npy``."""
+    """Find the archive's member of each array; numpy calls it ``<name>.npy``."""
     entries: dict[str, zipfile.ZipInfo] = {}
     for name in names:
         try:
@@ -67,7 +67,8 @@ def _entries(
 
 
 def _array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
-    """Read an array whose header fits the size of its member."""
+    """Read an array; its header must fit the size of its member."""
+    # Memory is reserved only after this check, so that a false header cannot exhaust it
     with archive.open(entry) as member:
         start = member.read(npy.MAGIC_LEN)
         if start[: npy.MAGIC_LEN - 2] != npy.MAGIC_PREFIX:
@@ -92,7 +93,7 @@ def _header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool, np.
 
 
 def _fill(flat: npt.NDArray[Any], member: IO[bytes]) -> None:
-    """Read the numbers of an array into place, in parts: what is inflated is not held twice."""
+    """Read an array's numbers into place, in parts, so that they are not in memory twice."""
     if not flat.nbytes:
         return
     into = flat.view(np.uint8).data
@@ -108,5 +109,5 @@ def _fill(flat: npt.NDArray[Any], member: IO[bytes]) -> None:
 
 
 def kind_of(array: npt.NDArray[Any]) -> str:
-    """Say what an array is."""
+    """Describe type and shape of an array, for errors."""
     return one_line(f"{array.dtype} {array.shape}", 100)

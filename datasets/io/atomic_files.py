@@ -42,12 +42,17 @@ def write_atomically(
 
 
 def _part_of(path: Path) -> tuple[Path, int]:
-    """Open the unfinished file of ``path`` for this process alone."""
+    """Open the temporary file of ``path`` for this process alone.
+
+    Returns:
+        Its path and its open, locked descriptor.
+    """
     temporary = path.with_name(f".{path.name}.part")
     while True:
         handle = open_regular(temporary, os.O_WRONLY | os.O_CREAT)
         try:
-            locked = _locked(handle)
+            locked = _lock(handle)
+            # Another process may have renamed the file while this one waited for its lock
             if locked and _is_at(temporary, handle):
                 os.fchmod(handle, 0o600)
                 return temporary, handle
@@ -62,14 +67,14 @@ def _part_of(path: Path) -> tuple[Path, int]:
 
 
 def _is_at(path: Path, handle: int) -> bool:
-    """Return whether an open file is still the one of that name."""
+    """Tell whether the open file ``handle`` is still the file at ``path``."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(handle), path.stat())
     return False
 
 
-def _locked(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file or folder; return whether that was possible."""
+def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file or folder; tell whether that was possible."""
     try:
         fcntl.flock(handle, operation)
     except OSError as error:
@@ -83,15 +88,15 @@ def _locked(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
     """Yield a new folder ``.<name>.part-...`` in ``folder``, removed at the end of the block.
 
-    Those of the same name that killed processes left are removed first.
+    Folders of the same name that killed processes left behind are removed first.
     """
     prefix = f".{name}.part-"
-    with _opened(folder) as parent, ExitStack() as held:
-        _locked(parent)  # else another process could remove the new folder before it is locked
+    with _open_folder(folder) as parent, ExitStack() as held:
+        _lock(parent)  # else another process could remove the new folder before it is locked
         for left in [path for path in folder.iterdir() if path.name.startswith(prefix)]:
             _remove_left(left)
         made = held.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=prefix))
-        _locked(held.enter_context(_opened(Path(made))))
+        _lock(held.enter_context(_open_folder(Path(made))))
         later = held.pop_all()
     with later:
         yield Path(made)
@@ -99,13 +104,14 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
 
 def _remove_left(scratch: Path) -> None:
     """Remove a scratch folder that no living process has locked."""
-    with suppress(FileNotFoundError, NotADirectoryError), _opened(scratch) as handle:
-        if _locked(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
+    with suppress(FileNotFoundError, NotADirectoryError), _open_folder(scratch) as handle:
+        if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
             shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[int]:
+def _open_folder(folder: Path) -> Iterator[int]:
+    """Open a folder for locking; yield its descriptor."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield handle

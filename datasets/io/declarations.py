@@ -1,7 +1,7 @@
-"""What files declare, checked by pydantic models; a refusal is one line that names the place.
+"""Check declaration files by pydantic models; an error is one line that names the place.
 
-The line names the place by its keys and never quotes a value, which may be a patient's. pydantic
-takes 75 ms to import: modules of models are imported where a file is read.
+The line names the place by its keys and never quotes a value, which may be that of a patient.
+pydantic takes 75 ms to import, so that modules with models are imported only to read a file.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.one_line import one_line, quote_value
 from fedsilo.models.contract.settings_schema import key_of
 
 _MOST_DIGITS = 300
@@ -29,9 +29,9 @@ _LONGEST_KEY = 60  # characters of a key in an error
 
 
 class FileModel(BaseModel):
-    """Base of what a file declares: kebab-case keys, no others, and YAML's types as they are.
+    """Base of models for files: kebab-case keys, no unknown keys, and YAML's types unchanged.
 
-    ``title`` in a model's config is how errors name it; without one they name its place.
+    Errors name a model by the ``title`` in its config, or by its place if it has none.
     """
 
     model_config = ConfigDict(
@@ -46,7 +46,7 @@ class FileModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_its_keys(cls, content: Any) -> Any:
-        """Refuse another content than a mapping, then a misspelt key, then a missing one."""
+        """Refuse content that is not a mapping, then unknown keys, then missing keys."""
         keys = {str(field.alias): field.is_required() for field in cls.model_fields.values()}
         if not isinstance(content, dict):
             raise cls._fault(f"must be a mapping with the keys {', '.join(keys)}")
@@ -65,34 +65,42 @@ class FileModel(BaseModel):
         title = cls.model_config.get("title")
         return fault(f"{title} {predicate}") if title else misfit(predicate)
 
-    def given(self) -> dict[str, Any]:
-        """Return the fields that the file names, by their names here."""
+    def stated_fields(self) -> dict[str, Any]:
+        """Return the fields that the file sets, by their Python names."""
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
 def fault(sentence: str) -> PydanticCustomError:
-    """Build a validator's error that says all, also where the value is."""
+    """Build a validator's error from a complete sentence that names the place itself."""
     return PydanticCustomError("fault", "{sentence}", {"sentence": sentence})
 
 
 def misfit(predicate: str) -> PydanticCustomError:
-    """Build a validator's error that says what the value must be; its place is put before it."""
+    """Build a validator's error from a predicate; its place is put before it."""
     return PydanticCustomError("misfit", "{sentence}", {"sentence": predicate})
 
 
 def within(sentence: str) -> PydanticCustomError:
-    """Build a validator's error that says all but the place."""
+    """Build a validator's error from a sentence; its place and a colon are put before it."""
     return PydanticCustomError("within", "{sentence}", {"sentence": sentence})
 
 
-def checked(
+def check_content(
     kind: Any, content: Any, refuse: Callable[[str], FedsiloError], quoted: bool = False
 ) -> Any:
-    """Return the content of a file as ``kind``: a model or another type that pydantic knows.
+    """Check a file's content against ``kind``, a model or another type that pydantic knows.
+
+    Args:
+        kind: the type.
+        content: the content, as YAML gives it.
+        refuse: builds the error from a sentence about the first fault.
+        quoted: whether the sentence may quote the value.
+
+    Returns:
+        The content as ``kind``.
 
     Raises:
-        FedsiloError: what ``refuse`` makes of a sentence that says what is wrong first; the
-            sentence quotes the value only if ``quoted``.
+        FedsiloError: the error that ``refuse`` builds.
     """
     try:
         return TypeAdapter(kind).validate_python(content)
@@ -117,13 +125,13 @@ def _sentence(error: ErrorDetails, quoted: bool) -> str:
     usual = error["msg"].replace("Input should be", "must be").replace("a valid", "a")
     place = place_of(error["loc"]) or "it"
     if quoted and not isinstance(error["input"], dict):  # which would be long and say little
-        place += f" is {shown(error['input'])}: it"
+        place += f" is {quote_value(error['input'])}: it"
     between = ": " if error["type"] == "within" else " "
     return f"{place}{between}{said or _WORDS.get(error['type'], usual)}"
 
 
 def place_of(path: tuple[int | str, ...]) -> str:
-    """Return a place in words: "'columns', item 2, 'mean'"."""
+    """Describe a place in words: "'columns', item 2, 'mean'"."""
     steps = [*path[:-2], str(path[-2])] if path[-1:] == ("[key]",) else path  # a key that is wrong
     return ", ".join(
         f"item {step + 1}" if isinstance(step, int) else f"'{one_line(step, _LONGEST_KEY)}'"
@@ -132,7 +140,7 @@ def place_of(path: tuple[int | str, ...]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Return a scalar as text, or raise a ``misfit`` if YAML made something else of it."""
+    """Convert a scalar to text, or raise a ``misfit`` if YAML read it as another type."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise misfit(
             "must be a text or a number; of words such as yes, no and null YAML makes something "
@@ -151,17 +159,18 @@ Text = Annotated[str, BeforeValidator(as_text)]
 
 
 def number(least: float, most: float) -> BeforeValidator:
-    """Return the bounds of a number, for ``Annotated[float, ...]``."""
+    """Build a validator for a number within bounds, for ``Annotated[float, ...]``."""
     return _within(least, most, f"a number from {least} to {most}", (int, float))
 
 
 def whole(least: int, most: int, in_words: str = "") -> BeforeValidator:
-    """Return the bounds of a whole number, for ``Annotated[int, ...]``."""
+    """Build a validator for a whole number within bounds, for ``Annotated[int, ...]``."""
     return _within(least, most, f"a whole number from {least} to {in_words or most}", (int,))
 
 
 def _within(least: float, most: float, wanted: str, types: tuple[type, ...]) -> BeforeValidator:
     def check(value: Any) -> Any:
+        # isinstance would accept True as the number 1
         if type(value) in types and least <= value <= most:
             return value
         raise misfit(f"must be {wanted}")

@@ -1,4 +1,4 @@
-"""Downloads of public files by pooch, each checked before it gets its name, and their archives."""
+"""Download public files by pooch, check them before they get their names, and unpack archives."""
 
 import gzip
 import stat
@@ -22,9 +22,10 @@ _HEADERS = (
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
 )
+# Errors for damaged archives; the last three come from the modules' inner code
 _DAMAGES = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error),
-    *(EOFError, RuntimeError, ValueError),  # what their modules raise besides
+    *(EOFError, RuntimeError, ValueError),
 )
 
 
@@ -50,7 +51,7 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
             _download(url, file, target)
             yield f"{target}: {target.stat().st_size:,} bytes, checksum right"
         if file.unpacked is not None:
-            yield _unpacked(target, data_dir / file.unpacked)
+            yield _unpack_once(target, data_dir / file.unpacked)
 
 
 def _download(base_url: str, file: RemoteFile, target: Path) -> None:
@@ -78,29 +79,30 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return what the innermost error says; those around it repeat the address."""
+    """Return the text of the innermost error, because the outer ones only repeat the address."""
     while error.__context__:
         error = error.__context__
     return getattr(error, "strerror", None) or one_line(error, 200)
 
 
-def _unpacked(archive: Path, folder: Path) -> str:
+def _unpack_once(archive: Path, folder: Path) -> str:
     if is_unpacked(archive, folder):
         return f"{archive}: unpacked already into {folder}"
     return f"{archive}: {unpack(archive, folder):,} files unpacked into {folder}"
 
 
 def unpack(archive: Path, folder: Path) -> int:
-    """Put the files of a zip or tar archive into ``folder``; return how many there are.
+    """Unpack a zip or tar archive into ``folder``; return the number of files.
 
-    All are unpacked next to it before the first gets its name; a file of that name is replaced.
+    All files are unpacked into a scratch folder before the first is moved. Existing files are
+    replaced.
 
     Raises:
         DataError: the archive is damaged, holds a link or a path outside, or cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with scratch_folder(folder, "unpacked") as work, _opened(archive) as (opened, sizes):
+        with scratch_folder(folder, "unpacked") as work, _open_archive(archive) as (opened, sizes):
             if isinstance(opened, tarfile.TarFile):
                 _extract_tar(opened, work)
             else:
@@ -136,18 +138,20 @@ def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], w
 
 
 def is_unpacked(archive: Path, folder: Path) -> bool:
-    """Return whether all files of an archive are in ``folder``, by name and size.
+    """Tell whether all files of an archive are in ``folder``, by name and size.
 
     Raises:
         DataError: the archive is damaged, or holds a link or a path outside.
     """
-    with _opened(archive) as (_, sizes):
+    with _open_archive(archive) as (_, sizes):
         found = ((folder / name, size) for name, size in sizes.items())
         return all(path.is_file() and path.stat().st_size == size for path, size in found)
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, dict[str, int]]]:
+def _open_archive(
+    archive: Path,
+) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, dict[str, int]]]:
     """Open an archive of plain files; yield it and each file's size by name.
 
     Raises:
@@ -158,11 +162,11 @@ def _opened(archive: Path) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, 
             with zipfile.ZipFile(archive) as zipped:
                 entries = [(e.filename, e.file_size, _is_plain(e)) for e in zipped.infolist()]
                 check_members(archive, zipped.infolist())
-                yield zipped, _checked(entries, archive)
+                yield zipped, _check_entries(entries, archive)
         else:
             with tarfile.open(archive, tarinfo=_Member) as tar:
                 members = [member for member in _members(tar, archive) if not member.isdir()]
-                yield tar, _checked(((m.name, m.size, m.isreg()) for m in members), archive)
+                yield tar, _check_entries(((m.name, m.size, m.isreg()) for m in members), archive)
     except _DAMAGES as error:
         raise DataError(
             f"{archive} is truncated or not an archive ({type(error).__name__}): remove it and "
@@ -201,8 +205,8 @@ def _is_plain(entry: zipfile.ZipInfo) -> bool:
     return entry.filename.endswith("/") or kind in (0, stat.S_IFREG)
 
 
-def _checked(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[str, int]:
-    """Return the size of each file, or refuse the archive by a ``DataError``."""
+def _check_entries(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[str, int]:
+    """Return name -> size of each file; a ``DataError`` for links and paths outside."""
     sizes = {}
     for name, size, plain in entries:
         path = PurePosixPath(name)

@@ -1,4 +1,4 @@
-"""Where files are: the data directory, the cache, and weights in both."""
+"""The places of files: the data directory, the cache, and weights in both."""
 
 import os
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ BACKBONES = "backbones"  # in the cache directory, where `fedsilo pretrain` writ
 
 @dataclass(frozen=True)
 class Places:
-    """The folder of data files (None if it is not named) and that of derived ones."""
+    """The folder of data files, None if no folder is named, and the folder of derived files."""
 
     data: Path | None
     cache: Path
@@ -27,7 +27,7 @@ def find_places(data_dir: str, cache_dir: str) -> Places:
 def data_folder(places: Places, name: str, needs: str) -> Path:
     """Return the data directory, or raise a ``DataError`` if none is named.
 
-    The error says which data set (``name``) ``needs`` what there.
+    The error says that the data set ``name`` ``needs`` such a folder.
     """
     if places.data is None:
         raise DataError(
@@ -37,9 +37,9 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
 
 
 def weight_paths(named: str, places: Places) -> list[Path]:
-    """Return where a file of weights may be: in the cache, then in the data directory.
+    """Return the possible paths of a weights file: in the cache, then in the data directory.
 
-    If ``named`` is an absolute path, that is the only place.
+    If ``named`` is an absolute path, it is the only one.
     """
     given = Path(named).expanduser()
     folders = [places.cache / BACKBONES] + ([places.data] if places.data else [])

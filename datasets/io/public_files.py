@@ -1,4 +1,4 @@
-"""Files of public sources: where they come from, on what terms, and whether they are here."""
+"""Files of public sources: their origin, their terms, and whether they are on this machine."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class PublicFiles:
     files: tuple[RemoteFile, ...] = ()
 
     def advice(self) -> str:
-        """Return how to get the files, for errors."""
+        """Describe how to get the files, for errors."""
         return f"run 'fedsilo fetch {self.name} --data-dir DIR' (public source: {self.url})"
 
     def data_dir(self, places: Places) -> Path:
@@ -83,12 +83,12 @@ class PublicFiles:
         return folder
 
     def bytes(self) -> int:
-        """Return the bytes of a download, or 0 if they are not known."""
+        """Return the size of a download in bytes, or 0 if the size is not known."""
         sizes = [file.size for file in self.files]
         return self.size or (sum(sizes) if all(sizes) else 0)
 
     def size_text(self) -> str:
-        """Return the size as people say it."""
+        """Write the size with a unit, such as '12.3 MB'."""
         size = self.bytes()
         for unit, name in _UNITS:
             if size >= unit:

@@ -36,12 +36,12 @@ def json_digest(facts: Any) -> str:
 
 
 def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
-    """Return what ``read`` makes of a sealed folder; ``fill`` writes its files if there is none.
+    """Open a sealed folder by ``read``; if there is no folder, ``fill`` writes its files first.
 
-    Opening sets the folder's time, by which a cache knows what was not used for longest.
+    Opening sets the folder's time, by which the cache removes the longest unused folders.
 
     Raises:
-        DataError: the folder was altered and cannot be made again, or what the two raise.
+        DataError: the folder was altered and cannot be made again, or ``read`` or ``fill`` fails.
     """
     for _ in range(_ATTEMPTS):
         _ensure_sealed(target, fill)
@@ -58,14 +58,14 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
 
 
 def _inode(folder: Path) -> int | None:
-    """Return what distinguishes a folder from another of its name, or None if there is none."""
+    """Return the folder's inode, by which a later folder of that name differs; None without one."""
     with suppress(OSError):
         return folder.stat().st_ino
     return None
 
 
 def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
-    """Make the folder if it is not there, was altered or has no seal."""
+    """Make the folder if it is missing, was altered or has no seal."""
 
     def make(work: Path) -> None:
         fill(work)
@@ -96,7 +96,7 @@ def seal(folder: Path, name: str) -> None:
 
 
 def fault(folder: Path) -> str | None:
-    """Return what is wrong with a sealed folder ('have no seal'), or None if it is unaltered."""
+    """Say what is wrong with a sealed folder, such as 'have no seal'; None if it is unaltered."""
     try:
         sealed = _sealed_files(folder)
         if sealed.keys() != _files(folder):
@@ -107,6 +107,8 @@ def fault(folder: Path) -> str | None:
         began = time.time_ns()
         if any(file_sha256(folder / name) != digest for name, digest in sealed.items()):
             return "were altered"
+        # A file that changed within a tick of the clock could change again without a new time, so
+        # that such a comparison is not remembered
         if all(max(facts[1:3]) < began - _SETTLED for facts in stamps.values()):
             with suppress(OSError):  # a cache that is mounted read-only
                 write_atomically(folder / STAMP, json.dumps(stamps), 0o600)

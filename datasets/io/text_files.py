@@ -29,9 +29,9 @@ def read_text(path: Path) -> str:
 
 
 def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
-    """Return why a path must not be read as a whole (a pipe, a gigabyte), or None.
+    """Say why a path must not be read as a whole, such as a pipe or a gigabyte; None if it may.
 
-    It is None too for a missing or forbidden file, which the reading reports.
+    It is None for a missing or forbidden file too, because reading reports that.
     """
     try:
         found = path.stat()
@@ -43,7 +43,7 @@ def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
 
 
 def normalise_name(name: str) -> str:
-    """Return a name without outer blanks and in Unicode's composed form (NFC).
+    """Remove outer blanks of a name, and compose its Unicode (NFC).
 
     A Mac writes an umlaut as a letter and a separate accent (NFD), which looks the same.
     """
@@ -62,7 +62,8 @@ def same_text(token: str) -> str:
     if not _DECIMAL.fullmatch(text):
         return text
     number = float(text)
-    # Beyond 2^53 floats merge neighbours
+    # Beyond 2^53 neighbouring whole numbers are the same float, and different ids would become
+    # equal
     if abs(number) >= 2**53:
         return text
     return str(int(number)) if number.is_integer() else repr(number)

@@ -18,15 +18,15 @@ from fedsilo.models.contract.errors import DataError, SettingError
 
 VARIABLE = "FEDSILO_MOST_UNPACKED"
 USUAL = 2**30  # bytes
-TIMES = 16  # of what the file takes on disk
-CELL_BYTES = 100  # of memory that a cell of a table takes, at least: a text and two references
+TIMES = 16  # the limit in multiples of the file's size on disk
+CELL_BYTES = 100  # least memory of a table's cell: a text and two references
 _PART = 2**20  # bytes that are inflated at once
 _BLOCK = 512  # bytes, in which st_blocks counts whatever the file system does
 PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # by which a member may be packed
 
 
 def most_unpacked(path: Path) -> int:
-    """Return how many bytes a file may unpack to.
+    """Return the largest size in bytes to which a file may unpack.
 
     Raises:
         SettingError: the environment variable is no whole number of bytes.
@@ -96,7 +96,7 @@ def read_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
     """
     content = bytearray()
     with archive.open(entry) as member:
-        # In parts, because the entry's own word on its size may be a lie
+        # The size in the entry may be false, so that the bytes are counted part by part
         for part in iter(lambda: member.read(_PART), b""):
             content += part
             check_unpacked(path, len(content))
@@ -111,7 +111,7 @@ def copy_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, to
     """
     size = 0
     with archive.open(entry) as member, to.open("wb") as file:
-        # In parts, because the entry's own word on its size may be a lie
+        # The size in the entry may be false, so that the bytes are counted part by part
         for part in iter(lambda: member.read(_PART), b""):
             size += len(part)
             check_unpacked(path, size)

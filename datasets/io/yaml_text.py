@@ -1,6 +1,7 @@
-"""YAML that somebody wrote: read without ambiguity, or refused in one line that names no value.
+"""Read YAML without ambiguity, or refuse it in one line that names no value.
 
-PyYAML alone lets the last of two equal keys win, and takes seconds or all memory for some texts.
+PyYAML alone silently takes the last of two equal keys, and needs seconds or all memory for some
+texts.
 """
 
 import re
@@ -13,7 +14,7 @@ import yaml
 
 from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.models.contract.errors import FedsiloError, SettingError
-from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.models.contract.one_line import one_line, quote_value
 
 _DEEPEST = 32  # lists and mappings within one another
 _LONGEST = 300  # characters of a name, a path, a sentence; errors quote them
@@ -111,7 +112,7 @@ def _events(text: str) -> Iterator[yaml.Event]:
 def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
     """Check a node and all below it once, and return how many values they are with aliases.
 
-    ``sizes`` has 0 for a node that is being checked.
+    ``sizes`` has 0 for a node that is being checked, so that a node within itself is noticed.
     """
     if id(node) not in sizes:
         sizes[id(node)] = 0
@@ -159,11 +160,11 @@ def _line(node: yaml.Node | yaml.NodeEvent) -> int:
     return line + 1
 
 
-def structured(key: str, text: str, example: str) -> Any:
-    """Return the mapping or list that a setting's text is, as ``example``, a text too, is one.
+def parse_structure(key: str, text: str, example: str) -> Any:
+    """Parse a setting's text into a mapping or a list, whichever the text ``example`` is.
 
-    An empty text is an empty one. YAML 1.1 takes 1e-3, which has no point, for a text; here it is
-    a number.
+    An empty text is an empty mapping or list. YAML 1.1 reads 1e-3, which has no point, as a text;
+    here it is a number.
 
     Raises:
         SettingError: the text is no YAML, or something else; it names ``key``.
@@ -172,15 +173,19 @@ def structured(key: str, text: str, example: str) -> Any:
     try:
         content = parse_yaml(text)
     except YamlError as error:
-        raise SettingError(f"setting '{key}' is {shown(text)}: {error}; write {example}") from None
+        raise SettingError(
+            f"setting '{key}' is {quote_value(text)}: {error}; write {example}"
+        ) from None
     if content is not None and not isinstance(content, kind):
         what = "a mapping" if kind is dict else "a list"
-        raise SettingError(f"setting '{key}' is {shown(text)}; it must be {what}, as {example}")
+        raise SettingError(
+            f"setting '{key}' is {quote_value(text)}; it must be {what}, as {example}"
+        )
     return with_numbers(kind() if content is None else content)
 
 
 def with_numbers(content: Any) -> Any:
-    """Return a content in which each text such as 1e-3 is the number that it writes."""
+    """Replace each text such as '1e-3' in parsed YAML by the number that it writes."""
     if isinstance(content, dict):
         return {key: with_numbers(value) for key, value in content.items()}
     if isinstance(content, list):

@@ -1,1 +1,1 @@
-"""How pools of labelled images become silos."""
+"""Cut silos from pools of labelled samples."""

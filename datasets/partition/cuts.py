@@ -36,18 +36,19 @@ Shares = npt.NDArray[np.float64]
 def dirichlet_shares(
     classes: int, silos: int, concentration: float, rng: np.random.Generator
 ) -> Shares:
-    """Return (classes, silos) shares of each label, 1 in all."""
+    """Draw each label's shares of the silos, (classes, silos); the shares of a label sum to 1."""
     shares = rng.dirichlet(np.full(silos, concentration), classes)
-    return np.nan_to_num(shares)  # a concentration near 0 leaves nothing to divide by
+    # Near concentration 0 all draws underflow, and numpy divides 0 by 0
+    return np.nan_to_num(shares)
 
 
 def label_shares(classes: int, silos: int, held: int, rng: np.random.Generator) -> Shares:
-    """Return (classes, silos) shares of each label among its silos, each of which holds ``held``.
+    """Draw each label's shares of the silos, (classes, silos), with ``held`` labels per silo.
 
-    Labels are dealt out in turn, so that holders of two labels differ by one silo at most.
+    Labels are dealt out in turn, so that the numbers of silos of two labels differ by at most 1.
 
     Raises:
-        SettingError: silos cannot hold so many, or some label would be at none.
+        SettingError: there are fewer labels, or some label would be at no silo.
     """
     if held > classes or held * silos < classes:
         raise SettingError(
@@ -61,15 +62,25 @@ def label_shares(classes: int, silos: int, held: int, rng: np.random.Generator) 
     return shares
 
 
-def dealt(
+def deal_rows(
     labels: Mapping[str, Labels], shares: Shares, rng: np.random.Generator
 ) -> list[dict[str, Rows]]:
-    """Return each silo's rows of the parts, ascending: of each label its share, at random."""
+    """Deal the rows of each split to the silos at random, by the shares of each label.
+
+    Args:
+        labels: split -> label of each row, (n,).
+        shares: (classes, silos), see ``dirichlet_shares``.
+        rng: decides which rows.
+
+    Returns:
+        For each silo: split -> rows, ascending.
+    """
     found: list[dict[str, Rows]] = [{} for _ in range(shares.shape[1])]
     for part, of_part in labels.items():
-        pieces = []  # of each label, by silo
+        pieces = []  # pieces[label][silo] are rows
         for label, of_label in enumerate(shares):
             rows = rng.permutation(np.flatnonzero(of_part == label))
+            # Edges of cumulated shares: every row goes to exactly one silo, whatever the rounding
             edges = np.rint(np.cumsum(of_label) * len(rows)).astype(int)
             pieces.append(np.split(rows, edges[:-1]))
         for own, of_silo in zip(found, zip(*pieces, strict=True), strict=True):
@@ -79,20 +90,21 @@ def dealt(
 
 _KEYS = frozenset(keys_with(CommonSettings, "silo"))
 UNSEEN, DIRICHLET, LABELS = "unseen", "dirichlet", "labels"
-PARTITIONS = ("own", UNSEEN, DIRICHLET, LABELS)  # others are plugs
+PARTITIONS = ("own", UNSEEN, DIRICHLET, LABELS)  # any other name is a plugin's
 _OF = {"unseen": UNSEEN, "concentration": DIRICHLET, "labels-per-silo": LABELS}
-_FEWEST = 2  # training samples: batch norm has no spread of one
+_FEWEST = 2  # training samples of a silo, because batch norm has no variance over one
 _MAKER = 1  # raise it when the same rows make other arrays, so that no old cache is read
-_last_rows: dict[str, list[dict[str, Rows]]] = {}  # of one cut: each silo of a run asks for it
+# Rows of the last cut. Each silo of a run asks for the same cut, and only one is kept in memory
+_last_rows: dict[str, list[dict[str, Rows]]] = {}
 
 
 def is_cut(settings: CommonSettings) -> bool:
-    """Return whether silos are cut from all samples, and not those of the data set."""
+    """Tell whether silos are cut from all samples instead of being the data set's own."""
     return settings.partition != "own"
 
 
 def cut_keys(partition: str) -> frozenset[str]:
-    """Return the settings that are read under a partition, whatever the data set reads itself."""
+    """Return the settings that a partition reads, in addition to those of the data set."""
     if partition == "own":
         return frozenset()
     return _KEYS if partition == UNSEEN else _KEYS | {"fold-seed"}
@@ -133,7 +145,7 @@ def _refuse_table(data: DataSet, settings: CommonSettings) -> None:
 
 
 def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
-    """Return the number of labels, or None if only the data say it."""
+    """Return the number of labels, or None if only the data files tell it."""
     if isinstance(data, ShiftedImages):
         return data.source.classes
     if not isinstance(data, ImageDataSet):
@@ -164,7 +176,7 @@ def cut_names(settings: CommonSettings) -> list[str]:
 
 
 def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places) -> Silo:
-    """Return the silo ``name`` of all data of ``data``, from the cache or cut now.
+    """Return the silo ``name`` that is cut from all samples of ``data``, cached.
 
     Raises:
         SettingError: the partition is impossible with its labels, or with a table.
@@ -189,7 +201,7 @@ def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places)
 
 
 def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dict[str, Any]:
-    """Return the settings of a cut, each silo's rows of the pool, and their SHA-256.
+    """Describe a cut: its settings, each silo's rows of the pool, and a SHA-256 of the rows.
 
     Raises:
         SettingError, DataError: as of ``load_cut``.
@@ -208,7 +220,7 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
 def _rows(
     data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Return each silo's rows; those of part 'val' are training rows if the pool has no other."""
+    """Return each silo's rows; 'val' rows are training rows if the pool has no validation part."""
     if settings.partition not in PARTITIONS:  # a plug may deal otherwise under the same settings
         return _shared_rows(data.name, pool, settings, names)
     key = json_digest([data.name, pool.key, as_mapping(settings), names])
@@ -238,10 +250,10 @@ def _shared_rows(
     rng = np.random.default_rng(derive_seed(settings.fold_seed, "partition", settings.partition))
     if settings.partition == DIRICHLET:
         shares = dirichlet_shares(pool.classes, len(names), settings.concentration, rng)
-        cut = dealt(pool.labels, shares, rng)
+        cut = deal_rows(pool.labels, shares, rng)
     elif settings.partition == LABELS:
         shares = label_shares(pool.classes, len(names), settings.labels_per_silo, rng)
-        cut = dealt(pool.labels, shares, rng)
+        cut = deal_rows(pool.labels, shares, rng)
     else:
         cut = _plugged_rows(pool.labels, len(names), settings, rng)
     test_size = settings.silo_test_size if settings.use_test else 0
@@ -275,10 +287,13 @@ def _partitioner(settings: CommonSettings) -> Callable[..., Any]:
 def _plugged_rows(
     labels: Mapping[str, Labels], silos: int, settings: CommonSettings, rng: np.random.Generator
 ) -> list[dict[str, Rows]]:
-    """Return what a plug makes of each part's labels (n,): for each silo and part its rows.
+    """Let a plugin deal the rows of each split, whose labels it gets as (n,).
+
+    Returns:
+        For each silo: split -> rows, ascending.
 
     Raises:
-        SettingError: it fails, or gives other than rows of the parts, each to one silo at most.
+        SettingError: the plugin fails, or does not return rows, each at one silo at most.
     """
     name, partitioner = settings.partition, _partitioner(settings)
     try:
@@ -299,7 +314,7 @@ def _plugged_rows(
 
 
 def _is_once(rows: list[Rows], count: int) -> bool:
-    """Tell whether ``rows`` are numbers below ``count``, each once."""
+    """Tell whether all ``rows`` together are whole numbers in 0..count-1, each at most once."""
     if not rows:
         return True
     found = np.concatenate(rows)
@@ -308,7 +323,7 @@ def _is_once(rows: list[Rows], count: int) -> bool:
 
 
 def _some(rows: Rows, count: int, rng: np.random.Generator) -> Rows:
-    """Return ``count`` of ``rows`` at random, ascending; all for 0, none for less."""
+    """Draw ``count`` of ``rows``, ascending; all rows for 0, no rows for a negative number."""
     if count < 0:
         return rows[:0]
     return rows if not count or count >= len(rows) else np.sort(rng.permutation(rows)[:count])

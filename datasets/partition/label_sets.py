@@ -1,4 +1,4 @@
-"""Which labels each silo holds, and which samples of a pool it gets, as partition ``unseen`` cuts.
+"""Labels and samples of each silo under the partition ``unseen``.
 
 A silo's share of unseen labels is |labels that it alone holds| / |labels that it holds| (FedEFM,
 section on unseen data). S of K labels are shared, each by at least two of N silos; the others
@@ -22,19 +22,19 @@ from fedsilo.models.contract.errors import DataError, SettingError
 Rows = npt.NDArray[np.int64]
 Labels = npt.NDArray[Any]
 
-TOLERANCE = 0.05  # how far a silo's share may be from the one wanted
-_NEAR = TOLERANCE + 1e-9
+TOLERANCE = 0.05  # largest difference between a silo's share and the wanted share
+_NEAR = TOLERANCE + 1e-9  # so that a difference of exactly 0.05 passes in floating point
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """``shared`` labels, of which silos with a private label more or fewer hold so many.
+    """A division of labels among two kinds of silos: with one more private label, and without.
 
     Attributes:
-        shared: S.
-        silos: how many silos have a private label more, and how many do not.
-        private: the private labels of each of the former, and of the latter.
-        common: how many shared labels they have.
+        shared: S, the number of shared labels.
+        silos: number of silos of each kind.
+        private: private labels of a silo of each kind.
+        common: shared labels of a silo of each kind.
     """
 
     shared: int
@@ -43,20 +43,21 @@ class _Plan:
     common: tuple[int, int]
 
     def error(self, share: float) -> float:
-        """Return how far the worst silo's share is from ``share``."""
+        """Return the largest difference between a silo's share of private labels and ``share``."""
         kinds = zip(self.silos, self.private, self.common, strict=True)
         shares = [own / (own + held) for silos, own, held in kinds if silos]
         return round(max(abs(one - share) for one in shares), 9)
 
 
 def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
-    """Return each silo's labels, so that ``share`` of them are at no other silo.
+    """Choose each silo's labels, so that ``share`` of them are at no other silo.
 
-    It is the possible split nearest to the share at the worst silo, with private labels as even as
-    possible and then with the fewest shared ones. At 0 all silos have all labels.
+    Of all possible divisions the one with the smallest error at the worst silo is taken; then the
+    one with the most even private labels; then the one with the fewest shared labels. At share 0
+    all silos have all labels.
 
     Raises:
-        SettingError: there is one silo, or some silo's share would be off by more than 0.05.
+        SettingError: there is one silo, or the share of some silo would be off by more than 0.05.
     """
     if silos < 2:
         raise SettingError(f"partition 'unseen' cuts at least 2 silos, and there is {silos}")
@@ -64,11 +65,11 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
     if not plans:
         raise SettingError(_impossible(classes, silos, share))
     best = min(plans, key=lambda plan: (plan.error(share), min(plan.silos) > 0, plan.shared))
-    return _dealt(best)
+    return _deal_labels(best)
 
 
 def _plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
-    """Return plans near ``share``: each label at a silo, each shared one at two, no silo empty."""
+    """Yield plans near ``share`` in which no silo is empty and two silos have each shared label."""
     for shared in range(classes + 1):
         fewer, more = divmod(classes - shared, silos)
         private, counts = (fewer + 1, fewer), (more, silos - more)
@@ -96,19 +97,20 @@ def _impossible(classes: int, silos: int, share: float) -> str:
 
 
 def _common_shares(classes: int, silos: int) -> Iterator[Fraction]:
-    """Return the shares that every silo can have."""
+    """Yield the shares that all silos can have at the same time, exactly."""
     yield Fraction(0)
     for shared in range(classes):
         fewer, more = divmod(classes - shared, silos)
         for held in range(shared + 1 if fewer else 0):
-            # With a private label more, a silo holds so many more shared ones
+            # A silo with one more private label has the same share if it has this many more shared
+            # labels
             extra = Fraction(held, fewer) if more else Fraction(0)
             fits = extra.denominator == 1 and held + extra <= shared
             if fits and silos * held + more * extra >= 2 * shared:
                 yield Fraction(fewer, fewer + held)
 
 
-def _dealt(plan: _Plan) -> list[tuple[int, ...]]:
+def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
     """Deal out private labels in order, then shared ones in turn."""
     kinds = zip(plan.silos, plan.private, plan.common, strict=True)
     each = [(own, held) for silos, own, held in kinds for _ in range(silos)]
@@ -122,7 +124,8 @@ def _dealt(plan: _Plan) -> list[tuple[int, ...]]:
 
 
 def level(need: int, limits: Sequence[int]) -> list[int]:
-    """Share ``need`` out as evenly as ``limits`` allow; the sum is less if they are too low."""
+    """Divide ``need`` as evenly as ``limits`` allow; low limits make the sum smaller."""
+    # The smallest limit goes first: what it cannot take is divided among the others
     parts = [0] * len(limits)
     for rank, place in enumerate(sorted(range(len(limits)), key=limits.__getitem__)):
         parts[place] = min(limits[place], need // (len(limits) - rank))
@@ -132,7 +135,7 @@ def level(need: int, limits: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class LabelCut:
-    """The cutting of a pool into silos.
+    """Cuts a pool into silos with given labels.
 
     Attributes:
         labels: part -> (n,) label of each sample of the pool; val and test may be empty.
@@ -161,19 +164,22 @@ class LabelCut:
         Raises:
             DataError: the pool has too few samples of some label.
         """
-        validation, trained = self._checked(train_size or self._most(), train_size > 0)
+        validation, trained = self._check_sizes(train_size or self._most(), train_size > 0)
         rows = self._by_label("train")
-        # From the end, which no silo trains on
+        # Validation rows come from the end of each label, because training takes rows from the
+        # start
         last = [r[len(r) - len(self.sets) * v :] for r, v in zip(rows, validation, strict=True)]
         parts = {
             "train": self._in_turn(rows, trained),
-            "val": self._own_part("val", 0) if self._has("val") else self._sliced(last, validation),
+            "val": self._own_part("val", 0)
+            if self._has("val")
+            else self._slice_rows(last, validation),
             "test": self._own_part("test", test_size),
         }
         return [{part: own[i] for part, own in parts.items()} for i in range(len(self.sets))]
 
     def _in_turn(self, rows: Sequence[Rows], counts: Sequence[Sequence[int]]) -> list[Rows]:
-        """Deal out so many of each silo's own labels, from the first on."""
+        """Deal rows of each silo's own labels in order, ``counts[silo][label]`` of each."""
         taken = [0] * self.classes
         dealt = []
         for held, parts in zip(self.sets, counts, strict=True):
@@ -181,14 +187,14 @@ class LabelCut:
             for label, count in zip(held, parts, strict=True):
                 own.append(rows[label][taken[label] : taken[label] + count])
                 taken[label] += count
-            dealt.append(_joined(own))
+            dealt.append(_join_rows(own))
         return dealt
 
-    def _sliced(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
-        """Deal out to each silo its next ``counts`` of all labels."""
+    def _slice_rows(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
+        """Deal each silo the next rows of all labels; ``counts`` has the number per label."""
         each = list(zip(rows, counts, strict=True))
         places = range(len(self.sets))
-        return [_joined([own[i * n : (i + 1) * n] for own, n in each]) for i in places]
+        return [_join_rows([own[i * n : (i + 1) * n] for own, n in each]) for i in places]
 
     def _has(self, part: str) -> bool:
         return len(self.labels[part]) > 0
@@ -210,6 +216,7 @@ class LabelCut:
         share = 0 if self._has("val") else size // VALIDATION_SHARE
         validation = level(share, [count // (2 * silos) for count in have])
         left = [count - silos * v for count, v in zip(have, validation, strict=True)]
+        # The least common multiple makes all demands whole numbers, so that nothing is rounded here
         common = math.lcm(*(len(held) for held in self.sets))
         demand = [0] * self.classes
         for held in self.sets:
@@ -222,7 +229,8 @@ class LabelCut:
         return validation, [level(size - share, own) for own in limits]
 
     def _most(self) -> int:
-        """Return the largest size at which no label is short."""
+        """Return the largest size of a silo at which no label runs short."""
+        # bisect_left needs sizes that are possible up to some point and impossible beyond
 
         def short(size: int) -> bool:
             validation, trained = self._sizes(size)
@@ -232,18 +240,21 @@ class LabelCut:
         sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
         return bisect_left(sizes, True, key=short)
 
-    def _need(self, size: int) -> int:
-        """Return how many of ``size`` samples train."""
+    def _training_size(self, size: int) -> int:
+        """Return the number of training samples among ``size``; the others validate."""
         return size if self._has("val") else size - size // VALIDATION_SHARE
 
     def _fits(self, size: int, validation: list[int], trained: list[list[int]]) -> bool:
         complete = self._has("val") or sum(validation) == size // VALIDATION_SHARE
-        return complete and all(sum(parts) == self._need(size) for parts in trained)
+        return complete and all(sum(parts) == self._training_size(size) for parts in trained)
 
-    def _checked(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
-        """Return ``_sizes``, with each label at the silos that have it.
+    def _check_sizes(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
+        """Compute ``_sizes``, and check that each silo gets all of its labels.
 
-        Without a ``given`` size it is the largest, and raising it would not help.
+        If the size is not ``given``, it is the largest, so that errors do not advise to raise it.
+
+        Raises:
+            DataError: the pool has too few samples of some label.
         """
         fewer = "lower 'silos', or choose another 'partition'"
         if not self._has("val") and size < VALIDATION_SHARE:
@@ -255,7 +266,7 @@ class LabelCut:
         for name, held, parts in zip(self.names, self.sets, trained, strict=True):
             if not min(parts):
                 none, least = held[parts.index(0)], size
-                while self._need(least) < len(held):
+                while self._training_size(least) < len(held):
                     least += 1
                 raise DataError(
                     f"{self.where}: no training image is left of label {none} for {name}, of "
@@ -276,7 +287,7 @@ class LabelCut:
         return validation, trained
 
     def _own_part(self, part: str, size: int) -> list[Rows]:
-        """Cut val or test samples of all labels; each silo gets none if the pool has none."""
+        """Cut each silo's val or test samples over all labels; empty if the pool has none."""
         silos, have = len(self.sets), self._counts(part)
         if not sum(have) and not size:
             return [np.empty(0, np.int64)] * silos
@@ -288,8 +299,8 @@ class LabelCut:
                 "'silos', 'silo-test-size' or the data set's own split"
             )
         parts = level(size or self.classes * min(limits), limits)
-        return self._sliced(self._by_label(part), parts)
+        return self._slice_rows(self._by_label(part), parts)
 
 
-def _joined(rows: Sequence[Rows]) -> Rows:
+def _join_rows(rows: Sequence[Rows]) -> Rows:
     return np.sort(np.concatenate(rows))

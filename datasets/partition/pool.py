@@ -1,7 +1,7 @@
-"""All samples of a data set in one pool, that silos are cut from.
+"""All samples of a data set in one pool, from which silos are cut.
 
-For images that UEFL's silos are cut from they are the source's, else those of the data set's own
-silos, each in the part (training, validation, test) that it has there: so test images and their
+For the images of UEFL's silos the pool is the public source. For other data sets it holds the
+samples of the own silos, each in the split that it has there, so that test images and their
 patients stay test data.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.partition.label_sets import Labels, Rows
 from fedsilo.datasets.shifted.pools import hold_out_tracks, open_pool
-from fedsilo.datasets.shifted.shifted import ShiftedImages, scaled, shift
+from fedsilo.datasets.shifted.shifted import ShiftedImages, scale_pixels, shift
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
@@ -30,12 +30,12 @@ class CutPool:
     """All samples of a data set, by label.
 
     Attributes:
-        labels: part -> (n,).
-        inputs: returns these rows of a part as a silo holds them.
+        labels: split -> label of each sample, (n,).
+        inputs: (split, rows) -> inputs as a silo holds them.
         classes: number of labels.
-        key: what decides the content.
-        facts: what a silo's file says besides.
-        train_size, test_size: images of a silo if the settings name none, or 0 for as many as
+        key: facts that decide the content, JSON-serialisable.
+        facts: further facts for a silo's file.
+        train_size, test_size: images of a silo unless the settings name them, or 0 for as many as
             possible.
     """
 
@@ -48,7 +48,7 @@ class CutPool:
     test_size: int = 0
 
     def split(self, part: str, rows: Rows) -> Split:
-        """Return these rows; validation ones are of the training part if there is no other."""
+        """Return rows of a split; without a validation part 'val' rows are training rows."""
         import torch
 
         whence = "train" if part == "val" and not len(self.labels["val"]) else part
@@ -57,14 +57,14 @@ class CutPool:
 
 
 def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
-    """Return all samples of ``data``, each in its part; a ``DataError`` if some are unusable."""
+    """Open the pool of all samples of ``data``; a ``DataError`` if some are unusable."""
     if isinstance(data, ShiftedImages):
         return _pool_of_source(data, settings, places)
     return _pool_of_silos(data, settings, places)
 
 
 def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
-    """Return the images that the UEFL silos are cut from, as those of its D1: unrotated."""
+    """Open the images of the UEFL silos as in distribution D1, not rotated."""
     source = data.source
     pool, key = open_pool(source, places)
     train, val = np.arange(len(pool.train_labels)), np.empty(0, np.int64)
@@ -80,7 +80,7 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
 
     def inputs(part: str, rows: Rows) -> Tensor:
         images, _, own = parts[part]
-        return scaled(shift(images[own[rows]], "D1", noise=False, key=""), source, settings)
+        return scale_pixels(shift(images[own[rows]], "D1", noise=False, key=""), source, settings)
 
     return CutPool(
         labels={part: labels[own] for part, (_, labels, own) in parts.items()},
@@ -113,7 +113,7 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
 
 
 def _facts(silo: Silo) -> dict[str, Any]:
-    """Return what all silos of a data set share; for a table also its features."""
+    """Return the facts that all silos of a data set share, for a table with its features."""
     facts: dict[str, Any] = {"classes": list(silo.classes), "schema": silo.schema}
     if silo.features:
         facts["features"] = list(silo.features)
@@ -123,9 +123,9 @@ def _facts(silo: Silo) -> dict[str, Any]:
 
 
 class _Mixed:
-    """One part of several silos: of each label, samples of all silos in turn by their numbers.
+    """One split of several silos, in an order in which the silos alternate within each label.
 
-    So silos that are cut from it differ by their labels, and not by the hospital.
+    Silos that are cut from it therefore differ in their labels, but not in their hospitals.
     """
 
     def __init__(self, splits: Sequence[Split]) -> None:
@@ -151,7 +151,10 @@ class _Mixed:
 
 
 def _place_in_label(labels: Labels) -> Labels:
-    """Return how far along each sample is among those of its label, above 0 and below 1."""
+    """Return each sample's relative place within its label, (n,), above 0 and below 1.
+
+    Sorting several silos by it mixes them in proportion to their sizes.
+    """
     place = np.empty(len(labels))
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)

@@ -1,7 +1,7 @@
-"""Radiographs as pictures of one channel and one size, from files of 8 to 16 bits.
+"""Decode radiographs of 8 to 16 bits into pictures of one channel and one size.
 
-As in the Fed-Align-CL paper (section IV) the empty rows and columns at the edges are cut off, what
-is left is resized to the wanted height and padded on the right to a square.
+As in the Fed-Align-CL paper (section IV), empty rows and columns at the edges are cut off. The rest
+is resized to the wanted height and padded on the right to a square.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _FORMATS = ("PNG", "TIFF")
 _DEPTHS = {"L": 8, "I;16": 16, "I;16B": 16, "I;16L": 16, "I": 16}  # Pillow's modes of grey
-_EMPTY = 1 / 256  # of the span from darkest to brightest: what is darker is air
-_LEVELS = 65535  # of 16 bits
+_EMPTY = 1 / 256  # pixels below this share of the span from darkest to brightest are air
+_LEVELS = 65535  # the largest number of 16 bits
 _INT16_ZERO = 32768
 _PHOTOMETRIC = 262  # TIFF's tag that says whether 0 is white
 
@@ -38,10 +38,12 @@ def read_grey(path: Path, bits: int) -> Grey:
         values, depth = _grey_values(image)
         white_is_zero = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
     top = check_depth(depth, int(values.max()), bits)
-    if white_is_zero and depth > 8:  # Pillow itself inverts those of 8 bits
+    # Pillow inverts files of 8 bits itself, but not those of 16
+    if white_is_zero and depth > 8:
         values = top - values
     picture: Grey = values.astype(np.float32)
-    picture /= np.float32(top)  # in place: it may have 89 million pixels
+    # The division is in place, because a picture may have 89 million pixels
+    picture /= np.float32(top)
     return picture
 
 
@@ -54,7 +56,8 @@ def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
         raise BrokenImageError(
             f"is not grey of 8 or 16 bits (it is Pillow's mode {image.mode}): save it as such"
         )
-    values = np.asarray(image)  # of the type that the file has: int64 would be 8 times as much
+    # The file's own type is kept; int64 would take 8 times the memory
+    values = np.asarray(image)
     if values.min() < 0 or values.max() > _LEVELS:
         raise BrokenImageError("has values that need more than 16 bits a pixel")
     return values, _DEPTHS[image.mode]
@@ -105,15 +108,15 @@ def resize(picture: Grey, height: int, width: int) -> Grey:
     from PIL import Image
     from PIL.Image import Resampling
 
-    # As one array in memory order: Pillow reads the buffer
+    # Pillow reads the buffer as it lies in memory, so that a view with strides would be garbled
     image = Image.fromarray(np.ascontiguousarray(picture, dtype=np.float32))
     return np.asarray(image.resize((width, height), Resampling.BILINEAR))
 
 
 def as_rendered(picture: Grey, profile: Profile | None, *key: str | int) -> npt.NDArray[np.int16]:
-    """Return ``as_int16`` of a picture as a vendor renders it, or as it is: (1, height, width).
+    """Render a picture by a vendor's profile, if any, and convert it to int16 (1, height, width).
 
-    Names and numbers in ``key`` decide the noise.
+    ``key`` has the names and numbers that decide the noise, so that it is the same in every run.
     """
     if profile:
         rng = np.random.default_rng(derive_seed(0, "vendor-noise", *key))
@@ -122,7 +125,7 @@ def as_rendered(picture: Grey, profile: Profile | None, *key: str | int) -> npt.
 
 
 def as_int16(picture: Grey) -> npt.NDArray[np.int16]:
-    """Return 0..1 as 16-bit values less 32768, so that they fit into int16."""
+    """Convert a picture of 0..1 to 16-bit values less 32768, so that they fit into int16."""
     levels = np.rint(picture.clip(0, 1) * np.float32(_LEVELS))
     shifted: npt.NDArray[np.int16] = (levels - _INT16_ZERO).astype(np.int16)
     return shifted

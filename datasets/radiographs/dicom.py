@@ -24,21 +24,22 @@ if TYPE_CHECKING:
     from pydicom import FileDataset
 
 _PREAMBLE, _MAGIC = 128, b"DICM"
-_GREY = ("MONOCHROME1", "MONOCHROME2")  # of the first 0 is white
+_GREY = ("MONOCHROME1", "MONOCHROME2")  # in the first one 0 is white
 _DAMAGED = "has pixel data that are truncated or damaged"
 _OTHER_SIZE = "has pixel data of another size than its header says"
-_SURPLUS = "The decoded RLE segment contains"  # more than the header says, which pydicom cuts off
-# Of compressed pictures: JPEG and JPEG-LS (ITU T.81, T.87), JPEG 2000 and HTJ2K (ITU T.800)
+# Start of pydicom's warning that it cuts off pixels beyond the header's size
+_SURPLUS = "The decoded RLE segment contains"
+# First bytes of compressed pictures: JPEG and JPEG-LS (ITU T.81, T.87), JPEG 2000 and HTJ2K (T.800)
 _JPEG, _JPEG_2000 = b"\xff\xd8", b"\xff\x4f\xff\x51"
 _BOXED = b"\0\0\0\x0cjP  "  # JPEG 2000 as a file of its own, which DICOM does not mean to hold
 _FRAME_STARTS = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD8)}
-_ENDS = {0xD9, 0xDA}  # of the image, of the header
+_ENDS = {0xD9, 0xDA}  # markers for the end of the image and of the header
 _NEEDED = ("Rows", "Columns", "BitsAllocated", "BitsStored", "PixelRepresentation")
 
 
 def is_dicom(path: Path) -> bool:
-    """Return whether a file is DICOM, by its name's ending or by its content."""
+    """Tell whether a file is DICOM, by the ending of its name or by its first bytes."""
     if path.suffix.lower() == ".dcm":
         return True
     try:
@@ -95,7 +96,7 @@ def _read(path: Path, bits: int) -> Grey:
     _check_kind(dataset, bits)
     raw = _pixels(dataset)
     try:
-        picture = _displayed(dataset, raw)
+        picture = _apply_display(dataset, raw)
     except Exception:  # whatever a damaged table leads to
         picture = np.full(1, np.nan)
     if not np.isfinite(picture).all():
@@ -207,7 +208,8 @@ def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
             if len(surplus) >= expected or len(set(surplus)) > 1:
                 raise BrokenImageError(_OTHER_SIZE)
             dataset.PixelData = content[: expected + expected % 2]
-    elif syntax != RLELossless:  # which does not say its size: see where it is decoded
+    elif syntax != RLELossless:
+        # RLE does not state its size; pydicom's warning is caught when it is decoded
         frame = next(generate_frames(content, number_of_frames=1))
         if declared_shape(frame) != shape:
             raise BrokenImageError(_OTHER_SIZE)
@@ -228,6 +230,7 @@ def declared_shape(content: bytes) -> tuple[int, int] | None:
 
 
 def _of_jpeg(content: bytes) -> tuple[int, int] | None:
+    """Walk through a JPEG's segments to its frame header, which has (height, width)."""
     place = len(_JPEG)
     while content[place] == 0xFF:
         marker = content[place + 1]
@@ -236,7 +239,8 @@ def _of_jpeg(content: bytes) -> tuple[int, int] | None:
         if marker in _FRAME_STARTS:
             height, width = struct.unpack_from(">2H", content, place + 5)
             return height, width
-        if marker == 0xFF:  # of two such bytes the first only fills
+        if marker == 0xFF:
+            # Fill bytes: a marker may be preceded by any number of 0xFF
             place += 1
         elif marker in _WITHOUT_LENGTH:
             place += 2
@@ -245,8 +249,8 @@ def _of_jpeg(content: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _displayed(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the stored values as they are displayed, 0..1."""
+def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Apply the modality's table or rescaling, then the VOI table or window; 0..1."""
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
     low, high = _modality_range(dataset)
@@ -255,7 +259,8 @@ def _displayed(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
         table = dataset.VOILUTSequence[0]
         entries, first, depth = table.LUTDescriptor
         low, high = 0, 2**depth - 1
-        if depth == 8:  # pydicom keeps places in such a table in 8 bits, too few for most tables
+        # If a table has 8 bits, pydicom stores the places in 8 bits too, which are too few for most
+        if depth == 8:
             table.LUTDescriptor = [entries, first, 16]
         values = np.rint(values).astype(np.int64)
     shown = apply_voi_lut(values, dataset).astype(np.float64)

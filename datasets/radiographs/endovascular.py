@@ -45,7 +45,7 @@ class Endovascular(DeepManifests, MaskedDataSet):
     columns: ClassVar[tuple[str, ...]] = ("mask",)
 
     def content(self, index: ImageIndex) -> list[Any]:
-        """Return what decides the pixels: the files, the declared bits, and how they are read."""
+        """Return the facts that decide the pixels: files, declared bits, version of the reading."""
         return [*super().content(index), self.bits(index), _RENDERING]
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
@@ -75,7 +75,7 @@ class _WithMasks(Endovascular):
         return index
 
     def content(self, index: ImageIndex) -> list[Any]:
-        """Return what decides the pixels: the masks' files too."""
+        """Return the facts that decide the pixels, including the files of the masks."""
         masks = read_masks(index)
         files = dataclasses.replace(index, names=tuple(masks.values()))
         return [*super().content(index), masks, super().content(files)]
@@ -153,12 +153,13 @@ def _read_8_bits(path: Path) -> Grey:
         upright = image.convert("L")
         image.close()  # its pixels take four times as much
     picture: Grey = np.array(upright, dtype=np.float32)
-    picture /= np.float32(255)  # in place: it may have 89 million
+    # The division is in place, because a picture may have 89 million pixels
+    picture /= np.float32(255)
     return picture
 
 
 def _mask_of(picture: Grey, path: Path) -> Mask:
-    """Return where a mask's file is not 0, of the shape of its ``picture``.
+    """Read a mask: True where the file is not 0, in the shape of its ``picture``.
 
     Raises:
         BrokenImageError: the file cannot be read, or has another size.

@@ -35,12 +35,12 @@ class RadiographDataSet(ImageDataSet):
     dtype = np.int16
 
     def content(self, index: ImageIndex) -> list[Any]:
-        """Return what decides the pixels: the files, and how they are rendered."""
+        """Return the facts that decide the pixels: the files, and the version of the rendering."""
         return [*super().content(index), _RENDERING]
 
 
 class DeepDeclaration(Declaration):
-    """What every site's images are, and the bits of a pixel in every file."""
+    """The declaration file, with the bits per pixel in all files."""
 
     bits: Annotated[int, whole(8, 16)] = 8
 
@@ -53,7 +53,7 @@ class DeepManifests(ManifestDataSet):
     channels = 1
 
     def header(self, path: Path) -> Header:
-        """Return what a file says of itself, DICOM or picture."""
+        """Read width, height and bits from the header of a DICOM or a picture."""
         return radiograph_header(path)
 
     def bits(self, index: ImageIndex) -> int:
@@ -62,7 +62,7 @@ class DeepManifests(ManifestDataSet):
 
 
 class MammogramsDeclaration(DeepDeclaration):
-    """What every site's mammograms are."""
+    """The declaration file of mammograms, with their defaults."""
 
     image_size: Annotated[int, whole(SMALLEST_IMAGE, LARGEST_IMAGE)] = 2048
     test_share: Annotated[float, number(0.0, 0.9)] = 0.2
@@ -77,7 +77,7 @@ class Mammography(DeepManifests, RadiographDataSet):
     model = MammogramsDeclaration
 
     def content(self, index: ImageIndex) -> list[Any]:
-        """Return what decides the pixels: the files, and the declared bits."""
+        """Return the facts that decide the pixels: the files, and the declared bits."""
         return [*super().content(index), self.bits(index)]
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:

@@ -30,7 +30,7 @@ CLASSES = ("normal", "pneumonia")
 _PROFILES = {"vendor-a": SHOULDERED, "vendor-b": SIGMOID, "vendor-c": STEEP}
 _ADVICE = "run 'fedsilo fetch pneumoniamnist --data-dir DIR'"
 _FILE = "pneumoniamnist.npz"
-_MOST_BYTES = 60_000 * SIDE**2  # of a part's images, ten times what there are
+_MOST_BYTES = 60_000 * SIDE**2  # largest size of a split's images, ten times the real one
 _MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
 
 

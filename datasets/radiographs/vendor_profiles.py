@@ -31,39 +31,39 @@ class Profile:
 
     def render(self, picture: Grey, rng: np.random.Generator) -> Grey:
         """Return ``picture`` (height, width) as that vendor renders it, of the same shape."""
-        soft = _blurred(_blurred(picture, self.blur).T, self.blur).T
+        soft = _blur(_blur(picture, self.blur).T, self.blur).T
         grain = rng.standard_normal(picture.shape, dtype=np.float32)
         seen = soft + np.float32(self.noise) * np.sqrt(soft) * grain
         return self.curve(seen.clip(0, 1)).clip(0, 1)
 
 
-def _blurred(picture: Grey, share: float) -> Grey:
-    """Return rows mixed with their neighbours; beyond the edge is a copy of the edge."""
+def _blur(picture: Grey, share: float) -> Grey:
+    """Blur along the first axis; rows beyond the edge are copies of the edge."""
     above, below = np.roll(picture, 1, axis=0), np.roll(picture, -1, axis=0)
     above[0], below[-1] = picture[0], picture[-1]
     mixed: Grey = picture + np.float32(share) * (above + below - 2 * picture)
     return mixed
 
 
-def shouldered(light: Grey) -> Grey:
-    """Return a curve that is steep in the dark and flat in the light."""
+def shoulder(light: Grey) -> Grey:
+    """Apply a tone curve that is steep in dark and flat in light regions."""
     curved: Grey = 1 - (1 - light**0.7) ** 1.4
     return curved
 
 
 def sigmoid(light: Grey) -> Grey:
-    """Return a curve that is steep around its middle and flat at both ends."""
+    """Apply a tone curve that is steep in the middle and flat at both ends."""
     low, high, curved = (1 / (1 + np.exp(-7 * (x - 0.5))) for x in (0.0, 1.0, light))
     stretched: Grey = ((curved - low) / (high - low)).astype(light.dtype)
     return stretched
 
 
 def steep(light: Grey) -> Grey:
-    """Return a curve that is flat in the dark and steep in the light."""
+    """Apply a tone curve that is flat in dark and steep in light regions."""
     curved: Grey = light**2.4
     return curved
 
 
-SHOULDERED = Profile(shouldered, noise=0.008, blur=0.0)
+SHOULDERED = Profile(shoulder, noise=0.008, blur=0.0)
 SIGMOID = Profile(sigmoid, noise=0.02, blur=0.04)
 STEEP = Profile(steep, noise=0.014, blur=0.1)

@@ -114,7 +114,10 @@ def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     # These bytes are checked and then opened: a pickle of other bytes could run any code
-    if hashlib.md5(content, usedforsecurity=False).hexdigest() != _published(layout)[path.name]:
+    if (
+        hashlib.md5(content, usedforsecurity=False).hexdigest()
+        != _published_digests(layout)[path.name]
+    ):
         raise DataError(
             f"{path} is not the file that {layout.name}'s authors published (its MD5 differs), and "
             "no other is opened, because a Python batch can run code: download it again, or take "
@@ -124,8 +127,8 @@ def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
     return batch["data"], np.array(batch[layout.label_key], np.int64)
 
 
-def _published(layout: Layout) -> dict[str, str]:
-    """Return the MD5 of each published Python batch, by name, as torchvision has them."""
+def _published_digests(layout: Layout) -> dict[str, str]:
+    """Return name -> MD5 of each published Python batch, as torchvision lists them."""
     from torchvision import datasets
 
     published = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[layout.name]

@@ -31,7 +31,8 @@ def read_idx(path: Path) -> Bytes:
         with gzip.open(path) as file:
             shape = _shape(file, path)
             length, content = math.prod(shape), bytearray()
-            # In parts and no further than a byte too many: a small file may unpack to any size
+            # A small file may unpack to any size, so that it is read in parts, and at most one byte
+            # more than the header says
             while len(content) <= length and (part := file.read(min(length + 1, _PART))):
                 content += part
         if len(content) == length:

@@ -22,7 +22,7 @@ from fedsilo.models.contract.seeding import derive_seed
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 SIDE = 28  # pixels
-_MOST_BYTES = 2**28  # of a part's images: PathMNIST has 212 million
+_MOST_BYTES = 2**28  # largest size of a split's images; PathMNIST has 212 million
 _MOST_LABELS = 2**24
 _ORGANS = (
     *("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver"),
@@ -69,13 +69,13 @@ def read_parts(
     arrays = read_arrays(path, [f"{part}_images" for part in SPLITS], most)
     arrays |= read_arrays(path, [f"{part}_labels" for part in SPLITS], min(most, _MOST_LABELS))
     form = (SIDE, SIDE, 3) if colour else (SIDE, SIDE)
-    return {part: _labelled(path, part, arrays, classes, form) for part in SPLITS}
+    return {part: _check_part(path, part, arrays, classes, form) for part in SPLITS}
 
 
-def _labelled(
+def _check_part(
     path: Path, part: str, arrays: Mapping[str, Any], classes: int, form: tuple[int, ...]
 ) -> Labelled:
-    """Check a part's arrays."""
+    """Check the arrays of a split; return images (n, ...) uint8 and labels (n,) int64."""
     images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
     if images.dtype != np.uint8 or images.shape[1:] != form:
         shown = ", ".join(map(str, form))
@@ -108,7 +108,8 @@ def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
 
 def _source(name: str) -> Source:
     classes, colour = _CLASSES[name], name in _COLOUR
-    half = (0.5,) * (3 if colour else 1)  # by which MedMNIST's own code standardises
+    # MedMNIST's own code standardises by these
+    half = (0.5,) * (3 if colour else 1)
     return Source(
         name=name,
         classes=len(classes),

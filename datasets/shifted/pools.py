@@ -15,11 +15,11 @@ from fedsilo.models.contract.errors import DataError
 
 FloatImages = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
-Facts = list[list[Any]]  # of files: name, size and time of change of each
+Facts = list[list[Any]]  # name, size and time of change of each file
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _OPTIONAL = ("train_tracks", "val_images", "val_labels")
-_SHARE = 10  # of a label's tracks one validates
+_SHARE = 10  # one in so many tracks of a label validates
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Source:
     Attributes:
         name: the data set's name.
         classes: number of labels.
-        mean, std: published figures of the training set's pixels on the 0..1 scale, a channel each.
+        mean, std: published statistics of the training pixels on the 0..1 scale, per channel.
         decode: returns the pool in a folder.
         train_size, test_size: images of a silo, or 0 to share the pool equally.
         noise: whether distribution D3 has noise.

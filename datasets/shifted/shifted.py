@@ -133,16 +133,19 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
     return tensor
 
 
-def scaled(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Return ``pixels`` (n, channels, height, width; 0..255) as ``settings.pixel_scale`` asks."""
+def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
+    """Scale ``pixels`` (n, channels, height, width), 0..255, as 'pixel-scale' says.
+
+    'raw' leaves the pixels unchanged; 'standard' standardises each channel by its statistics.
+    """
     if settings.pixel_scale == "raw":
         return pixels
     mean, std = _mean_and_std(source)
     return (pixels / 255 - mean) / std
 
 
-def unscaled(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Return the result of ``scaled`` on the 0..1 scale; noise may go beyond."""
+def unscale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
+    """Map the result of ``scale_pixels`` back to 0..1; noise may go beyond."""
     if settings.pixel_scale == "raw":
         return pixels.double() / 255
     mean, std = _mean_and_std(source)
@@ -182,7 +185,7 @@ class ShiftedImages(DataSet):
         return f"{len(facts)} files in {folder.name}"
 
     def facts(self) -> dict[str, Any]:
-        """Return what a silo's file says of all silos alike: the classes' names, if they have."""
+        """Return the facts that all silos share: the names of the classes, if they have names."""
         return {"classes": list(self.source.class_names)} if self.source.class_names else {}
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
@@ -202,7 +205,7 @@ class ShiftedImages(DataSet):
         def read(path: Path) -> npt.NDArray[Any]:
             pixels = _read_pixels(path, form)[None]
             shifted = shift(pixels, own, self.source.noise, f"{self.name}/{site}/{path.name}")
-            inputs: npt.NDArray[Any] = scaled(shifted, self.source, settings)[0].numpy()
+            inputs: npt.NDArray[Any] = scale_pixels(shifted, self.source, settings)[0].numpy()
             return inputs
 
         return read
@@ -212,9 +215,9 @@ class ShiftedImages(DataSet):
         return None if settings.pixel_scale == "raw" else _mean_and_std(self.source)
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return how bright the images are, whatever scale they are on."""
+        """Return the histograms of brightness, independent of the pixels' scale."""
         inputs = {name: split.inputs for name, split in silo.splits().items()}
-        return picture_measures(inputs, lambda batch: unscaled(batch, self.source, settings))
+        return picture_measures(inputs, lambda batch: unscale_pixels(batch, self.source, settings))
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the pool, once."""
@@ -243,7 +246,7 @@ class ShiftedImages(DataSet):
             for part, (images, labels) in parts.items():
                 key = f"{self.name}/{name}/{part}"
                 shifted = shift(images, distribution, self.source.noise, key)
-                inputs = scaled(shifted, self.source, settings)
+                inputs = scale_pixels(shifted, self.source, settings)
                 splits[part] = Split(inputs, torch.from_numpy(np.array(labels, dtype=np.int64)))
             save_silo(target, splits, {"name": name, "distribution": distribution, **self.facts()})
 

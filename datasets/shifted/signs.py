@@ -61,9 +61,9 @@ def decode_signs(folder: Path) -> Pool:
     train = [sign for name in _CLASSES for sign in _training_signs(folder / _TRAIN / name)]
     test = _test_signs(folder)
     numbers = {track: number for number, track in enumerate(dict.fromkeys(s.track for s in train))}
-    train, test = (_shuffled(signs, part) for signs, part in ((train, "train"), (test, "test")))
+    train, test = (_shuffle(signs, part) for signs, part in ((train, "train"), (test, "test")))
     tracks = np.array([numbers[sign.track] for sign in train], np.int64)
-    return Pool(*_decoded(train), *_decoded(test), tracks)
+    return Pool(*_decode_all(train), *_decode_all(test), tracks)
 
 
 def _csv_of(folder: Path) -> Path:
@@ -79,7 +79,7 @@ def _training_signs(folder: Path) -> list[_Sign]:
         raise DataError(
             f"{folder} has no {path.name}, which names its images: put it there, or {_FETCH}"
         )
-    signs = _listed(path, folder)
+    signs = _read_signs(path, folder)
     for sign in signs:
         if sign.label != int(folder.name):
             raise DataError(
@@ -96,11 +96,11 @@ def _test_signs(folder: Path) -> list[_Sign]:
             f"{folder} has no {_TEST_CSVS[0]}, which holds the test images' classes (the CSV in "
             f"Final_Test/Images, GT-final_test.test.csv, does not): put it there, or {_FETCH}"
         )
-    return _listed(paths[0], folder / _TEST)
+    return _read_signs(paths[0], folder / _TEST)
 
 
-def _listed(path: Path, folder: Path) -> list[_Sign]:
-    """Return what a CSV names, of the images in ``folder``."""
+def _read_signs(path: Path, folder: Path) -> list[_Sign]:
+    """Read the signs in a CSV, whose images must be in ``folder``."""
     here = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     signs: list[_Sign] = []
     seen: set[str] = set()
@@ -128,16 +128,16 @@ def _label(text: str, where: str) -> int:
     return label
 
 
-def _shuffled(signs: Sequence[_Sign], part: str) -> list[_Sign]:
-    """Return ``signs`` in another order, the same in every run."""
+def _shuffle(signs: Sequence[_Sign], part: str) -> list[_Sign]:
+    """Shuffle ``signs``, in the same way in every run."""
     import torch
 
     order = torch.randperm(len(signs), generator=generator(0, "gtsrb-order", part))
     return [signs[place] for place in order.tolist()]
 
 
-def _decoded(signs: Sequence[_Sign]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return images (n, 32, 32, 3) and labels (n,)."""
+def _decode_all(signs: Sequence[_Sign]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Decode images (n, 32, 32, 3) uint8 and labels (n,)."""
     images = np.empty((len(signs), _SIDE, _SIDE, 3), np.uint8)
     for place, sign in enumerate(signs):
         images[place] = _decode(sign)

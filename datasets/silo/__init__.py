@@ -1,1 +1,1 @@
-"""What one hospital holds: tensors with a train, val and test split."""
+"""Silos: a hospital's samples as tensors with train, val and test split."""

@@ -1,6 +1,6 @@
-"""What the declarations of silos share: sites and classes by name, and how such a file is read.
+"""Shared parts of declaration files: sites, classes, and the reading of such a file.
 
-Errors name the file and the key, and never a value. Imported when a file is read.
+Errors name the file and the key, but never a value. The module is imported when a file is read.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator
 
-from fedsilo.datasets.io.declarations import FileModel, Text, checked, fault
+from fedsilo.datasets.io.declarations import FileModel, Text, check_content, fault
 from fedsilo.datasets.io.text_files import read_text, same_text
 from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml
 from fedsilo.models.contract.errors import DataError
@@ -18,7 +18,7 @@ LONGEST = 64  # characters, as in SITE_NAME
 
 
 def site_name_fault(name: str) -> str | None:
-    """Return what is wrong with a site's name, which names folders and columns, or None."""
+    """Say what is wrong with a site's name; None if it can name folders and columns."""
     if SITE_NAME.fullmatch(name) and name != "all":
         return None
     return (
@@ -40,7 +40,7 @@ def read_declared(path: Path, model: type[M]) -> M:
         content = parse_yaml(read_text(path), str(path))
     except YamlError as error:
         raise DataError(str(error)) from None
-    declared: M = checked(model, content, lambda sentence: DataError(f"{path}: {sentence}"))
+    declared: M = check_content(model, content, lambda sentence: DataError(f"{path}: {sentence}"))
     return declared
 
 

@@ -43,12 +43,12 @@ class Measure:
     may_lack: bool = False
 
     @property
-    def counted(self) -> bool:
-        """Whether it has a histogram."""
+    def has_histogram(self) -> bool:
+        """Whether the feature has a histogram, because edges or levels are declared."""
         return bool(self.levels or self.edges)
 
     def counts(self, split: str) -> list[int]:
-        """Return the histogram of a split; if values can lack, the last cell counts those."""
+        """Return the histogram of a split; with ``may_lack`` a last cell counts missing values."""
         values = self.values[split]
         known = values[~np.isnan(values)]
         edges = np.array(self.edges)

@@ -31,10 +31,10 @@ def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
     """
     for path in _found(folder):
         begun = _BEGUN.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-        if begun and time.time() - max(map(_changed, [path, *_below(path)])) > _ABANDONED:
+        if begun and time.time() - max(map(_change_time, [path, *_below(path)])) > _ABANDONED:
             shutil.rmtree(path, ignore_errors=True)
     derived = [path for path in _found(folder) if _is_derived(path, folder)]
-    found = {path: (_changed(path), _bytes(path)) for path in derived}
+    found = {path: (_change_time(path), _bytes(path)) for path in derived}
     left = sum(size for _, size in found.values())
     removed = []
     for path, (_, size) in sorted(found.items(), key=lambda item: item[1][0]):
@@ -59,8 +59,8 @@ def _is_derived(path: Path, folder: Path) -> bool:
     return bool(_KEYED.fullmatch(path.name)) and (path / SEAL).is_file() and not linked
 
 
-def _changed(path: Path) -> float:
-    """Return when a file or folder last changed, in seconds; each opening sets a folder's time."""
+def _change_time(path: Path) -> float:
+    """Return a file's or folder's time of change in s; opening a sealed folder sets it."""
     with suppress(OSError):
         return path.stat().st_mtime_ns / 1e9
     return 0.0
@@ -75,7 +75,7 @@ def _bytes(path: Path) -> int:
 
 
 def _below(path: Path) -> list[Path]:
-    """Return what is below a folder, or nothing if it vanishes meanwhile."""
+    """List all entries below a folder; empty if the folder vanishes meanwhile."""
     with suppress(OSError):
         return list(path.rglob("*"))
     return []

@@ -74,7 +74,7 @@ def split_rows(
     elif groups is None:
         rest, test = shared_out(labels, share, seed, where)
     else:
-        rest, test = shared_groups(labels, _numbered(groups), share, seed, where)
+        rest, test = shared_groups(labels, _number_groups(groups), share, seed, where)
     rest, val = cut_fold("val", rest, labels, settings, where, groups)
     return RowSplit(rest, val, np.sort(test if settings.use_test else test[:0]))
 
@@ -100,7 +100,7 @@ def cut_fold(
     folds, chosen = (getattr(settings, f"{kind}_{key}") for key in ("folds", "fold"))
     if not folds:
         return np.sort(rows), rows[:0]
-    own, numbers = labels[rows], None if groups is None else _numbered(groups)[rows]
+    own, numbers = labels[rows], None if groups is None else _number_groups(groups)[rows]
     _check_enough(own, numbers, folds, where)
     splitter = StratifiedKFold if groups is None else StratifiedGroupKFold
     key = derive_seed(settings.fold_seed, f"{kind}-folds") % 2**32
@@ -126,8 +126,8 @@ def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: st
     raise DataError(f"{where}: {reason}: take fewer")
 
 
-def _numbered(groups: Sequence[str]) -> Indices:
-    """Return the number of each row's group, from 0 without gaps."""
+def _number_groups(groups: Sequence[str]) -> Indices:
+    """Number the groups from 0 without gaps; return each row's number, (n,)."""
     return np.unique(np.array(groups), return_inverse=True)[1]
 
 

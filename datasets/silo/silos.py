@@ -1,4 +1,4 @@
-"""What a silo is: a hospital's samples as tensors with train, val and test split, and as files."""
+"""A silo, the samples of a hospital with train, val and test split, as tensors and as files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Silo:
-    """What one hospital holds.
+    """The samples of one hospital.
 
     Attributes:
         name: the site's name.
@@ -72,11 +72,11 @@ class Silo:
             read, NaN where a value is missing, until they are standardised.
         classes: the names of the classes, if they have some.
         dropped: rows left out because a value was missing, or images that could not be decoded.
-        declared: figures to standardise by that the data's schema gives.
+        declared: statistics in the data's schema, by which features can be standardised.
         schema: a digest of a table's schema, or of images' classes and size, which all sites of a
             run must share.
         folder: where it is in the cache, if it is.
-        figures: what its features were standardised by, once they were.
+        figures: the statistics that its features were standardised by; None before.
     """
 
     name: str
@@ -146,7 +146,7 @@ class DataSet(ABC):
         return self.licence if self.licence and self.licence.files else None
 
     def found(self, places: Places) -> str:
-        """Return what of it is in the data directory, in words, or an empty string."""
+        """Describe the files of this data set in the data directory; empty if there are none."""
         if self.origin == "made-up":
             return "made when first used"
         if places.data is None:
@@ -220,7 +220,7 @@ class DataSet(ABC):
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Return what a user must know of the data on this machine, a sentence each."""
+        """Return notices about the data on this machine, one sentence each."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""What synthetic data sets share: numbered images of each site, in a fixed order.
+"""The base of synthetic data sets: numbered images of each site, in a fixed order.
 
 Each image is of a kind (a class, or what decides it) and shows a subject: a lesion, a patient, a
 sequence. Some images show the subject of the one before.

@@ -80,7 +80,7 @@ class DermoscopyPhantom(PhantomDataSet):
         x, y = view.normal(0, 0.06, 2)
         outline = Blob(x, y, lesion.uniform(0.4, 0.6) * view.uniform(0.95, 1.05), lobes, 0.2)
         inside = shade.reshape(3, 1, 1) + mottled * pictures.texture(lesion, size, 6)
-        content = outline.weight(size) * inside + 0.02 * pictures.texture(lesion, size, 3)
+        content = outline.soft_mask(size) * inside + 0.02 * pictures.texture(lesion, size, 3)
         image = _SKINS[site].show(content.astype(np.float32), view)
         return shades_of_grey(image) if settings.colour_constancy else image
 
@@ -146,7 +146,7 @@ def _breast(
     else:
         lesion, light = Blob(*place, patient.uniform(0.12, 0.18), soft=0.8), 0.1
     exposure = np.float32(view.lognormal(0, 0.06))
-    picture = exposure * within * (tissue + light * lesion.weight(size))
+    picture = exposure * within * (tissue + light * lesion.soft_mask(size))
     seen: Grey = picture[:, :: view.choice([-1, 1])].clip(0, 1).astype(np.float32)
     return seen
 
@@ -241,7 +241,7 @@ def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
         mask = pictures.distance(size, catheter) <= max(_CATHETER, 1 / size)
     look = _FLUOROSCOPES[site]
     if look.field:
-        mask &= Blob(0, 0, look.field, soft=0.05).weight(size) > 0.5
+        mask &= Blob(0, 0, look.field, soft=0.05).soft_mask(size) > 0.5
     return look.show(content[None], frame)[0], mask.astype(np.uint8)
 
 

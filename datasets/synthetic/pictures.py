@@ -1,4 +1,4 @@
-"""The generator of all synthetic pictures: a textured ground, blobs and strokes, and a site's look.
+"""Draw synthetic pictures: a textured background, blobs and strokes, and a site's appearance.
 
 A picture is a sum of formulas over coordinates from -1 to 1, so that its size only decides how
 finely it is sampled. Lengths are in halves of a picture's side. x grows to the right, y downwards.
@@ -14,7 +14,7 @@ import numpy.typing as npt
 Field = npt.NDArray[Any]  # float32 (size, size), or (channels, size, size)
 Points = npt.NDArray[np.float64]  # (points, 2): x, y
 
-_WAVES = 10  # of a texture
+_WAVES = 10  # plane waves in a texture
 _STEPS = 24  # segments of a smooth line
 
 
@@ -37,8 +37,8 @@ class Blob:
     depth: float = 0.0
     soft: float = 0.15
 
-    def weight(self, size: int) -> Field:
-        """Return 1 inside, 0 outside, and between them at the edge."""
+    def soft_mask(self, size: int) -> Field:
+        """Return a mask (size, size): 1 inside, 0 outside, and values in between at the edge."""
         x, y = grid(size)
         x, y = x - np.float32(self.x), y - np.float32(self.y)
         bulge = 1 + self.depth * np.cos(self.lobes * np.arctan2(y, x)) if self.lobes else 1.0
@@ -49,11 +49,11 @@ class Blob:
 
 @dataclass(frozen=True)
 class Look:
-    """How a site's machine shows things.
+    """The appearance of pictures from a site's machine.
 
     Attributes:
-        ground: brightness of the ground, 0..1, of each channel.
-        contrast: factor of what is on the ground; below 0 it is darker than the ground.
+        ground: brightness of the background, 0..1, per channel.
+        contrast: factor for the content; below 0 the content is darker than the background.
         grain: standard deviation of each pixel's noise.
         field: radius of a round field of view with black around it; 0 if there is none.
     """
@@ -64,11 +64,11 @@ class Look:
     field: float = 0.0
 
     def show(self, content: Field, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-        """Return ``content`` (channels, size, size) on the ground, with noise, as 0..255."""
+        """Draw ``content`` (channels, size, size) over the background, with noise, as 0..255."""
         picture = np.array(self.ground, np.float32).reshape(-1, 1, 1) + self.contrast * content
         picture = picture + self.grain * rng.standard_normal(picture.shape, dtype=np.float32)
         if self.field:
-            picture = picture * Blob(0, 0, self.field, soft=0.05).weight(content.shape[-1])
+            picture = picture * Blob(0, 0, self.field, soft=0.05).soft_mask(content.shape[-1])
         pixels: npt.NDArray[np.uint8] = np.rint(picture.clip(0, 1) * 255).astype(np.uint8)
         return pixels
 

@@ -101,7 +101,7 @@ class TableDataSet(DataSet):
 
 
 def _facts(name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
-    declared = schema.declared()
+    declared = schema.declared_statistics()
     return {
         "name": name,
         "distribution": name,

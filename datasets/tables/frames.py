@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.io.declarations import checked
+from fedsilo.datasets.io.declarations import check_content
 from fedsilo.datasets.io.text_files import same_text
 from fedsilo.datasets.tables.dataset import SCHEMA_FILE
 from fedsilo.datasets.tables.parsing import parse_table
@@ -19,7 +19,7 @@ from fedsilo.models.contract.one_line import one_line
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-_MOST_LEVELS = 64  # of a column of texts; more are names or free text
+_MOST_LEVELS = 64  # most different texts in a column; more are names or free text
 _MOST_CLASSES = 1000
 _MISSING = ("", "?")
 _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal")  # pandas' words for objects
@@ -56,7 +56,7 @@ def write_frames(
         "sites": {site: f"{site}.csv" for site in named},
     }
     write_atomically(folder / SCHEMA_FILE, json.dumps(schema, ensure_ascii=False))
-    read: TableSchema = checked(TableSchema, schema, DataError)
+    read: TableSchema = check_content(TableSchema, schema, DataError)
     for site, frame in named.items():
         text = frame[columns].to_csv(index=False)
         parse_table(text, read, f"silo '{site}'")  # refused here, before a run begins

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fedsilo.datasets.io.text_files import csv_lines, file_fault, normalise_name, read_text
 from fedsilo.datasets.io.unpacked_size import check_unpacked, most_unpacked
 from fedsilo.datasets.tables.packed_tables import check_parquet, check_workbook
-from fedsilo.datasets.tables.parsing import RowReader, as_matrix, quoted
+from fedsilo.datasets.tables.parsing import RowReader, as_matrix, quote_texts
 from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError, missing_extra
 from fedsilo.models.contract.one_line import one_line
@@ -97,7 +97,7 @@ def _read_frame(path: Path, kind: str) -> DataFrame:
             return _with_index_columns(frame)
         import_module("openpyxl")  # first of all: without it no file is looked at
         check_workbook(path)
-        # By default pandas takes words such as None and NA for empty cells
+        # pandas would read words such as None and NA as empty cells by default
         return pd.read_excel(
             path, header=None, dtype=object, engine="openpyxl", keep_default_na=False
         )
@@ -181,7 +181,7 @@ def _columns(
     exact = {*declared, label, id_column}
     folded = {name.casefold(): name for name in (*declared, label)}
     named = [cell if cell in exact else folded.get(cell.casefold(), cell) for cell in first]
-    used = schema.used()
+    used = schema.used_columns()
     if not schema.header and id_column is None and not set(used) & set(named):
         names = declared if len(first) == len(declared) else [*declared, label]
         return names, lines
@@ -190,10 +190,14 @@ def _columns(
     missing = [name for name in needed if name not in named]
     twice = [name for name in needed if named.count(name) > 1]
     if missing or twice:
-        what = f"lacks the columns {quoted(missing)}" if missing else f"has {quoted(twice)} twice"
+        what = (
+            f"lacks the columns {quote_texts(missing)}"
+            if missing
+            else f"has {quote_texts(twice)} twice"
+        )
         raise DataError(
             f"{where}: the first line {what}: name each once there, in any order "
-            f"(the schema's are {quoted(used)})"
+            f"(the schema's are {quote_texts(used)})"
         )
     return named, lines[1:]
 
@@ -204,7 +208,7 @@ def _id(line: Sequence[str], place: int) -> str:
 
 
 def _row_fault(schema: TableSchema, reader: RowReader, tokens: Mapping[str, str]) -> str | None:
-    """Return why a row whose values can be read is still not predicted, or None."""
+    """Say why a row whose values can be read is still not predicted; None if it is."""
     impossible = [
         f"column '{column.name}': {one_line(token, 30)} is impossible, the schema's range is "
         f"{column.range[0]:g} to {column.range[1]:g}"
@@ -215,7 +219,7 @@ def _row_fault(schema: TableSchema, reader: RowReader, tokens: Mapping[str, str]
     ]
     if impossible:
         return "; ".join(impossible)
-    lacking = [name for name in schema.used() if tokens[name] in reader.missing]
+    lacking = [name for name in schema.used_columns() if tokens[name] in reader.missing]
     if lacking and schema.policy == "drop":
         return f"has no value of {', '.join(lacking)}, and the schema drops such rows"
     return None

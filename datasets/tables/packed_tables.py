@@ -44,8 +44,9 @@ def check_parquet(path: Path) -> list[str]:
             group = about.row_group(number)
             for column in range(group.num_columns):
                 chunk = group.column(column)
-                # A list is one row and any number of values
-                values += chunk.num_values  # of lists there are more than rows
+                # A list is one row with any number of values, so that values are counted, not only
+                # rows
+                values += chunk.num_values
                 size += chunk.total_uncompressed_size
                 length = about.schema.column(column).length  # of values of a fixed length
                 size += chunk.num_values * length
@@ -91,7 +92,8 @@ class _Cells:
         parser.StartElementHandler = self._begin
         size = 0
         with archive.open(entry) as sheet:
-            # As XML and not by a pattern: expat knows every encoding, prefix and entity
+            # A pattern would miss other encodings, prefixes and entities of XML; expat knows them
+            # all
             for part in iter(lambda: sheet.read(_PART), b""):
                 size += len(part)
                 check_unpacked(self.path, self.times * size)

@@ -16,7 +16,7 @@ from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 
-_LARGEST = float(np.finfo(np.float32).max)  # what a feature can hold
+_LARGEST = float(np.finfo(np.float32).max)  # the largest value of a feature
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
         names, lines = first, lines[1:]
     reader = RowReader(schema, names, where)
     label = schema.label.column
-    used = [name for name in names if name in {*schema.used(), label}]
+    used = [name for name in names if name in {*schema.used_columns(), label}]
     missing = dict.fromkeys(used, 0)
     rows: list[list[float]] = []
     labels: list[int] = []
@@ -112,7 +112,7 @@ class RowReader:
     names: list[str]
     where: str
     missing: Marks = field(init=False)
-    unmeasured: Mapping[str, Marks] = field(init=False)  # by the name of the column
+    unmeasured: Mapping[str, Marks] = field(init=False)  # column -> its marks
 
     def __post_init__(self) -> None:
         marks = {column.name: column.unmeasured_marks() for column in self.schema.columns}
@@ -140,12 +140,12 @@ class RowReader:
                 if value is None:
                     raise DataError(
                         f"{self._place(number, column)}: this is not a number; correct it or use "
-                        f"a mark of a missing value ({quoted(self.schema.missing)})"
+                        f"a mark of a missing value ({quote_texts(self.schema.missing)})"
                     )
                 numbers.append(value)
             elif column.kind == "categorical":
                 levels += self._one_hot(number, token, column)
-        for column in self.schema.indicated():
+        for column in self.schema.indicator_columns():
             levels.append(float(self._imputes(tokens[column.name], column)))
         return numbers + levels
 
@@ -175,8 +175,8 @@ class RowReader:
         if level not in column.levels:
             raise DataError(
                 f"{self._place(number, column)}: this is not one of the declared levels "
-                f"{quoted(column.levels)}; correct it, or declare the level in the schema of all "
-                "sites"
+                f"{quote_texts(column.levels)}; correct it, or declare the level in the schema of "
+                "all sites"
             )
         return [float(level == other) for other in column.levels[1:]]
 
@@ -189,10 +189,10 @@ class RowReader:
                 return index
         raise DataError(
             f"{self.where}, line {number}, column '{self.schema.label.column}': this label is not "
-            f"one of {quoted(chain(*classes))}; correct it, or declare it under 'classes'"
+            f"one of {quote_texts(chain(*classes))}; correct it, or declare it under 'classes'"
         )
 
 
-def quoted(texts: Iterable[str]) -> str:
-    """Return texts in quotes on one line, for errors."""
+def quote_texts(texts: Iterable[str]) -> str:
+    """Quote texts and join them with commas on one line, for errors."""
     return one_line(", ".join(f"'{text}'" for text in texts), 300)

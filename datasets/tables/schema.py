@@ -111,7 +111,7 @@ class Label(FileModel):
 
 
 class TableSchema(FileModel):
-    """What every hospital's table looks like.
+    """The form of every hospital's table.
 
     Attributes:
         columns: in file order where there is no header; without the label.
@@ -143,7 +143,7 @@ class TableSchema(FileModel):
             raise fault("two columns have one name, or the label is among 'columns'")
         if all(column.kind == "ignored" for column in self.columns):
             raise fault("no column is 'numeric' or 'categorical'")
-        for column in self.indicated():
+        for column in self.indicator_columns():
             if self.policy == "drop" and not column.unmeasured:
                 raise fault(
                     f"column '{column.name}' has an 'indicator' that would always be 0: list the "
@@ -161,14 +161,14 @@ class TableSchema(FileModel):
         """Return the features' names: numeric columns, ``column=level``, ``column=unmeasured``."""
         numbers = [column.name for column in self.columns if column.kind == "numeric"]
         levels = [f"{one.name}={level}" for one in self.columns for level in one.levels[1:]]
-        return (*numbers, *levels, *(f"{one.name}=unmeasured" for one in self.indicated()))
+        return (*numbers, *levels, *(f"{one.name}=unmeasured" for one in self.indicator_columns()))
 
-    def indicated(self) -> list[Column]:
-        """Return the columns with a feature that says whether the value is imputed."""
+    def indicator_columns(self) -> list[Column]:
+        """Return the columns with an indicator, a feature that is 1 where the value is imputed."""
         return [column for column in self.columns if column.indicator]
 
-    def used(self) -> list[str]:
-        """Return the columns that features are made of."""
+    def used_columns(self) -> list[str]:
+        """Return the names of the columns that become features."""
         return [column.name for column in self.columns if column.kind != "ignored"]
 
     def digest(self) -> str:
@@ -187,8 +187,8 @@ class TableSchema(FileModel):
         """Return the texts that mark a missing value; '-9.0' is the mark '-9'."""
         return Marks(self.missing)
 
-    def declared(self) -> FeatureStatistics | None:
-        """Return declared mean and standard deviation, or None if a numeric column has none.
+    def declared_statistics(self) -> FeatureStatistics | None:
+        """Return the declared mean and standard deviation; None if a numeric column has none.
 
         One-hot features are shifted by an equal share of each level, which a missing one gets; an
         indicator becomes -1 or 1.
@@ -199,7 +199,7 @@ class TableSchema(FileModel):
             return None
         for column in self.columns:  # a first level has no feature: all of the others are 0 there
             pairs += [(1 / len(column.levels), 1.0) for _ in column.levels[1:]]
-        pairs += [(0.5, 0.5) for _ in self.indicated()]
+        pairs += [(0.5, 0.5) for _ in self.indicator_columns()]
         return FeatureStatistics(
             np.array([mean for mean, _ in pairs]), np.array([std for _, std in pairs])
         )

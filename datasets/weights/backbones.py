@@ -48,9 +48,9 @@ def weights_file(settings: CommonSettings) -> Path | None:
 
 
 def backbone_digest(settings: CommonSettings) -> str:
-    """Return what distinguishes given weights; all sites of a run must have the same.
+    """Return a digest of the backbone's weights, which all sites of a run must share.
 
-    It is empty where the network starts from the seed.
+    It is empty if the network starts from the seed.
     """
     given = settings.network == "resnet22" and settings.backbone_weights
     if settings.network != "vit" and not given:
@@ -165,7 +165,8 @@ def timm_state(name: str, key: str = "backbone-weights") -> dict[str, Tensor]:
     import timm
 
     try:
-        # With the head: without it timm would take a file that lacks arrays, and leave them random
+        # The head is kept. Without a head timm accepts a file that lacks arrays, which stay random
+        # then
         model = timm.create_model(name, pretrained=True)
     except Exception as error:  # no network, no such weights, no such name
         raise SettingError(

@@ -1,4 +1,4 @@
-"""Where a run's exchanged weights come from, if not the seed: a run's model, a ViT's, or VGG16's.
+"""Load a run's initial weights, unless the seed makes them: a run's model, a ViT or VGG16.
 
 A file of exchanged arrays, as a run writes ``model.safetensors``, must fit the network array by
 array, unless only its encoder is wanted, which classes of another data set leave as it is; so
@@ -152,7 +152,7 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
         )
     vit = cast("VisionTransformer", network.vit)
     wanted = vit.state_dict()
-    given = _renamed(_resampled(state, vit))
+    given = _rename_arrays(_resample(state, vit))
     # Around the blocks (a head, positions) what fits will do; of the blocks, below, all must fit
     fitting = {
         name: torch.as_tensor(array).float()
@@ -172,8 +172,8 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     vit.load_state_dict({**wanted, **fitting})
 
 
-def _resampled(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, Any]:
-    """Return weights as timm converts them for ``vit``; as they are where it cannot."""
+def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, Any]:
+    """Convert weights for ``vit`` as timm does; return them unchanged if timm cannot."""
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     try:
@@ -183,8 +183,8 @@ def _resampled(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str,
     return resampled
 
 
-def _renamed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arrays by timm's names: a prefix that all blocks have is dropped."""
+def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename arrays to timm's names, and drop a prefix that all blocks have."""
     prefix = next(
         (p for p in _PREFIXES if any(name.startswith(f"{p}blocks.") for name in state)), ""
     )

@@ -1,4 +1,4 @@
-"""Which images a run tests, by its settings; and whether weights have been trained on them.
+"""Check that weights were not trained on images that a run tests.
 
 A run's ``config.toml`` is next to its ``model.safetensors`` and says how its data were split.
 """
@@ -11,7 +11,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, build, defaults, keys_with
 
-# What alters images, or how many of the training ones validate, but not which ones are tested
+# These settings change images, or the validation part, but not the choice of test images
 _SAME_TEST = frozenset(keys_with(CommonSettings, "files", "validation", "pixels"))
 PARTITION = frozenset(keys_with(CommonSettings, "partition"))
 

@@ -75,7 +75,7 @@ def _stacked(heads: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> Iter
 def _setting(key: str, default: object, rule: SettingRule) -> tuple[object, ...]:
     shown = f'"{default}"' if isinstance(default, str) else str(default).lower()
     kind = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-    allowed = rule.allowed() or kind[type(default)]
+    allowed = rule.describe_range() or kind[type(default)]
     return f'`{key}`{{id="{key}"}}', f"`{shown}`", allowed, rule.help
 
 

@@ -1,4 +1,4 @@
-"""What both ends of the wire must agree on: messages, settings, errors, seeds, versions.
+"""The contract between server and sites: messages, settings, errors, seeds and versions.
 
-Imports nothing of the project but itself; what needs torch imports it where it is used.
+This package imports nothing else of the project. Functions that need torch import it themselves.
 """

@@ -1,4 +1,4 @@
-"""How arrays are named, on the wire and in a site's own state: ``<kind>/<site>/<array>``.
+"""Names of arrays, on the wire and in a site's own state: ``<kind>/<site>/<array>``.
 
 The first '/' ends the kind, the second ends the site, and the rest is the array's own name, which
 may have a '/'; a site's name has none. A kind is a method's constant that ends in '/'
@@ -11,11 +11,16 @@ from typing import TypeVar
 
 A = TypeVar("A")
 
-_STATISTICS = ("running_mean", "running_var")  # of batch norm
+# Batch norm's buffers: they follow from the data, and no optimiser moves them
+_STATISTICS = ("running_mean", "running_var")
 
 
 def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
-    """Return the arrays whose names begin with ``prefix``, by the rest of their names, sorted."""
+    """Select the arrays whose names begin with ``prefix``.
+
+    Returns:
+        Name without the prefix -> array, sorted by name; empty if no name has the prefix.
+    """
     return {
         name.removeprefix(prefix): array
         for name, array in sorted(arrays.items(), key=lambda named: named[0])
@@ -24,14 +29,17 @@ def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
 
 
 def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
-    """Return the same arrays, each with ``prefix`` before its name; ``arrays_below`` undoes it."""
+    """Put ``prefix`` before the name of each array; ``arrays_below`` removes it again."""
     return {f"{prefix}{name}": array for name, array in arrays.items()}
 
 
 def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
-    """Return arrays named ``<site>/<array>`` as site -> array -> value, sorted by site.
+    """Group arrays named ``<site>/<array>`` by site, sorted by site.
 
-    A name without a '/' is all the site's.
+    A name without a '/' is a site's name; its array has the empty name.
+
+    Returns:
+        Site -> name of the array -> array.
     """
     sites: dict[str, dict[str, A]] = {}
     for name, array in arrays.items():
@@ -41,7 +49,14 @@ def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
 
 
 def of_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, A]:
-    """Return the arrays of ``kinds``, ``<kind>/<site>/<array>``, of all sites but ``site``."""
+    """Select the arrays of ``kinds`` that belong to other sites than ``site``.
+
+    Args:
+        site: the site whose own arrays are left out.
+        arrays: arrays by their full names, ``<kind>/<site>/<array>``.
+        kinds: the kinds to select, each with its final '/'.
+    """
+    # The site is compared as a whole part of the name: a prefix would take site-1 for site-10 too
     return {
         name: array
         for name, array in arrays.items()

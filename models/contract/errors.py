@@ -1,7 +1,7 @@
-"""The errors that fedsilo raises on purpose: one line each, what was wrong, where, what to do.
+"""The errors that fedsilo raises on purpose: one line that says the fault, its place and the fix.
 
-Each kind has a ``code``, by which a program knows it. For some codes a site's error carries a
-number in addition to its text: ``ERROR_CODES``. The docstrings are the text of the page on errors.
+Each class has a ``code`` by which programs recognise it. For the codes in ``ERROR_CODES`` a site's
+error also carries a number. The page on errors shows the docstrings of the classes.
 """
 
 import re
@@ -9,26 +9,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-from fedsilo.models.contract.one_line import shortened
+from fedsilo.models.contract.one_line import abbreviate
 
-# Far from Flower's own, which begin at 0
+# Flower sends its own numbers in the same field, from 0 upwards: ours must not meet them
 ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002, "withheld": 1003}
 
 
 _LONGEST = 1500  # characters of a message
-_END = 400  # of them are never cut off: the end says what to do
+# The end of a message says what to do, so that these characters are never cut off
+_END = 400
 
 
 class FedsiloError(Exception):
     """Base of every error whose message is meant for the user and needs no traceback.
 
-    Whatever it quotes, its message is one printable line; the middle of a longer one is left out.
+    The message is always one printable line, whatever it quotes. If the message is too long, its
+    middle is left out.
     """
 
     code: ClassVar[str] = ""
 
     def __init__(self, text: object = "") -> None:
-        super().__init__(shortened(text, _LONGEST, _END))
+        super().__init__(abbreviate(text, _LONGEST, _END))
 
 
 class SettingError(FedsiloError):
@@ -146,19 +148,22 @@ class ExportError(FedsiloError):
 
 
 def error_line(error: FedsiloError) -> str:
-    """Return the line that a command prints, with the code under which the page explains it."""
+    """Build the line that a command prints; it has the code that the page on errors explains."""
     return f"fedsilo: error{f'[{error.code}]' if error.code else ''}: {error}"
 
 
 def without_prefix(line: str) -> str:
-    """Return the message of an ``error_line``; another line as it is."""
+    """Remove the start that ``error_line`` adds; return any other line unchanged."""
     return re.sub(r"^fedsilo: error(\[[\w-]+\])?: ", "", line)
 
 
 def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
-    """Return the sentence that says which extra ``what`` needs, and the command that installs it.
+    """Build the sentence that says which extra ``what`` needs and how to install the extra.
 
-    ``otherwise`` is what else the user can do, such as "leave it out".
+    Args:
+        what: the feature, as the subject of the sentence.
+        extra: the name of the extra in pyproject.toml.
+        otherwise: another way out, as an imperative such as "leave it out"; empty for none.
     """
     command = f"{what} needs the extra '{extra}': pip install 'fedsilo[{extra}]'"
     return f"{command}, or {otherwise}" if otherwise else command
@@ -166,7 +171,10 @@ def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
 
 @contextmanager
 def needs_extra(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
-    """Raise a SettingError by ``missing_extra`` if an import of the block fails."""
+    """Turn an ImportError in the block into a SettingError that names the extra to install.
+
+    Arguments are those of ``missing_extra``.
+    """
     try:
         yield
     except ImportError:

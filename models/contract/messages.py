@@ -1,4 +1,4 @@
-"""What both sides of the wire must agree on: the names of records, keys and metrics.
+"""The names of records, keys and metrics that server and sites exchange.
 
 Every message carries a ConfigRecord ``config`` (an ``Instruction``) and, where a method sends
 arrays, an ArrayRecord ``arrays``. Every reply carries a MetricRecord ``metrics`` with
@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.one_line import shown
+from fedsilo.models.contract.one_line import quote_value
 from fedsilo.models.contract.settings_schema import Value
 
 ARRAYS = "arrays"
-FIGURES = "figures"  # mean and std to standardise a table by, float64
+# The statistics (mean and std, float64) that a table is standardised by. The key is older than
+# the word, and earlier versions read it
+FIGURES = "figures"
 CONFIG = "config"
 METRICS = "metrics"
 SURVEYED = "survey"  # a site's answer to a survey
@@ -32,25 +34,28 @@ NUM_EXAMPLES = "num-examples"
 SECONDS = "seconds"
 PEAK_MEMORY = "peak-memory-bytes"
 STEPS = "steps"  # optimiser steps that the site took for this reply
-SAMPLES = "samples"  # that those steps saw, each as often as it was seen
+SAMPLES = "samples"  # samples in those steps; a sample in two steps counts twice
 KEPT_STATE = "kept-state"  # 1 where the site has stored private state for this phase
-DP_EPSILON = "dp-epsilon"  # what the site has spent of its patients' privacy in this run
+DP_EPSILON = "dp-epsilon"  # epsilon that the site has spent in this run so far
 
-UNREPEATABLE = "unrepeatable."  # before an operation's name: it was used, and not deterministic
-START = "start/"  # before a name: what a site starts from that keeps its own network
+# Prefix of an operation's name: the operation ran and is not deterministic
+UNREPEATABLE = "unrepeatable."
+# Prefix of an array that a site starts from, if the site then keeps its own network
+START = "start/"
 INCOMING = "incoming"
 TRAINED = "trained"
 
 _NOTE = "note."
 
-# A run's name, which names folders at the server and at its sites
+# A run's name becomes a folder at the server and at every site. Without a '/' and without a '.' at
+# the start it cannot lead out of the folder of runs
 RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{,127}")
 RUN_NAME_WORDS = (
     "a plain name of at most 128 letters, digits, '.', '_', '+' and '-', the first of them a "
     "letter, a digit or '_'"
 )
 
-# A site's name, which names folders, columns and metrics
+# A site's name becomes a folder, a column and a part of metrics' names
 SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 HELLO = "query.hello"
@@ -68,19 +73,20 @@ TRAINING = frozenset({TRAIN, DISTIL})  # phases in which a site trains and measu
 
 @dataclass(frozen=True)
 class Instruction:
-    """What the server asks of a site.
+    """One request from the server to a site.
 
     Attributes:
         round: the round that this message belongs to, from 1.
-        phase: the phase of the round, see the strategy.
+        phase: the phase of the round, one of the names above or a method's own.
         step: position of the phase in its round, from 0; orders a site's stored states.
-        run_name: names the run, and with it the site's private state.
-        run_dir: run directory in simulation, where sites without a state-dir keep their state.
+        run_name: name of the run, under which the site keeps its private state.
+        run_dir: run directory in a simulation, where sites without a state-dir keep their state;
+            empty in a deployment.
         evaluate: whether to measure the incoming model.
-        expects_state: the newest private state of this run that the site has reported, as
-            ``state_key``, or 0 for none.
-        returns: whether the reply is to carry arrays.
-        notes: what else a method tells its sites, by name.
+        expects_state: ``state_key`` of the newest private state that the site has reported in
+            this run, or 0 for none.
+        returns: whether the reply must carry arrays.
+        notes: further values from the method, by name.
     """
 
     round: int
@@ -94,21 +100,25 @@ class Instruction:
     notes: Mapping[str, Value] = field(default_factory=dict)
 
     def to_config(self) -> dict[str, Value]:
-        """Return the instruction as keys and values of a ConfigRecord."""
+        """Convert the instruction to the keys and values of a ConfigRecord."""
         said = {name.replace("_", "-"): value for name, value in vars(self).items()}
         del said["notes"]
         return said | {f"{_NOTE}{name}": value for name, value in self.notes.items()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Instruction:
-        """Read an instruction back.
+        """Build the instruction from the keys and values of a ConfigRecord.
 
         Raises:
-            SiteError: a key is missing, then server and site run different versions; or the run's
-                name cannot be one.
+            SiteError: the run's name is not allowed, or a key is missing, which means that server
+                and site run different versions.
         """
-        if not RUN_NAME.fullmatch(name := str(config.get("run-name", "_"))):
-            raise SiteError(f"a message's 'run-name' is {shown(name)}; it must be {RUN_NAME_WORDS}")
+        # The name is checked first, because a hospital uses it in paths
+        name = str(config.get("run-name", "_"))
+        if not RUN_NAME.fullmatch(name):
+            raise SiteError(
+                f"a message's 'run-name' is {quote_value(name)}; it must be {RUN_NAME_WORDS}"
+            )
         try:
             return cls(
                 round=int(str(config["round"])),
@@ -131,11 +141,12 @@ class Instruction:
             ) from None
 
 
-ROUND_KEYS = 10**6  # more than a round has phases
+# A round has far fewer phases than this, so that the keys of two rounds never overlap
+ROUND_KEYS = 10**6
 
 
 def state_key(round_: int, step: int) -> int:
-    """Return one number for the private state of a phase, larger for later ones."""
+    """Return the number of a phase's private state; a later phase has a larger number."""
     return ROUND_KEYS * round_ + step
 
 
@@ -145,10 +156,10 @@ def measurement(model: str, split: str, metric: str) -> str:
 
 
 def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str, float]]:
-    """Yield (model, split, metric, value) of every measurement among ``metrics``, sorted.
+    """Yield (model, split, metric, value) for each measurement in ``metrics``, sorted by key.
 
-    A hospital decides by it what may not leave, so whatever looks like a measurement is one here,
-    also with a name that ``metric_names``, the server's grammar, does not have.
+    Every key with two dots counts as a measurement, even if ``metric_names`` does not know it,
+    because a hospital uses this function to decide which metrics may not leave.
     """
     for key in sorted(metrics):
         model, _, rest = key.partition(".")
@@ -159,14 +170,14 @@ def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str,
 
 @dataclass(frozen=True)
 class Notes:
-    """Typed notes: what a method's server sends its sites in addition to arrays; here none.
+    """Typed values that a method's server sends its sites besides arrays; this class has none.
 
-    A method derives its own class next to its settings, and both ends use it. It has a field for
-    each note, with a default if it may be missing; on the wire a plain value, or JSON.
+    A method derives a class with one field per note, next to its settings, and both ends use that
+    class. A field with a default may be missing. On the wire a note is a plain value or JSON.
     """
 
     def to_values(self) -> dict[str, Value]:
-        """Return the notes as ``Instruction.notes`` carries them."""
+        """Convert the notes to plain values, as ``Instruction.notes`` carries them."""
         return {
             name: value if isinstance(value, Value) else json.dumps(value, sort_keys=True)
             for name, value in dataclasses.asdict(self).items()
@@ -174,10 +185,11 @@ class Notes:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> Self:
-        """Read them back; a field that is missing has its default.
+        """Build the notes from ``Instruction.notes``; a missing note takes its default.
 
         Raises:
-            SiteError: it has none, or one cannot be read; server and site run different versions.
+            SiteError: a missing note has no default, or a note cannot be read. Server and site
+                then run different versions.
         """
         plain = ("bool", "int", "float", "str")
         try:

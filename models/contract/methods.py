@@ -1,4 +1,4 @@
-"""The one table of methods: a line for each, by which both ends of the wire find its classes.
+"""The table of methods: server and sites find a method's classes by its line here.
 
 A line names a class of ``models/methods``, such as ``FedProxSettings``, and describes the method in
 one sentence. The class has the method's settings and says what the method is (see ``OwnSettings``):
@@ -6,8 +6,8 @@ its title, where its server side and its site side are, whether private training
 whether secure sums are enough for it. Classes are imported when they are first used.
 
 A method of another package or of a file, a plugin, has its classes in one module: ``OwnMethod`` for
-the server, ``OwnMethodSettings`` and ``OwnMethodSite``. A class that it lacks is that of the method
-that it extends.
+the server, ``OwnMethodSettings`` and ``OwnMethodSite``. If the module lacks one of the last two,
+the plugin uses that class of the method which it extends.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import listed
+from fedsilo.models.contract.one_line import join_names
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.plugs import load_plugins, plug, wrong
 from fedsilo.models.contract.settings_schema import key_of
@@ -179,24 +179,24 @@ METHODS = {
 
 
 def class_name(name: str) -> str:
-    """Return the name of a method's Flower strategy, such as ``FedProx`` for ``fedprox``."""
+    """Return the class name of a method's server side: ``FedProx`` for ``fedprox``."""
     return METHODS[name].settings.partition(":")[2].removesuffix("Settings")
 
 
 def title_of(name: str) -> str:
-    """Return a method's name as people write it, such as ``FedAvg+FT`` for ``fedavg-ft``."""
+    """Return a method's name as people write it: ``FedAvg+FT`` for ``fedavg-ft``."""
     settings = settings_class(name)
     if name in METHODS:
         return settings.title
-    # A plugin without settings of its own has those of one of our methods, and their title
+    # A plugin without settings of its own borrows a built-in class, whose title would be wrong here
     server = _server_side(name)
-    if settings is not settings_class(_extended(server)) and "title" in vars(settings):
+    if settings is not settings_class(_parent_method(server)) and "title" in vars(settings):
         return settings.title
     return server.__name__
 
 
 def about(name: str) -> str:
-    """Return one sentence about a method: the table's, or the first line of a plugin's module.
+    """Describe a method in one sentence, from the table or the first line of a plugin's module.
 
     Raises:
         SettingError: no method has that name.
@@ -208,13 +208,16 @@ def about(name: str) -> str:
 
 
 def why_not_private(name: str) -> str | None:
-    """Return why a method cannot be differentially private per patient, or None if it can."""
+    """Say why a method cannot be differentially private per patient; None if it can.
+
+    A plugin with its own site class counts as private only if that class says so.
+    """
     if name in METHODS:
         return settings_class(name).why_not_private
-    site, extended = site_class(name), _extended(_server_side(name))
+    site, extended = site_class(name), _parent_method(_server_side(name))
     if site is site_class(extended):
         return settings_class(extended).why_not_private
-    # A plugin's author must have thought of it: silence is not a promise
+    # Only the author of a plugin knows what it sends, so that silence must not count as a promise
     if getattr(site, "bounded_per_patient", False):
         return None
     return (
@@ -224,15 +227,15 @@ def why_not_private(name: str) -> str | None:
 
 
 def needs_sums_only(name: str) -> bool:
-    """Tell whether a method needs only sums over what sites send.
+    """Tell whether a method works with sums over the sites' arrays, without any single reply.
 
-    A plugin whose settings class does not say ``sums_suffice`` is taken to be like the method that
+    A plugin whose settings class does not set ``sums_suffice`` takes the value of the method that
     it extends.
     """
     settings = settings_class(name)
     says = any("sums_suffice" in vars(cls) for cls in settings.__mro__ if cls is not OwnSettings)
     if name not in METHODS and not says:
-        settings = settings_class(_extended(_server_side(name)))
+        settings = settings_class(_parent_method(_server_side(name)))
     return settings.sums_suffice
 
 
@@ -261,7 +264,7 @@ def server_class(name: str) -> type[Any]:
 
 
 def site_class(name: str) -> type[Any]:
-    """Return the class of what a method does at a site; nothing of the server's is imported.
+    """Return the class of a method's site side, without importing the server's side.
 
     Raises:
         SettingError: see ``server_class``.
@@ -270,7 +273,7 @@ def site_class(name: str) -> type[Any]:
 
 
 def _side(name: str, side: str) -> type[Any]:
-    """Return the class of a method at one ``side``, "server" or "site"."""
+    """Return a method's class for one ``side``, "server" or "site"."""
     if name not in METHODS:
         room, suffix = ("strategies", "") if side == "server" else ("client_app", "Site")
         plugged: type[Any] = _plugged_part(room, name, suffix)
@@ -283,13 +286,14 @@ def _side(name: str, side: str) -> type[Any]:
 
 
 def _found(place: str, named_by: str) -> type[Any]:
-    """Import the class at ``place``, ``module:Class``, which ``named_by`` names."""
+    """Import the class at ``place``, ``module:Class``; errors name ``named_by`` as its source."""
     module, _, cls = place.partition(":")
     try:
         found: type[Any] = getattr(import_module(module), cls)
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name != module:
-            raise  # the file exists, but something that it imports is missing
+            # The method's own file exists; a package that the file imports is missing
+            raise
         raise SettingError(
             f"{named_by} names '{place}', but there is no such class: write it, or correct the line"
         ) from None
@@ -304,7 +308,7 @@ def _refuse_lacking(part: type, where: str) -> None:
         )
 
 
-# What the classes of a plug extend, by room
+# The base class that a plugin's class must extend, for each room
 _BASES = {
     "models": "fedsilo.models.contract.own_settings:OwnSettings",
     "strategies": "fedsilo.strategies.loop.method:Method",
@@ -313,20 +317,21 @@ _BASES = {
 
 
 def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
-    """Execute the files of the setting 'plugin', of which none may be called as a method of ours.
+    """Execute the files of the setting 'plugin'; no file may have the name of a built-in method.
 
     Args:
         named: the setting's value.
-        pins: module -> the only SHA-256 that its file may have.
+        pins: module -> the only SHA-256 that its file may have; a module without one may have any.
 
     Raises:
-        SettingError: a file has such a name or another digest, or cannot be executed.
+        SettingError: a file has the name of a built-in method or another digest than its pin, or
+            cannot be executed.
     """
     load_plugins(named, {name.replace("-", "_") for name in METHODS}, pins)
 
 
 def _server_side(name: str) -> type:
-    """Return the server's class of a plug: the one that it names, or the only one of its module."""
+    """Return a plugin's server class: the one that it names, or the only one in its module."""
     found, base = plug("method", name, METHODS), resolve_name(_BASES["strategies"])
     if inspect.ismodule(found):
         own = _classes_in(found, base)
@@ -343,7 +348,7 @@ def _server_side(name: str) -> type:
 
 
 def _classes_in(module: ModuleType, base: type) -> list[type]:
-    """Return the classes of ``base`` that a module, or one below it, declares."""
+    """Return the subclasses of ``base`` that a module or its submodules declare, not import."""
     return [
         part
         for part in vars(module).values()
@@ -354,7 +359,7 @@ def _classes_in(module: ModuleType, base: type) -> list[type]:
 
 
 def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) -> None:
-    """Raise a SettingError for a class that no method of a plug takes: its name is another."""
+    """Raise a SettingError for a plugin's class that no method uses, because its name is wrong."""
     methods = _classes_in(module, resolve_name(_BASES["strategies"]))
     taken = {f"{method.__name__}{suffix}" for method in methods}
     names = {part.__name__ for part in _classes_in(module, base)} - taken
@@ -366,33 +371,40 @@ def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) ->
 
 
 def _refuse_undeclared(settings: type, what: str) -> None:
-    """Raise a SettingError for settings of a plug without a rule: what is set would be ignored."""
+    """Raise a SettingError for a plugin's setting without a rule, whose value would be ignored."""
     declared = fields(settings) if is_dataclass(settings) else None
     odd = [field.name for field in declared or () if "rule" not in field.metadata]
     odd += [name for name, value in vars(settings).items() if isinstance(value, Field)]
     if odd or declared is None:
         raise SettingError(
             f"'{settings.__name__}' of {what} must be a frozen dataclass, each field declared by "
-            f"setting(default, help){': ' if odd else ''}{listed(odd)}"
+            f"setting(default, help){': ' if odd else ''}{join_names(odd)}"
         )
 
 
-def _extended(server: type) -> str:
-    """Return the method of ours that the server's class of a plug extends; FedAvg for none."""
+def _parent_method(server: type) -> str:
+    """Return the built-in method that a plugin's server class extends, or 'fedavg' for none."""
+    # The classes come in the order in which Python looks up functions: the nearest parent decides
     names = {class_name(name): name for name in METHODS}
     ours = (c for c in server.__mro__ if c.__module__.startswith("fedsilo.strategies.methods."))
     return next((names[cls.__name__] for cls in ours if cls.__name__ in names), "fedavg")
 
 
 def _plugged_part(room: str, name: str, suffix: str) -> Any:
-    """Return the class of a plugin in ``room``, or that of the method which it extends."""
+    """Return a plugin's class for one ``room``, or that of the method which the plugin extends.
+
+    Args:
+        room: "models" (settings), "strategies" (server) or "client_app" (site).
+        name: the method, as the setting names it.
+        suffix: the end of the class's name after that of the server class.
+    """
     server = _server_side(name)
     module = import_module(server.__module__)
     part: Any = server if room == "strategies" else getattr(module, server.__name__ + suffix, None)
     base, what = resolve_name(_BASES[room]), f"module '{module.__name__}'"
     if part is None:
         _refuse_unused(module, server, base, suffix)
-        extended = _extended(server)
+        extended = _parent_method(server)
         return settings_class(extended) if room == "models" else site_class(extended)
     if not (inspect.isclass(part) and issubclass(part, base)):
         raise SettingError(

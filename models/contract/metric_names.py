@@ -28,11 +28,13 @@ from fedsilo.models.contract.messages import INCOMING, SITE_NAME, TRAINED, UNREP
 from fedsilo.models.contract.site_facts import SPLITS
 
 CLASS = "class"
-CONFIDENCE, UNCERTAINTY = "confidence", "uncertainty"  # of the class probabilities
-RELIABILITY, CERTAINTY = "reliability", "certainty"  # of an evidential network
+# The largest class probability and the entropy of the class probabilities
+CONFIDENCE, UNCERTAINTY = "confidence", "uncertainty"
+# The same two for an evidential network
+RELIABILITY, CERTAINTY = "reliability", "certainty"
 ROUTING = "routing"
 BIN_FAMILIES = (CONFIDENCE, UNCERTAINTY, RELIABILITY, CERTAINTY)
-BINS = 10  # of each of these families
+BINS = 10  # bins in each of these families
 BIN_PARTS = ("count", "right", "mean")
 FROM = "-from-"  # between a metric and the site whose model was measured
 TRAINED_PREFIX = "trained-"  # metrics.csv puts it before metrics of a site's own trained model
@@ -58,10 +60,10 @@ class Metric:
     """A metric's name, taken apart.
 
     Attributes:
-        word: the word before ``-from-``; of a member of a family the family's name.
-        place: of a member of a family its label, bin or site, else an empty text.
-        part: of a member of a family what it counts, else an empty text.
-        source: the site whose model was measured, if the name says one, else an empty text.
+        word: the word before ``-from-``, or the name of the family.
+        place: the label, bin or site of a family's member; otherwise empty.
+        part: the quantity that a family's member counts; otherwise empty.
+        source: the site whose model was measured, if the name has ``-from-``; otherwise empty.
     """
 
     word: str
@@ -71,17 +73,17 @@ class Metric:
 
     @property
     def is_of_family(self) -> bool:
-        """Whether it is of one class, bin or site, and not of all samples."""
+        """Whether the metric covers one class, bin or site instead of all samples."""
         return bool(self.part)
 
     @property
     def is_of_bin(self) -> bool:
-        """Whether it counts the samples of a bin."""
+        """Whether the metric counts the samples in a bin."""
         return self.is_of_family and self.word in BIN_FAMILIES
 
     @property
     def site(self) -> str:
-        """The other site that the name says, or an empty text."""
+        """The other site in the metric's name, or an empty text."""
         return self.place if self.is_of_family and self.word == ROUTING else self.source
 
 
@@ -96,7 +98,7 @@ class Measurement:
 
 
 def read_metric(name: str) -> Metric | None:
-    """Return a metric's name taken apart, or None if the grammar has no such name."""
+    """Parse a metric's name; None if the grammar has no such name."""
     family, dot, rest = name.partition(".")
     if dot and family in _PARTS:
         return _member(family, rest)
@@ -109,7 +111,8 @@ def read_metric(name: str) -> Metric | None:
 
 
 def _member(family: str, rest: str) -> Metric | None:
-    """Return a member of a family; the part is what follows the last dot: sites may have dots."""
+    """Parse the name of a family's member; None if it has no such member."""
+    # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
     if part not in _PARTS[family]:
         return None
@@ -123,7 +126,7 @@ def _member(family: str, rest: str) -> Metric | None:
 
 
 def read_measurement(key: str) -> Measurement | None:
-    """Return a measurement's key taken apart, or None if it is no such key."""
+    """Parse a measurement's key, ``<model>.<split>.<metric>``; None if it is not one."""
     model, _, rest = key.partition(".")
     split, dot, name = rest.partition(".")
     if model not in (INCOMING, TRAINED) or split not in SPLITS or not dot:
@@ -133,7 +136,7 @@ def read_measurement(key: str) -> Measurement | None:
 
 
 def is_metric_key(key: str) -> bool:
-    """Tell whether a reply may have a metric of this name."""
+    """Tell whether the grammar allows ``key`` as the name of a metric in a reply."""
     if _WORD.fullmatch(key):
         return True
     if key.startswith(UNREPEATABLE):
@@ -143,7 +146,10 @@ def is_metric_key(key: str) -> bool:
 
 @dataclass(frozen=True)
 class BinCounts:
-    """The samples of a bin: how many, how many of them are right, the mean of their certainty."""
+    """The samples in a bin: their number, how many are classified right, and their mean value.
+
+    All three are floats, as metrics are; the mean is from 0 to 1.
+    """
 
     count: float
     right: float
@@ -151,10 +157,10 @@ class BinCounts:
 
 
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
-    """Return the bins of a family by number, in rising order; a bin that lacks a part is left out.
+    """Collect a family's bins by number, in rising order, without bins that lack a part.
 
     Args:
-        values: metric -> value of one site and split.
+        values: metric -> value, for one site and split.
         family: one of BIN_FAMILIES.
     """
     bins: dict[int, BinCounts] = {}
@@ -167,7 +173,7 @@ def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
 
 
 def incomplete_bins(keys: Mapping[str, float]) -> Iterator[str]:
-    """Yield the start of each bin, as ``incoming.test.reliability.3``, that lacks a part."""
+    """Yield the key of each bin that lacks a part, such as ``incoming.test.reliability.3``."""
     parts: dict[str, int] = {}
     for key in keys:
         read = read_measurement(key)

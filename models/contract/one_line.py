@@ -1,7 +1,7 @@
-"""Text of others made safe for where it is shown: one line, a terminal, or Markdown.
+"""Make foreign text safe for the place that shows it: one line, a terminal or Markdown.
 
-HTML is escaped by the templates of ``server_app.studies.report.page``. Each is applied once, at the
-boundary: ``cli.results.line`` and ``run.terminal.make_console``, and what writes Markdown.
+The templates of ``server_app.studies.report.page`` escape HTML. Text is escaped once, where it
+leaves: in ``cli.results.line``, in ``run.terminal.make_console`` and where Markdown is written.
 """
 
 import re
@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-LONGEST = 300  # characters: the line that quotes it stays below 400
-_NAME = 80  # characters of one of several names
+# Characters of a quoted text; with the sentence around the text a line stays below 400
+LONGEST = 300
+_NAME = 80  # characters of one name in a list of names
 _KEPT = "\n\t"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Markup of Markdown and HTML, and what begins a link by itself in GitHub's Markdown
@@ -19,15 +20,16 @@ _MARKUP = re.compile(r"[\\`*_\[\]~&@]|<(?=\S)|:(?=//)|(?<=www)\.|(?<=mailto):|(?
 
 
 def one_line(text: object, longest: int = LONGEST) -> str:
-    """Return ``text`` on one line, printable, cut after ``longest`` characters."""
-    words = printable(_text(text)[: 4 * longest])  # the rest is cut anyway
+    """Write ``text`` as one printable line of at most ``longest`` characters, cut at the end."""
+    # The text is cut before it is cleaned, because a site may send megabytes
+    words = printable(_text(text)[: 4 * longest])
     return words if len(words) <= longest else f"{words[: longest - 1]}…"
 
 
-def shortened(text: object, longest: int = LONGEST, end: int = 100) -> str:
-    """Return ``text`` on one line; of more than ``longest`` characters the middle is left out.
+def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
+    """Write ``text`` as one printable line of at most ``longest`` characters, cut in the middle.
 
-    The last ``end`` characters stay: the end of an error says what to do.
+    The last ``end`` characters always stay, because the end of an error says what to do.
     """
     words = printable(_text(text))
     if len(words) <= longest:
@@ -36,15 +38,15 @@ def shortened(text: object, longest: int = LONGEST, end: int = 100) -> str:
 
 
 def site_reason(text: object) -> str:
-    """Return a site's reason on one line of at most 600 characters, its last 300 always kept.
+    """Write a site's reason as one line of at most 600 characters; the last 300 always stay.
 
-    Paths of hospital shares are long, and what to do stands at the end.
+    Reasons may be long, because paths of hospital shares are.
     """
-    return shortened(text, 2 * LONGEST, LONGEST)
+    return abbreviate(text, 2 * LONGEST, LONGEST)
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return of pairs (who, reason) each reason's who, with commas between."""
+    """Group (who, reason) pairs by reason; join the names of a group with commas."""
     who: dict[str, list[str]] = {}
     for one, reason in reasons:
         who.setdefault(reason, []).append(one)
@@ -52,55 +54,60 @@ def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def printable(text: str) -> str:
-    """Return a text on one line, with a space for each character that cannot be printed."""
+    """Write a text as one line; characters that cannot be printed become spaces, then one space."""
     if text.isprintable() and "  " not in text:
         return text.strip()
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def shown(value: object, longest: int = 100) -> str:
-    """Return a value as Python writes it, on one line, cut after ``longest`` characters."""
+def quote_value(value: object, longest: int = 100) -> str:
+    """Write a value as its Python literal, on one line of at most ``longest`` characters."""
     if isinstance(value, str):
-        value = value[: 2 * longest]  # writing it costs time
+        # repr() of a text of megabytes takes time, and only its start is shown
+        value = value[: 2 * longest]
     return one_line(_text(value, repr), longest)
 
 
-def listed(names: Iterable[object], most: int = 30) -> str:
-    """Return at most ``most`` names joined by commas, each cut, and how many more there are."""
+def join_names(names: Iterable[object], most: int = 30) -> str:
+    """Join at most ``most`` names with commas, and say how many more there are.
+
+    Each name is cut after 80 characters.
+    """
     all_ = list(names)
     rest = f" and {len(all_) - most} more" if len(all_) > most else ""
     return ", ".join(one_line(name, _NAME) for name in all_[:most]) + rest
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 site``, ``4 sites``, ``3 processes``."""
+def format_count(number: int, noun: str) -> str:
+    """Write a number with its noun in the right form: ``1 site``, ``4 sites``, ``3 processes``."""
     plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{plural}"
 
 
 def as_word(path: Path) -> str:
-    """Return a path as typed in a shell here: quoted, and relative if it is below this folder."""
+    """Quote a path for a shell; the path is relative if it is below the working folder."""
     below = path.is_relative_to(Path.cwd())
     return shlex.quote(str(path.relative_to(Path.cwd()) if below else path))
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the kind and the text of an error of somebody else's code."""
+    """Write the class and the text of an error that foreign code raised, as one line."""
     return f"{type(error).__name__}: {one_line(error, 200)}"
 
 
 def _text(value: object, written: Callable[[object], str] = str) -> str:
     try:
         return written(value)
-    except (ValueError, RecursionError):  # a number of too many digits, lists within lists
+    except (ValueError, RecursionError):
+        # Python refuses to write numbers of too many digits, and lists nested too deeply
         return f"a {type(value).__name__} that is too large to show"
 
 
 def terminal_text(text: str) -> str:
-    """Replace characters that move a cursor, colour or hide text or talk to a terminal.
+    """Replace characters that would control a terminal: move its cursor, colour or hide text.
 
-    Line ends and tabs stay. Every other character that is not printable becomes one replacement
-    character: control characters, also the 8-bit ones, and those that change the direction.
+    Line ends and tabs stay. Every other unprintable character becomes one replacement character,
+    including 8-bit control characters and those that change the direction of writing.
     """
     if text.isprintable():
         return text
@@ -108,25 +115,25 @@ def terminal_text(text: str) -> str:
 
 
 class Markdown(str):
-    """A text that is Markdown of our own, which ``as_markdown`` leaves as it is."""
+    """A text that is Markdown already, so that ``as_markdown`` does not escape the text again."""
 
     __slots__ = ()
 
 
 def markdown_text(text: str) -> str:
-    """Escape a text so that Markdown shows it as it is, on one line: no link, picture or HTML."""
+    """Escape a text so that Markdown shows it on one line, without links, pictures and HTML."""
     line = " ".join(terminal_text(text).split())
     return _MARKUP.sub(r"\\\g<0>", line)
 
 
 def markdown_code(text: object) -> Markdown:
-    """Put a text into a code span, in which a backtick becomes an apostrophe."""
+    """Write a text as a Markdown code span; a backtick becomes an apostrophe."""
     line = " ".join(terminal_text(str(text)).split())
     return Markdown(f"`{line.replace('`', chr(39))}`" if line else "")
 
 
 def as_markdown(value: Any) -> Any:
-    """Escape every text in what a Markdown template is given, but not the keys of mappings."""
+    """Escape every text among the values of a Markdown template, but no key of a mapping."""
     if isinstance(value, Markdown):
         return value
     if isinstance(value, str):
@@ -136,3 +143,7 @@ def as_markdown(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [as_markdown(one) for one in value]
     return value
+
+
+# The names of these functions before version 0.2. Only the other rooms still use them
+shortened, shown, listed, counted = abbreviate, quote_value, join_names, format_count

@@ -1,4 +1,4 @@
-"""What all methods say about themselves, and what their settings have in common."""
+"""The base class of every method's settings, with the facts that a method states about itself."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,19 +8,19 @@ from fedsilo.models.contract.site_facts import SiteFacts
 
 
 class OwnSettings:
-    """A method's own settings, and what the method says about itself to server and sites alike.
+    """A method's own settings, and facts about the method.
 
-    Its class is a frozen dataclass whose fields are the settings. The class attributes are facts
-    that a server and a hospital must read the same way, so they stand here, where both import them.
+    A subclass is a frozen dataclass whose fields are the settings. The class attributes are facts
+    that server and hospitals must read in the same way, so they stand where both import them.
 
     Attributes:
         title: the method's name as people write it.
-        server: ``module:Class`` of the server's side.
-        site: ``module:Class`` of what a site does.
-        why_not_private: why differential privacy per patient does not hold for what the method
-            sends or trains on, or None if it does.
+        server: ``module:Class`` of the server side.
+        site: ``module:Class`` of the site side.
+        why_not_private: the reason why the method cannot be differentially private per patient,
+            as a predicate, or None if it can.
         sums_suffice: whether the server needs only the sum of the sites' arrays, weighted by
-            samples, so that secure aggregation can hide each site's own.
+            samples, so that secure aggregation can hide each site's arrays.
     """
 
     title: ClassVar[str] = ""
@@ -30,21 +30,21 @@ class OwnSettings:
     sums_suffice: ClassVar[bool] = False
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that the settings do not contradict each other.
+        """Check that the settings do not contradict each other or the common settings.
 
         Args:
             common: the run's common settings.
             is_table: whether the data set is a table.
 
         Raises:
-            SettingError: they do.
+            SettingError: two settings contradict each other.
         """
 
     def why_unfit(self, facts: SiteFacts) -> str | None:
-        """Return in one line why the method cannot use a site with these facts, or None if it can.
+        """Say in one line why the method cannot use a site with these facts; None if it can.
 
-        An unfit site is left out before anything is trained; 'min-sites' decides whether the run
-        goes on without it.
+        An unfit site is left out before training begins. 'min-sites' decides whether the run
+        continues without that site.
         """
         return None
 

@@ -1,9 +1,9 @@
-"""Plugs: networks, methods, data sets and partitions of other packages, or of a file.
+"""Plugins: networks, methods, data sets and partitions from other packages or from a file.
 
-A plug is named ``module:object``, or by an entry point of an installed package (groups
+A plugin is named ``module:object``, or by an entry point of an installed package (groups
 ``fedsilo.networks``, ``fedsilo.methods``, ``fedsilo.datasets``, ``fedsilo.partitioners``). A file
-that the setting 'plugin' names is a module, called as the file without ``.py``. Nothing is imported
-until a run names it.
+that the setting 'plugin' names becomes a module with the file's name without ``.py``. A plugin is
+imported only if a run names it.
 """
 
 import hashlib
@@ -22,42 +22,43 @@ from types import ModuleType
 from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import reason_of, shown
+from fedsilo.models.contract.one_line import quote_value, reason_of
 from fedsilo.models.contract.settings_schema import Value, unknown_name
 
-# By setting what it names, and the group of its entry points
+# Setting -> the noun for its plugins in errors, and the group of their entry points
 _KINDS = {"network": "network", "method": "method", "dataset": "data set", "partition": "partition"}
 _GROUPS = {key: f"fedsilo.{key}s" for key in _KINDS} | {"partition": "fedsilo.partitioners"}
-# No path within an object: what a plug has imported itself is none that a server could name
+# The object has no dots: a server could otherwise reach a package that the plugin imports
 _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 _TIMM = re.compile(r"timm:[\w.]+")
-_DIGEST = "__fedsilo_digest__"  # of a module that a file of 'plugin' became
+_DIGEST = "__fedsilo_digest__"  # attribute of a module that was made from a file of 'plugin'
 PINS, _CARRIER = "plugin-digests", "plugin-settings"
-_COMPARED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # as of our own app
+# Text files that decide a package's digest, the same endings as in a Flower bundle
+_COMPARED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 
 
 def plugin_entries(named: str) -> list[str]:
-    """Return the entries of the setting 'plugin': files and modules, with commas between."""
+    """Split the setting 'plugin' at its commas into entries, which are files and modules."""
     return [entry.strip() for entry in named.split(",") if entry.strip()]
 
 
 def module_of(entry: str) -> str:
-    """Return the module that an entry of 'plugin' is."""
+    """Return the name of the module for one entry of 'plugin'."""
     return Path(entry).stem if entry.endswith(".py") else entry
 
 
 def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {}) -> None:
-    """Execute the files that the setting 'plugin' names, unless the same bytes have been already.
+    """Execute the files in the setting 'plugin'; a file that is loaded already runs only once.
 
     Args:
         named: the setting's value.
         taken: names that no file may have.
-        pins: module -> the only SHA-256 that its file may have. The bytes that are compared are
-            the bytes that are executed.
+        pins: module -> the only SHA-256 that its file may have. The compared bytes are the bytes
+            that are executed.
 
     Raises:
-        SettingError: a file cannot be read or executed, has another digest than its pin, or its
-            name is one of ``taken`` or another module's.
+        SettingError: a file cannot be read or executed, has another digest than its pin, or has
+            a name in ``taken`` or the name of another module.
     """
     for entry in plugin_entries(named):
         if entry.endswith(".py"):
@@ -65,7 +66,11 @@ def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {
 
 
 def read_plugin(path: Path) -> bytes:
-    """Read a plugin's file, or raise a ``SettingError``: it is missing, or a pipe or device."""
+    """Read the bytes of a plugin's file.
+
+    Raises:
+        SettingError: the file is missing, or is a pipe, device or folder.
+    """
     if path.exists() and not path.is_file():
         raise SettingError(f"plugin {path} is not a file: name a file FILE.py")
     try:
@@ -89,35 +94,45 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
         raise SettingError(f"plugin {path}: the name '{name}' is taken; rename the file")
     module = ModuleType(name)
     module.__dict__.update({"__file__": str(path), _DIGEST: digest})
-    sys.modules[name] = module  # before it is executed, as dataclasses look their module up
+    # Dataclasses look up their module while it is being executed, so that it is registered before
+    sys.modules[name] = module
     try:
-        exec(compile(content, str(path), "exec"), module.__dict__)  # no cache: the bytes compared
+        # importlib could run a cached .pyc instead of the bytes whose digest was compared
+        exec(compile(content, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise SettingError(f"plugin {path} does not import ({reason_of(error)})") from None
 
 
 def _is_other_module(name: str, path: Path) -> bool:
-    """Tell whether ``name`` is a module that is not the file ``path``."""
+    """Tell whether ``name`` already is a module from another file than ``path``."""
     try:
         spec = find_spec(name)
-    except (ImportError, ValueError):  # what is in sys.modules without a spec, such as __main__
+    except (ImportError, ValueError):
+        # Modules without a spec, such as __main__, are in sys.modules all the same
         return True
     return spec is not None and spec.origin != str(path)
 
 
-def offered(key: str, ours: Collection[str] = ()) -> dict[str, str]:
-    """Return the plugs of installed packages for the setting ``key``: ``module:object`` by name.
+def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
+    """Find the plugins that installed packages offer for the setting ``key``.
+
+    Args:
+        key: the setting, such as 'method'.
+        ours: names of fedsilo itself, which no package may take.
+
+    Returns:
+        Name of the plugin -> ``module:object``.
 
     Raises:
-        SettingError: a package offers a name that is one of ``ours``, or another package's.
+        SettingError: a package offers a name in ``ours``, or the name of another package's plugin.
     """
     found: dict[str, str] = {}
     for entry in entry_points(group=_GROUPS[key]):
         if entry.name in ours or found.get(entry.name, entry.value) != entry.value:
             package = entry.dist.name if entry.dist else "unknown"
             raise SettingError(
-                f"package '{package}' offers {_KINDS[key]} '{entry.name}', and that name is taken; "
+                f"package '{package}' offers {_KINDS[key]} '{entry.name}', but that name is taken: "
                 "uninstall it, or ask its author to rename it"
             )
         found[entry.name] = entry.value
@@ -125,16 +140,19 @@ def offered(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 
 
 def is_plug(key: str, name: str) -> bool:
-    """Tell whether ``name`` has the form of a plug for the setting ``key``."""
+    """Tell whether ``name`` has the form of a plugin's name for the setting ``key``."""
     timm = key == "network" and _TIMM.fullmatch(name)
-    return bool(timm or _NAME.fullmatch(name)) or name in offered(key)
+    return bool(timm or _NAME.fullmatch(name)) or name in find_plugins(key)
 
 
 @dataclass(frozen=True)
 class Plug:
-    """Where a plug is: a module, and the name in it, which is empty for a method's module.
+    """The place of a plugin.
 
-    ``invited`` says whether the package has made it a plug of fedsilo, by an entry point.
+    Attributes:
+        module: the module that holds the plugin.
+        name: the object in that module; empty if the plugin is a method's whole module.
+        invited: whether its package offers it to fedsilo by an entry point.
     """
 
     module: str
@@ -143,17 +161,22 @@ class Plug:
 
 
 def plugs(key: str, *others: str) -> dict[str, Any]:
-    """Return what lets a ``choice`` of the setting ``key`` take plugs too; ``others`` are forms."""
+    """Return the arguments by which a ``choice`` for the setting ``key`` accepts plugins too.
+
+    ``others`` describe further forms of a name, such as ``timm:NAME``.
+    """
     return {"more": partial(is_plug, key), "wording": " or ".join([*others, "module:object"])}
 
 
-def located(key: str, name: str, ours: Collection[str]) -> Plug:
-    """Return where the plug ``name`` is; nothing is imported.
+def locate_plugin(key: str, name: str, ours: Collection[str]) -> Plug:
+    """Find the place of the plugin ``name`` without importing the plugin.
+
+    ``key`` is the setting, and ``ours`` are the names of fedsilo itself, which the error lists.
 
     Raises:
-        SettingError: nothing has that name; ``ours`` are those of fedsilo itself.
+        SettingError: no plugin has that name.
     """
-    entries = {} if ":" in name else offered(key, ours)
+    entries = {} if ":" in name else find_plugins(key, ours)
     value = entries.get(name, name)
     if match := _NAME.fullmatch(value):
         return Plug(match[1], match[2], name in entries)
@@ -164,13 +187,15 @@ def located(key: str, name: str, ours: Collection[str]) -> Plug:
 
 
 def plug(key: str, name: str, ours: Collection[str]) -> Any:
-    """Return what the setting ``key`` names: an object, or of a method without one its module.
+    """Import and return the object that the setting ``key`` names.
+
+    For a method without an object it is the module.
 
     Raises:
-        SettingError: nothing has that name, its module does not import, or lacks the object.
+        SettingError: no plugin has that name, its module does not import, or lacks the object.
     """
-    place = located(key, name, ours)
-    found = _imported(place.module, f"{_KINDS[key]} '{name}'")
+    place = locate_plugin(key, name, ours)
+    found = _import_module(place.module, f"{_KINDS[key]} '{name}'")
     if place.name and not hasattr(found, place.name):
         raise SettingError(
             f"{_KINDS[key]} '{name}': module '{place.module}' has no '{place.name}'; correct the "
@@ -179,11 +204,12 @@ def plug(key: str, name: str, ours: Collection[str]) -> Any:
     return getattr(found, place.name) if place.name else found
 
 
-def _imported(module: str, what: str) -> ModuleType:
-    """Import ``module``, which the plug ``what`` is in, or raise a ``SettingError``."""
+def _import_module(module: str, what: str) -> ModuleType:
+    """Import ``module``, or raise a ``SettingError``; ``what`` names the plugin in errors."""
     try:
         return importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # it is anybody's code
+    except (Exception, SystemExit) as error:
+        # Foreign code may raise anything, and a plugin may even call sys.exit()
         raise SettingError(
             f"{what}: module '{module}' does not import ({reason_of(error)}); install its package, "
             "or name its file by --plugin"
@@ -191,19 +217,20 @@ def _imported(module: str, what: str) -> ModuleType:
 
 
 def wrong(key: str, name: str, found: Any, wanted: str) -> SettingError:
-    """Build the error for a plug that is something else."""
+    """Build the error for a plugin, ``found``, that is not the ``wanted`` kind of object."""
     is_ = getattr(found, "__name__", type(found).__name__)
-    return SettingError(f"{_KINDS[key]} '{name}' is '{is_}', which is no {wanted}")
+    return SettingError(f"{_KINDS[key]} '{name}' must be a {wanted}, but is '{is_}'")
 
 
 def with_plugin_settings(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a run config with the settings that its 'plugin-settings' carries, in their places.
+    """Replace a run config's 'plugin-settings' by the settings that it carries as JSON.
 
-    Only a method's own settings, ``group.key``, are carried. Any other would replace what a site
-    has checked where it compares settings: in the digests of private states and of secure sums.
+    Only a method's own settings, ``group.key``, may be carried. A common setting would replace a
+    value that a site has checked already: sites compare settings by the digests of private states
+    and of secure sums.
 
     Raises:
-        SettingError: that is no JSON of a method's settings.
+        SettingError: the value is not a JSON object of a method's settings.
     """
     rest = {key: value for key, value in values.items() if key != _CARRIER}
     try:
@@ -216,19 +243,19 @@ def with_plugin_settings(values: Mapping[str, Value]) -> dict[str, Value]:
         raise SettingError(f"setting '{_CARRIER}' is no JSON object of single values")
     if common := [key for key in carried if "." not in key]:
         raise SettingError(
-            f"setting '{_CARRIER}' has {shown(common[0])}, which does not belong to a method: "
-            "set it by its name"
+            f"setting '{_CARRIER}' may have a method's settings only, but has "
+            f"{quote_value(common[0])}: set it by its name"
         )
     return rest | carried
 
 
 def import_plugin(module: str) -> None:
-    """Import a module that has no parent, or raise a ``SettingError``."""
-    _imported(module, f"plugin '{module}'")
+    """Import a top-level module, or raise a ``SettingError``."""
+    _import_module(module, f"plugin '{module}'")
 
 
 def is_offered(module: str) -> bool:
-    """Tell whether an installed package offers plugins of fedsilo from this module's package."""
+    """Tell whether an installed package offers plugins from this top-level module."""
     groups = (entry_points(group=group) for group in _GROUPS.values())
     values = (entry.value for entries in groups for entry in entries)
     return any(re.split("[.:]", value)[0] == module for value in values)
@@ -238,7 +265,8 @@ def is_offered(module: str) -> bool:
 def without_working_folder() -> Iterator[None]:
     """Take the working folder off the import path while a block runs.
 
-    Somebody may work inside a folder that was sent to him, and ``python -m`` puts it on the path.
+    ``python -m`` puts the working folder on the path, and a user may work inside a folder that
+    somebody else sent.
     """
     before = list(sys.path)
     here = Path.cwd()
@@ -247,43 +275,47 @@ def without_working_folder() -> Iterator[None]:
     try:
         yield
     finally:
+        # Paths that the block added must survive, or its modules could not import any more
         added = [entry for entry in sys.path if entry not in kept]
         sys.path[:] = [*before, *added]
 
 
 def plug_digests(plugs: Iterable[Plug]) -> dict[str, str]:
-    """Return a SHA-256 of each file or package that has one of ``plugs``, by name.
+    """Return top-level module -> SHA-256, for the files or packages that hold ``plugs``.
 
     Raises:
-        SettingError: it does not import, or has no files.
+        SettingError: a module does not import, or has no file.
     """
     tops = sorted({plug.module.partition(".")[0] for plug in plugs})
     return {top: _digest(top) for top in tops}
 
 
 def file_digests(entries: Iterable[str]) -> dict[str, str]:
-    """Return module -> SHA-256 of each file among the entries of 'plugin', which were executed."""
+    """Return module -> SHA-256 for the files among the entries of 'plugin', once executed."""
     modules = [module_of(entry) for entry in entries if entry.endswith(".py")]
     return {module: module_digest(module) for module in modules}
 
 
 def digests_text(digests: Mapping[str, str]) -> str:
-    """Return digests as the setting 'plugin-digests' has them."""
+    """Write digests as the setting 'plugin-digests' has them: 'module=digest, ...'."""
     return ", ".join(f"{module}={digest}" for module, digest in digests.items())
 
 
 def stated_digests(text: str) -> dict[str, str]:
-    """Return the digests of the setting 'plugin-digests' by module."""
+    """Parse the setting 'plugin-digests' into module -> SHA-256."""
     return {part.partition("=")[0]: part.partition("=")[2] for part in text.split(", ") if part}
 
 
 def other_plugs(digests: Mapping[str, str], text: str) -> list[str]:
-    """Return the plugs of which only one of ``digests`` and 'plugin-digests' has that digest."""
+    """Return the modules whose digests differ between ``digests`` and 'plugin-digests', sorted.
+
+    A module that only one of the two names counts too.
+    """
     return sorted({module for module, _ in digests.items() ^ stated_digests(text).items()})
 
 
 def other_version(modules: Iterable[str]) -> SettingError:
-    """Build the error for plugins whose bytes are not those that the run began with."""
+    """Build the error for plugins whose bytes differ from those at the start of the run."""
     return SettingError(
         f"plugin {' and '.join(modules)} is not the one of 'plugin-digests', which the run began "
         "with: bring that version back, or start a new run"
@@ -291,9 +323,9 @@ def other_version(modules: Iterable[str]) -> SettingError:
 
 
 def _digest(module: str) -> str:
-    """Import a module, and compute the SHA-256 of its file or of all text files of its package."""
+    """Import a module, then compute its digest; a ``SettingError`` if it has no file."""
     if not getattr(sys.modules.get(module), _DIGEST, ""):
-        _imported(module, f"plugin '{module}'")
+        _import_module(module, f"plugin '{module}'")
     digest = module_digest(module)
     if not digest:
         raise SettingError(f"plugin '{module}' has no file that hospitals could compare")
@@ -301,17 +333,18 @@ def _digest(module: str) -> str:
 
 
 def module_digest(module: str) -> str:
-    """Compute the SHA-256 of a module that has no parent, without importing the module.
+    """Compute the SHA-256 of a top-level module without importing the module.
 
     Returns:
-        The digest of its file, of all text files of its package with their paths, or an empty
-        text if there is no such module or it has no file.
+        The digest of its file, or of all text files of its package with their relative paths. It
+        is empty if there is no such module, or if the module has no file.
     """
     if known := getattr(sys.modules.get(module), _DIGEST, ""):
         return str(known)
     try:
         spec = find_spec(module)
-    except (ImportError, ValueError):  # a module that is in sys.modules without a spec
+    except (ImportError, ValueError):
+        # The module is in sys.modules without a spec
         return ""
     if spec and spec.submodule_search_locations:
         total = hashlib.sha256()

@@ -1,15 +1,15 @@
-"""What earlier versions of fedsilo had and this one does not, with what to use instead.
+"""Settings, commands and options that earlier versions had, with their replacements.
 
-A config.toml of an earlier version names every setting, also those that its run never changed. So
-a removed setting at its former default is dropped, because the run does not depend on it. Any other
-value is refused with one line.
+A config.toml of an earlier version names every setting, even those that its run never changed. A
+removed setting is therefore dropped if it has its former default, because the run does not depend
+on it. Any other value is refused.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import shown
+from fedsilo.models.contract.one_line import quote_value
 from fedsilo.models.contract.settings_schema import Value
 
 
@@ -20,8 +20,8 @@ class Removed:
     Attributes:
         default: the value that it had unless a run changed it.
         instead: what to do without the setting, as an imperative.
-        decides_state: whether it decided what a site's private state means. Its default still
-            counts in the digest of ``private_state``, so that earlier states open.
+        decides_state: whether the setting decided how a site's private state is read. Its default
+            still counts in the digest of ``private_state``, so that earlier states open.
     """
 
     default: Value
@@ -74,7 +74,7 @@ SETTINGS: Mapping[str, Removed] = {
     "fedefm.teacher-weight": Removed("sum", _PAPER, decides_state=True),
 }
 
-# By key and value: choices that no longer exist of settings that do
+# Removed choices of settings that still exist: (key, value) -> replacement
 CHOICES: Mapping[tuple[str, Value], str] = {
     ("wire-precision", "int8"): _BF16,
 }
@@ -83,7 +83,7 @@ _PICTURE = "use 'fedsilo compare EXPERIMENT ... --picture FILE.png'"
 _MANIFESTS = "use docs/examples/manifests.py"
 _PRINT = "open the page in a browser and print it to a PDF"
 
-# By name, for the command line and the functions of the API
+# Removed commands, which are also functions of the API: name -> replacement
 COMMANDS: Mapping[str, str] = {
     "sweep": "use docs/examples/over_a_setting.py, ten lines of pandas",
     "against": "use docs/examples/over_a_setting.py, ten lines of pandas",
@@ -91,7 +91,7 @@ COMMANDS: Mapping[str, str] = {
     "benchmark": "use 'python -m benchmarks.ranking' in a checkout",
 }
 
-# By command and option or argument, some with a value
+# Removed options: (command, option or argument, some with a value) -> replacement
 OPTIONS: Mapping[tuple[str, str], str] = {
     ("report", "--pdf"): _PRINT,
     ("predict", "--pdf"): _PRINT,
@@ -104,10 +104,11 @@ OPTIONS: Mapping[tuple[str, str], str] = {
 
 
 def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the removed settings that decided what a site's private state means, with defaults.
+    """Return the former defaults of removed settings that decide how private state is read.
 
     Args:
-        settings: today's settings by key; of a method's group that is not among them, none counts.
+        settings: today's settings by key. A removed setting with a group counts only if this group
+            is among them.
     """
     groups = {key.partition(".")[0] for key in settings if "." in key}
     former: dict[str, Value] = {}
@@ -119,29 +120,31 @@ def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def without_removed(values: Mapping[str, Value], where: str = "") -> dict[str, Value]:
-    """Return the settings without the removed ones, which all have their former defaults.
+    """Drop removed settings from ``values``; each must have its former default.
 
     Args:
         values: settings by key.
-        where: the file that they come from, for the error; empty where the user typed them.
+        where: the file that the settings come from, for errors; empty if the user typed them.
 
     Raises:
-        SettingError: a removed setting has another value, or a setting a removed choice.
+        SettingError: a removed setting has another value than its former default, or a setting has
+            a choice that was removed.
     """
     place = f"{where}: " if where else ""
     remaining = {}
     for key, value in values.items():
-        removed = SETTINGS.get(key) or SETTINGS.get(key.partition(".")[0])  # {va: 0.1}
+        # A former mapping such as 'speeds' also stands there as 'speeds.va'
+        removed = SETTINGS.get(key) or SETTINGS.get(key.partition(".")[0])
         if removed is None:
             instead = CHOICES.get((key, value))
             if instead:
                 raise SettingError(
-                    f"{place}setting '{key}' no longer takes {shown(value)}: {instead}"
+                    f"{place}setting '{key}' no longer takes {quote_value(value)}: {instead}"
                 )
             remaining[key] = value
         elif value != removed.default:
             raise SettingError(
-                f"{place}setting '{key}' is {shown(value)}, but this version of fedsilo has no "
-                f"such setting: {removed.instead}"
+                f"{place}setting '{key}' is {quote_value(value)}, but this version of fedsilo has "
+                f"no such setting: {removed.instead}"
             )
     return remaining

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 
 def derive_seed(seed: int, *key: int | str) -> int:
-    """Return a 63-bit seed for ``key`` under ``seed``, the same on every machine and version."""
+    """Derive a 63-bit seed for ``key`` from ``seed``, the same on every machine and version.
+
+    Args:
+        seed: the run's seed, or 0 for numbers that no setting changes.
+        key: purpose, site and round, as texts and whole numbers; their order and types count.
+    """
+    # Without escapes and types the keys ("a/b",) and ("a", "b"), or 1 and "1", would share numbers
     parts = [str(part).replace("\\", "\\\\").replace("/", "\\/") for part in key]
     named = [f"{type(one).__name__}:{part}" for one, part in zip(key, parts, strict=True)]
     text = "/".join([str(seed), *named])
@@ -24,17 +30,20 @@ def derive_seed(seed: int, *key: int | str) -> int:
 
 
 def generator(seed: int, *key: int | str) -> torch.Generator:
-    """Return a CPU generator keyed on ``(seed, *key)``."""
+    """Return a new torch generator on the CPU, keyed on ``(seed, *key)``."""
     import torch
 
     return torch.Generator().manual_seed(derive_seed(seed, *key))
 
 
 @contextmanager
-def seeded(seed: int, *key: int | str, device: torch.device | None = None) -> Iterator[None]:
-    """Run a block with torch's global generators keyed on ``(seed, *key)``, then restore them.
+def seed_generators(
+    seed: int, *key: int | str, device: torch.device | None = None
+) -> Iterator[None]:
+    """Seed torch's global generators by ``(seed, *key)`` inside a block, then restore them.
 
-    Dropout and weight initialisation only know the global generators, hence this block.
+    Dropout and weight initialisation read only the global generators. With a CUDA ``device`` the
+    generators of GPUs are seeded too; None seeds that of the CPU only.
     """
     import torch
 
@@ -42,7 +51,7 @@ def seeded(seed: int, *key: int | str, device: torch.device | None = None) -> It
     devices = [device] if cuda else []
     with torch.random.fork_rng(devices=devices):
         drawn = derive_seed(seed, *key)
-        # Not torch.manual_seed: for each kind of GPU that is not in use it keeps a stack trace
+        # torch.manual_seed would keep a stack trace for each kind of GPU that is not in use
         torch.default_generator.manual_seed(drawn)
         if cuda:
             torch.cuda.manual_seed_all(drawn)

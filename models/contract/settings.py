@@ -27,7 +27,7 @@ from fedsilo.models.contract.training_settings import TrainingSettings
 
 AUTO, AGGREGATIONS = "auto", rule_of(TrainingSettings, "aggregation").choices[1:]
 SERVER, SUMS, NOBODY = "server", "sums", "nobody"  # whom a hospital trusts
-GPU_SHARE = "FEDSILO_GPU_SHARE"  # in the environment: the part of a GPU that a client may take
+GPU_SHARE = "FEDSILO_GPU_SHARE"  # environment variable: share of a GPU that a client may take
 
 _count = partial(setting, minimum=0)
 _positive = partial(setting, minimum=1)
@@ -279,9 +279,10 @@ class CommonSettings(TrainingSettings):
         return self.sample_clip_norm > 0
 
     def compresses(self) -> bool:
-        """Tell whether what sites train travels as updates, in fewer bytes."""
+        """Tell whether weights travel in fewer bytes than float32, in either direction."""
         return (self.wire_precision, self.wire_down) != ("fp32", "fp32")
 
     def measures_in(self, round_: int) -> bool:
-        """Tell whether ``round_`` measures the model that it begins with."""
+        """Tell whether ``round_``, from 1, measures the model that the round begins with."""
+        # Rounds count from 1, and the first one is always measured: hence the - 1
         return self.evaluate_every > 0 and (round_ - 1) % self.evaluate_every == 0

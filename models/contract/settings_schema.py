@@ -17,23 +17,30 @@ from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import listed, one_line, shown
+from fedsilo.models.contract.one_line import join_names, one_line, quote_value
 
 Value = bool | int | float | str
 S = TypeVar("S")
 
-_LARGEST = 2**63 - 1  # what Flower's run config can hold
-_LONGEST, _QUOTED = 4096, 100  # characters of a text, and of one that an error quotes
-_LISTED = 30  # names in an error
+_LARGEST = 2**63 - 1  # the largest whole number that Flower's run config can hold
+_LONGEST, _QUOTED = 4096, 100  # characters of a value, and of a value in an error
+_LISTED = 30  # the most names in an error
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 @dataclass(frozen=True)
 class SettingRule:
-    """What a setting means and allows: ``minimum`` and ``maximum`` inclusive, the others not.
+    """The meaning and the allowed values of a setting.
 
-    A text may have to be one of ``choices``, or of the further ones that ``more`` knows, or match
-    ``pattern``; ``wording`` describes what it or ``more`` takes.
+    Attributes:
+        help: one line that describes the setting.
+        roles: the groups of settings that it belongs to, see ``models.contract.settings``.
+        minimum, maximum: bounds of a number, inclusive.
+        above, below: bounds of a number, exclusive.
+        choices: the allowed texts; empty if ``pattern`` or nothing restricts a text.
+        pattern: a regular expression that the whole text must match; empty for none.
+        wording: describes the texts that ``pattern`` or ``more`` allows.
+        more: tells whether a text that is not among ``choices`` is allowed too.
     """
 
     help: str
@@ -47,8 +54,8 @@ class SettingRule:
     wording: str = ""
     more: Callable[[str], bool] | None = None
 
-    def allowed(self) -> str:
-        """Describe the allowed values, or return an empty string if the type alone decides."""
+    def describe_range(self) -> str:
+        """Describe the allowed values; empty if every value of the type is allowed."""
         if self.pattern:
             return self.wording
         if self.choices:
@@ -58,7 +65,7 @@ class SettingRule:
         return " and ".join(f"{word} {at:g}" for word, at in bounds.items() if math.isfinite(at))
 
     def allows(self, value: Value) -> bool:
-        """Tell whether a value of the right type is allowed."""
+        """Tell whether a value, which has the right type, is allowed."""
         if isinstance(value, str):
             matches = not self.pattern or bool(re.fullmatch(self.pattern, value))
             if self.more and value not in self.choices:
@@ -72,35 +79,41 @@ class SettingRule:
 def setting(
     default: Value, help: str, *, roles: str | tuple[str, ...] = "training", **bounds: Any
 ) -> Any:
-    """Declare a dataclass field with a default, one line of help and bounds (see ``SettingRule``).
+    """Declare a dataclass field with its default and its rule.
 
-    ``roles`` say what it is a setting of, in the words of its class; ``keys_with`` selects by them.
+    Args:
+        default: the default, which also decides the type.
+        help: one line that describes the setting.
+        roles: the groups of settings that it belongs to; ``keys_with`` selects by them.
+        bounds: further attributes of the ``SettingRule``.
     """
     named = (roles,) if isinstance(roles, str) else roles
     return dataclasses.field(default=default, metadata={"rule": SettingRule(help, named, **bounds)})
 
 
 def choice(*choices: str, help: str, roles: str | tuple[str, ...] = "training", **more: Any) -> Any:
-    """Declare a field that takes one of ``choices``, of which the first is the default."""
+    """Declare a field that takes one of ``choices``; the first choice is the default."""
     return setting(choices[0], help, roles=roles, choices=choices, **more)
 
 
 def key_of(field_name: str) -> str:
-    """Return the run-config key of a common field, or a key within its group: kebab-case."""
+    """Return the run-config key of a field, without its group: ``_`` becomes ``-``."""
     return field_name.replace("_", "-")
 
 
-_types = cache(get_type_hints)  # of a class's fields; reading them takes 2 ms
+# Types of a class's fields. Reading them takes 2 ms, and each message builds settings
+_types = cache(get_type_hints)
 
 
 @cache
 def _names_by_key(cls: type) -> Mapping[str, str]:
-    """Return the field's name of each key, in declaration order.
+    """Return key -> name of the field, in declaration order.
 
-    A field belongs to the ``group`` of the class that declares it, also where another inherits it.
+    A field belongs to the ``group`` of the class that declares it, even if a subclass inherits it.
     """
     names = {}
     for field in dataclasses.fields(cls):
+        # The first class in the order of lookup that declares the field: the nearest one
         owner = next(c for c in cls.__mro__ if field.name in inspect.get_annotations(c))
         group, key = _group_of(owner), key_of(field.name)
         names[f"{group}.{key.removeprefix(f'{group}-')}" if group else key] = field.name
@@ -108,13 +121,13 @@ def _names_by_key(cls: type) -> Mapping[str, str]:
 
 
 def _group_of(cls: type) -> str:
-    """Return the group that a class names, or the name of the method whose file declares it."""
+    """Return a class's group: its ``group``, or the method whose file declares it, or empty."""
     folder, _, name = cls.__module__.rpartition(".")
     return str(vars(cls).get("group", key_of(name) if folder == "fedsilo.models.methods" else ""))
 
 
 def keys_of(cls: type) -> dict[str, str]:
-    """Return the run-config key of each field, by its name, in declaration order."""
+    """Return name of the field -> run-config key, in declaration order."""
     return {name: key for key, name in _names_by_key(cls).items()}
 
 
@@ -125,7 +138,7 @@ def _rules(cls: type) -> Mapping[str, SettingRule]:
 
 
 def rule_of(cls: type, key: str) -> SettingRule:
-    """Return the rule of ``key`` in ``cls``."""
+    """Return the rule of the setting ``key``, a run-config key of ``cls``."""
     return _rules(cls)[key]
 
 
@@ -133,7 +146,7 @@ def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
     """Return the keys of the fields that have any of ``roles``, in declaration order.
 
     Raises:
-        ValueError: no field has one of the roles: it is misspelt.
+        ValueError: no field has one of the roles, which is misspelt then.
     """
     rules = _rules(cls)
     if unknown := set(roles).difference(*(rule.roles for rule in rules.values())):
@@ -142,18 +155,18 @@ def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
 
 
 def defaults(cls: type) -> dict[str, Value]:
-    """Return every key of ``cls`` with its default."""
+    """Return key -> default of every setting of ``cls``, in declaration order."""
     return {key: getattr(cls, name) for key, name in _names_by_key(cls).items()}
 
 
 def as_mapping(settings: Any) -> dict[str, Value]:
-    """Return a settings object as keys and values, in declaration order."""
+    """Return key -> value of a settings object, in declaration order."""
     cls: type = type(settings)
     return {key: getattr(settings, name) for key, name in _names_by_key(cls).items()}
 
 
 def without_groups(settings: Any) -> dict[str, Value]:
-    """Return a settings object as values by the part of their keys within the group."""
+    """Return key without its group -> value of a settings object."""
     cls: type = type(settings)
     return {key_of(name): getattr(settings, name) for name in _names_by_key(cls).values()}
 
@@ -161,10 +174,11 @@ def without_groups(settings: Any) -> dict[str, Value]:
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown key, with the nearest valid one."""
     names, key = sorted(known), one_line(key, _QUOTED)
-    near = [name for name in names if name.endswith(f".{key}")]  # its group is missing
+    # A method's setting without its group is the commonest mistake: 'gamma' for 'uefl.gamma'
+    near = [name for name in names if name.endswith(f".{key}")]
     near = near or difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
     guess = " or ".join(f"'{name}'" for name in near)
-    hint = f"; did you mean {guess}?" if near else f"; known keys: {listed(names)}"
+    hint = f"; did you mean {guess}?" if near else f"; known keys: {join_names(names)}"
     group = key.partition(".")[0]
     groups = sorted({name.partition(".")[0] for name in names if "." in name})
     if group != key and group not in groups:
@@ -174,28 +188,29 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
-    """Build the error for an unknown method, data set or experiment."""
+    """Build the error for an unknown name of ``what``, such as 'method', with the nearest name."""
     names, name = sorted(map(str, known)), one_line(name, _QUOTED)
-    # 'acc' is near enough to 'accuracy'
+    # This cutoff is low enough that 'acc' finds 'accuracy'; difflib's default of 0.6 does not
     if near := difflib.get_close_matches(name, names, n=1, cutoff=0.54):
         hint = f"; did you mean '{near[0]}'?"
     elif len(names) > _LISTED and what in ("experiment", "method"):
         hint = f": 'fedsilo {what}s' lists all {len(names)}"
     else:
-        hint = f": known are {listed(names)}"
+        hint = f": known are {join_names(names)}"
     return SettingError(f"unknown {what} '{name}'{hint}")
 
 
 def build(cls: type[S], values: Mapping[str, Value]) -> S:
-    """Build ``cls`` from the keys of ``values`` that it declares, and ignore other keys.
+    """Build a ``cls`` from the keys of ``values`` that it declares; other keys are ignored.
 
     Raises:
         SettingError: a value has the wrong type or is not allowed.
     """
-    plain: type = cls  # mypy takes type[S] for nothing that a cache can hold
+    # mypy does not accept type[S] as the key of a cache
+    plain: type = cls
     kinds, rules = _types(plain), _rules(plain)
     chosen = {
-        name: _checked(key, values[key], kinds[name], rules[key])
+        name: _check_value(key, values[key], kinds[name], rules[key])
         for key, name in _names_by_key(plain).items()
         if key in values and key in rules
     }
@@ -205,10 +220,16 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
 def build_from_file(
     cls: type[S], content: Mapping[Any, Any], *, place: str = "", more: Iterable[str] = ()
 ) -> S:
-    """Build ``cls`` from a mapping of a file, which may also have the keys ``more``.
+    """Build a ``cls`` from a mapping in a file; unknown keys are refused.
+
+    Args:
+        cls: the class of settings.
+        content: the mapping.
+        place: prefix of the keys in errors, such as the group; empty for none.
+        more: keys that the mapping may have besides, and that are not settings of ``cls``.
 
     Raises:
-        SettingError: a key is unknown, which is named behind ``place``, or as of ``build``.
+        SettingError: a key is unknown, or a value has the wrong type or is not allowed.
     """
     plain: type = cls
     rules = _rules(plain)
@@ -221,26 +242,35 @@ def build_from_file(
     return build(cls, content)
 
 
-def _checked(key: str, value: Value, kind: type, rule: SettingRule) -> Value:
+def _check_value(key: str, value: Value, kind: type, rule: SettingRule) -> Value:
+    """Return ``value`` as ``kind``, or raise a ``SettingError`` if the rule does not allow it."""
+    # TOML writes 1.0 as 1, so that a whole number is a number too. bool is an int in Python, hence
+    # the comparison of types instead of isinstance
     number = kind is float and type(value) is int and abs(value) <= _LARGEST
     typed = float(value) if number else value
     if kind is str and isinstance(value, bool) and str(value).lower() in rule.choices:
-        typed = str(value).lower()  # TOML and YAML take a bare 'deterministic=true' for a bool
+        # TOML and YAML read a bare 'deterministic=true' as a bool
+        typed = str(value).lower()
     if type(typed) is kind and rule.allows(typed):
         fault = _text_fault(typed) if isinstance(typed, str) else None
         if fault is None:
             return typed
-        raise SettingError(f"setting '{key}' is {shown(value)}: {fault}")
-    allowed = rule.allowed()
+        raise SettingError(f"setting '{key}' is {quote_value(value)}: {fault}")
+    allowed = rule.describe_range()
     wanted = _TYPE_NAMES[kind] + (f", {allowed}" if allowed else "")
-    given = shown(value) if type(typed) is kind else f"{shown(value)} ({type(value).__name__})"
+    given = (
+        quote_value(value)
+        if type(typed) is kind
+        else f"{quote_value(value)} ({type(value).__name__})"
+    )
     raise SettingError(f"setting '{key}' is {given}; it must be {wanted}")
 
 
 def _text_fault(text: str) -> str | None:
-    """Say why a text can be no setting at all."""
+    """Say why a text cannot be the value of any setting; None if it can."""
     if len(text) > _LONGEST or not text.isprintable():
         return f"it must be at most {_LONGEST} characters, all of which can be printed"
+    # Python leaves '~name' unchanged if there is no such user, and would make a folder of that name
     if text.startswith("~") and os.path.expanduser(text) == text:
         return "there is no such user's home folder here"
     return None

@@ -1,4 +1,4 @@
-"""What a site reports about itself at the start of a run, and what is made of tables' sums."""
+"""The facts that a site reports about itself at the start of a run, and statistics of features."""
 
 from __future__ import annotations
 
@@ -18,9 +18,16 @@ Vector = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Sums:
-    """Per feature, (features,) float64: values that are there, their sum, and that of squares."""
+    """Sums over the known values of each feature, (features,) float64 each.
 
-    __pydantic_config__: ClassVar = {"arbitrary_types_allowed": True}  # SiteFacts are validated
+    Attributes:
+        count: the number of values that are not missing.
+        total: the sum of these values.
+        squares: the sum of their squares.
+    """
+
+    # SiteFacts, which hold sums, are validated by pydantic, and pydantic knows no arrays
+    __pydantic_config__: ClassVar = {"arbitrary_types_allowed": True}
 
     count: Vector
     total: Vector
@@ -29,7 +36,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """Per feature, (features,) float64: mean and standard deviation; the latter is above 0."""
+    """Mean and standard deviation of each feature, (features,) float64 each; ``std`` is above 0."""
 
     mean: Vector
     std: Vector
@@ -37,25 +44,25 @@ class FeatureStatistics:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """Who a site is and what its silo holds (never a row of its data).
+    """A site's identity and the content of its silo in numbers, never a row of its data.
 
     Attributes:
         site: the site's name.
-        distribution: the group that its data belong to.
+        distribution: the group of similar sites that its data belong to.
         input_shape: shape of one input, without the batch.
         classes: number of classes.
-        label_counts: per split, samples of each class; empty where the site tells sums alone.
-        fingerprints: per split, the digest of its samples.
+        label_counts: split -> samples of each class; empty if the site reveals sums only.
+        fingerprints: split -> SHA-256 of its samples.
         simulated: whether the site is simulated, and keeps its private state in the run directory.
-        features: names of a table's features.
-        sums: those of a table's training rows, if its features are standardised over all sites.
-        dropped: samples that were left out.
-        schema: digest of a table's schema.
-        backbone: digest of the weights that the network starts from.
-        class_names: names of the classes, empty where there are none.
-        floor: the site's 'sums-min-count': no mean of fewer samples leaves the site.
+        features: names of a table's features; empty for images.
+        sums: sums over a table's training rows, if its features are standardised over all sites.
+        dropped: number of samples that no split holds.
+        schema: digest of a table's schema, or of images' classes and size.
+        backbone: digest of the weights that the network starts from; empty if these are random.
+        class_names: names of the classes; empty if they have none.
+        floor: the site's 'sums-min-count': no mean over fewer samples leaves the site.
         software: versions, revision and device of a hospital, by name.
-        measured: the splits of which the site sends measurements; a hospital may withhold some.
+        measured: the splits for which the site sends measurements; a hospital may withhold some.
     """
 
     site: str
@@ -76,17 +83,17 @@ class SiteFacts:
     software: dict[str, str] = field(default_factory=dict)
 
     def sizes(self) -> dict[str, int]:
-        """Return the number of samples per split; empty where the site does not tell."""
+        """Return split -> number of samples; empty if the site reveals sums only."""
         return {split: sum(counts) for split, counts in self.label_counts.items()}
 
     def held(self) -> list[str]:
-        """Return the splits of which the site has samples and sends measurements."""
+        """Return the splits that have samples and for which the site sends measurements."""
         if not self.label_counts:
             return list(self.measured)
         return [split for split, size in self.sizes().items() if size and split in self.measured]
 
     def to_config(self) -> dict[str, Any]:
-        """Return the facts as keys and values of a ConfigRecord."""
+        """Convert the facts to the keys and values of a ConfigRecord."""
         said = {key_of(name): getattr(self, name) for name in _PLAIN}
         said |= {key_of(name): json.dumps(getattr(self, name)) for name in _AS_JSON}
         if not self.software:
@@ -97,16 +104,16 @@ class SiteFacts:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> SiteFacts:
-        """Read the facts back.
+        """Build the facts from the keys and values of a ConfigRecord.
 
         Raises:
-            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: they are
-                none; server and site then run different versions.
+            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: the
+                record holds no facts; server and site then run different versions.
         """
         config = {"software": "{}", **config}
         said = {name: config[key_of(name)] for name in _PLAIN}
         said |= {name: json.loads(config[key_of(name)]) for name in _AS_JSON}
-        read = _validated(cls, json.dumps(said))
+        read = _validate_facts(cls, json.dumps(said))
         facts = replace(read, sums=_sums(config, len(read.features)))
         _check_splits(facts)
         return facts
@@ -119,8 +126,10 @@ _PLAIN = (
 _AS_JSON = ("label_counts", "fingerprints", "features", "class_names", "measured", "software")
 
 
-def _validated(cls: type[SiteFacts], text: str) -> SiteFacts:
-    from pydantic import TypeAdapter, ValidationError  # 75 ms to import, and no site reads facts
+def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
+    """Build facts from JSON, or raise a ``ValueError`` that names the first wrong place."""
+    # pydantic takes 75 ms to import, and only the server reads facts
+    from pydantic import TypeAdapter, ValidationError
 
     try:
         return TypeAdapter(cls).validate_json(text, strict=True)
@@ -139,7 +148,8 @@ def _check_splits(facts: SiteFacts) -> None:
         if min(counts, default=0) < 0:
             raise ValueError(f"'label-counts' of {split} are not whole numbers of 0 or more")
     if facts.label_counts:
-        facts.label_counts["train"]  # what every reply's weight is checked against
+        # Every reply's weight is checked against these counts: a KeyError here refuses the site
+        facts.label_counts["train"]
     if not set(facts.measured) <= set(SPLITS):
         raise ValueError(f"'measured' names other splits than {', '.join(SPLITS)}")
 

@@ -1,8 +1,8 @@
-"""A site's answer to a survey: pydantic checks it at the site, and again at the server.
+"""A site's answer to a survey, which pydantic checks at the site and again at the server.
 
-A count is None where the site suppressed it. A histogram's cells are in the order of its edges
-(below the first, between two, above the last), or one per level; if samples can lack a value, a
-last cell counts those.
+A suppressed count is None. The cells of a histogram are in the order of its edges (below the first
+edge, between two edges, above the last one), or there is one cell per level. If samples can lack a
+value, one more cell at the end counts these samples.
 """
 
 from __future__ import annotations
@@ -42,15 +42,19 @@ SplitName = Annotated[str, AfterValidator(_split)]
 
 
 class Part(BaseModel):
-    """A part of an answer; nothing in it is converted, and nothing unknown passes."""
+    """Base of the parts of an answer: values are not converted, and unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Measured(Part):
-    """What is counted: a feature with the edges, or the levels, that its data set declares.
+    """A feature that is counted, with the edges or levels that its data set declares.
 
-    One without either has no histogram; ``lacking``: its last cell is of samples without a value.
+    Attributes:
+        name: the feature's name.
+        edges: rising edges of a number's cells.
+        levels: the levels of a category. Without edges and levels there is no histogram.
+        lacking: whether one more cell counts the samples without a value.
     """
 
     name: Text
@@ -68,25 +72,26 @@ class Measured(Part):
 
     @property
     def cells(self) -> int:
-        """How many cells its histogram has, or 0 if it has none."""
+        """The number of cells in the histogram, or 0 if there is no histogram."""
+        # k edges make k + 1 cells, because values below the first and above the last count too
         known = len(self.levels) or (len(self.edges) + 1 if self.edges else 0)
         return known + self.lacking if known else 0
 
 
 class About(Part):
-    """Whose answer it is, and what its other parts count.
+    """The origin of an answer, and the classes and features that its other parts count.
 
     Attributes:
-        version: of this form.
+        version: version of this form.
         site: the site's name.
-        simulated: whether it is a simulated one.
+        simulated: whether the site is simulated.
         dataset: the data set's name.
-        on: the day of the answer; of a hospital that of its first one, which is given again.
-        changed: whether the data have changed since.
+        on: day of the answer, YYYY-MM-DD. A hospital repeats its first answer, with that day.
+        changed: whether the data have changed since that day.
         floor: counts below it are suppressed.
-        classes: names of the labels.
-        features: what ``histograms``, ``means`` and ``percentiles`` are of.
-        file_features: what ``files`` is of.
+        classes: names of the classes.
+        features: the features in ``histograms``, ``means`` and ``percentiles``.
+        file_features: the features in ``files`` and ``file_percentiles``.
     """
 
     version: int = VERSION
@@ -109,11 +114,11 @@ class Spread(Part):
 
 
 class LeftOut(Part):
-    """Samples that are in no split.
+    """Samples that no split holds.
 
     Attributes:
-        count: rows without a value, or files that cannot be decoded.
-        missing: of a table, by column those that have no value in it.
+        count: number of rows without a value, or of files that cannot be decoded.
+        missing: column -> rows without a value in this column; empty for images.
     """
 
     count: Count
@@ -124,16 +129,18 @@ ByFeature = Annotated[dict[Text, Cells], Field(max_length=_NAMES)]
 
 
 class Survey(Part):
-    """A site's answer; a part that its hospital keeps is None.
+    """A site's answer; a part that the hospital withholds is None.
 
     Attributes:
-        about: see there.
-        samples: per split.
-        labels: per split, by class.
-        left_out: what is in no split.
-        histograms: per split and feature.
-        means, percentiles: per split and feature; of percentiles the 5th and the 95th.
-        files: by feature of the files, over all splits; ``file_percentiles`` the same.
+        about: the origin of the answer, see ``About``.
+        samples: split -> number of samples.
+        labels: split -> samples of each class.
+        left_out: the samples that no split holds.
+        histograms: split -> feature -> counts of the cells.
+        means: split -> feature -> mean and standard deviation.
+        percentiles: split -> feature -> 5th and 95th percentile.
+        files: feature of the files -> counts of the cells, over all splits.
+        file_percentiles: feature of the files -> 5th and 95th percentile, over all splits.
     """
 
     about: About
@@ -164,7 +171,7 @@ class Survey(Part):
         return self
 
     def to_config(self) -> dict[str, str]:
-        """Return the parts as keys and values of a ConfigRecord, each as JSON."""
+        """Convert the answer to the keys and values of a ConfigRecord; each value is JSON."""
         content = self.model_dump(mode="json", exclude_none=False)
         return {
             key.replace("_", "-"): json.dumps(value)
@@ -174,10 +181,11 @@ class Survey(Part):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Survey:
-        """Read the parts back.
+        """Build the answer from the keys and values of a ConfigRecord.
 
         Raises:
-            ValueError, RecursionError: it is none; server and site may run different versions.
+            ValueError, RecursionError: the record holds no answer to a survey; server and site
+                may run different versions.
         """
         content = {}
         for key, value in config.items():

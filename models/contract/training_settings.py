@@ -1,7 +1,7 @@
 """The settings of a run's rounds and of local training, which ``CommonSettings`` begins with.
 
-They are a class of their own, as all settings would be a file too long to read. Mappings and lists
-are texts of YAML, as Flower's run config knows neither; files may have them as they are.
+They are a class of their own, because all settings in one file would be too long to read. Mappings
+and lists are texts of YAML, because Flower's run config has neither; files may have them as such.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _STRUCTURED = ("training", "structured")
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What to run, how the server combines replies, the network and a site's training."""
+    """Method and data set of a run, its aggregation, its network and the training at a site."""
 
     method: str = setting("uefl", "federated method, or a plug: module or module:Class")
     dataset: str = setting("digits", "data set of silos, or a plug: module:object", roles="data")

@@ -1,4 +1,4 @@
-"""Which fedsilo and which Flower a process runs: a server sends it, and its sites compare."""
+"""The versions of fedsilo and Flower in a process: the server sends them, the sites compare."""
 
 import os
 import subprocess
@@ -9,22 +9,24 @@ from typing import Any
 
 from fedsilo.models.contract.errors import SiteError
 
-# As in pyproject.toml (release/version.py writes both): Flower's bundle has no package metadata
+# release/version.py writes this version here and in pyproject.toml, because a Flower bundle has no
+# metadata of a package that could be read
 FEDSILO = "0.1.0"
 
-WORKER_FLOWER = "1.39"  # whose protocol between SuperNode and worker is known; pyproject.toml's
-TRIED_FLOWER = "1.42"  # the newest with which simulations have been tried
+# The protocol between SuperNode and worker is known for this version; pyproject.toml pins it
+WORKER_FLOWER = "1.39"
+TRIED_FLOWER = "1.42"  # the newest version that simulations were tested with
 
 _APP, _FLOWER = "fedsilo-version", "flower-version"
 
 
 def own_versions() -> dict[str, str]:
-    """Return the versions of this process, as keys and values of a ConfigRecord."""
+    """Return the versions in this process, as the keys and values of a ConfigRecord."""
     return {_APP: FEDSILO, _FLOWER: version("flwr")}
 
 
 def installed_software() -> dict[str, str]:
-    """Return what a hospital runs: versions of fedsilo, Flower and PyTorch, and the revision."""
+    """Return the versions of fedsilo, Flower and PyTorch and the revision that a hospital runs."""
     return {
         "fedsilo": FEDSILO,
         "revision": git_revision(),
@@ -34,7 +36,10 @@ def installed_software() -> dict[str, str]:
 
 
 def git_revision() -> str:
-    """Return the checkout's revision, or 'unknown' if this is not a checkout."""
+    """Return the git revision of the checkout.
+
+    Outside a checkout it is $FEDSILO_REVISION, which the container images set, or 'unknown'.
+    """
     folder = Path(__file__).resolve().parent
     try:
         done = subprocess.run(
@@ -49,14 +54,17 @@ def git_revision() -> str:
 
 
 def refuse_other_versions(server: Mapping[str, Any]) -> None:
-    """Refuse, by a ``SiteError``, another fedsilo or a Flower whose first two numbers differ.
+    """Refuse a server that runs another fedsilo, or a Flower of other first two numbers.
 
-    A server that does not say what it runs is not refused.
+    A server that does not send its versions is accepted.
+
+    Raises:
+        SiteError: the versions differ.
     """
     own = own_versions()
     for what, key, parts in (("fedsilo", _APP, None), ("Flower", _FLOWER, 2)):
         here, there = own[key], str(server.get(key, own[key]))
         if here.split(".")[:parts] != there.split(".")[:parts]:
             raise SiteError(
-                f"the site runs {what} {here} and the server {there}: install the same version"
+                f"the site runs {what} {here}, but the server {there}: install the same version"
             )

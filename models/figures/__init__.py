@@ -1,1 +1,1 @@
-"""What the pictures of all rooms have in common: one palette, one heat map."""
+"""Shared parts of all pictures: one palette, one heat map."""

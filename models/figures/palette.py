@@ -1,4 +1,4 @@
-"""The one palette: colours that colour-blind people can distinguish, and that differ in grey.
+"""The palette of all pictures: colours that colour-blind people can tell apart, also in grey.
 
 Names have the colours of Okabe and Ito (2008, "Color universal design"), as given by Wong, Nature
 Methods 8:441 (2011). Lines also differ by marker and dash, so that a picture can be printed.
@@ -10,44 +10,47 @@ from typing import Any
 
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, BLACK = "#CC79A7", "#56B4E9", "#000000"
-GREY, LIGHT = "#808080", "#DDDDDD"  # of what only helps to read: a diagonal, bars behind lines
+GREY, LIGHT = "#808080", "#DDDDDD"  # reading aids: a diagonal, bars behind lines
 
-# In an order in which neighbours differ in lightness; yellow is not seen on white
+# Neighbours in this order differ in lightness. Okabe and Ito's yellow is missing, because it is
+# hardly visible on white
 CATEGORIES = (BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE, BLACK)
-_DARKER = ("#7F0000", "#4D4D4D", "#332288", "#117733")  # four more, chosen to differ from those
+# Four more colours that differ from those above
+_DARKER = ("#7F0000", "#4D4D4D", "#332288", "#117733")
 
 WRONG = VERMILLION  # a wrong answer; words beside it say so as well
 
-# Colour maps whose lightness runs one way, of numbers from 0, and both ways from 0
+# Colour maps for numbers from 0, and for numbers of both signs with white at 0
 AMOUNTS, SIGNED = "Blues", "PuOr"
 SALIENCY = "plasma"  # over an image
 
-_RAMP, _LIGHTEST = "viridis", 0.95  # the last of it is not seen on white
+# The end of viridis is hardly visible on white, so that it is cut off
+_RAMP, _LIGHTEST = "viridis", 0.95
 _MARKERS = "os^vDP*X"
 _DASHES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True)
 class LineStyle:
-    """How a line is drawn: its colour, the marker at its points, and its dash."""
+    """The style of a line: its colour (``#rrggbb``), the marker at its points, and its dash."""
 
     color: str
     marker: str
     linestyle: str
 
     def options(self) -> dict[str, Any]:
-        """Return it as keyword arguments of ``Axes.plot`` and ``errorbar``."""
+        """Return the style as keyword arguments for ``Axes.plot`` and ``errorbar``."""
         return dict(vars(self))
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """Return a colour of each name, as ``#rrggbb``; up to eleven are easy to distinguish."""
+    """Assign a colour, ``#rrggbb``, to each name; up to eleven colours are easy to tell apart."""
     several = CATEGORIES + _DARKER
     return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)
 
 
 def shades(names: Sequence[str]) -> dict[str, str]:
-    """Return colours, ``#rrggbb``, that run from dark to light in the order of the names."""
+    """Assign colours, ``#rrggbb``, that run from dark to light in the order of the names."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -56,7 +59,7 @@ def shades(names: Sequence[str]) -> dict[str, str]:
 
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
-    """Return a style of each name; no two of up to 56 names have the same."""
+    """Assign a style to each name; up to 56 names have different styles."""
     return {
         name: LineStyle(
             CATEGORIES[place % len(CATEGORIES)],

@@ -1,4 +1,4 @@
-"""What panels share: heat maps, no frame around images, one legend next to all of them."""
+"""Shared parts of panels: heat maps, frameless images, one legend for all panels."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
     from fedsilo.models.figures.palette import LineStyle
 
-_DARK = 0.5  # of white's luma, below which black letters cannot be read
-_LUMA = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
+_DARK = 0.5  # share of white's luma below which black letters cannot be read
+_LUMA = (0.299, 0.587, 0.114)  # weights for red, green and blue (ITU-R BT.601)
 
 
 def literal(text: str) -> str:
-    """Return a text that matplotlib does not take for a formula."""
+    """Escape a text so that matplotlib does not read it as a formula."""
     return text.replace("\\", "/").replace("$", r"\$")
 
 
 def without_frame(axes: Axes) -> None:
-    """Take ticks and frame away, as around an image; titles and labels stay."""
+    """Remove ticks and frame of a panel that shows an image; titles and labels stay."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_frame_on(False)
@@ -34,9 +34,9 @@ def without_frame(axes: Axes) -> None:
 def line_legend(
     figure: Figure, styles: Mapping[str, LineStyle], title: str = "", columns: int = 0
 ) -> None:
-    """Put one legend of lines (name -> style) next to all panels, and none without lines.
+    """Add one legend of lines (name -> style) for all panels; without lines there is none.
 
-    With ``columns`` it is below them, in as many columns.
+    The legend is right of the panels, or below them in so many ``columns`` if that is not 0.
     """
     from matplotlib.lines import Line2D
 
@@ -65,13 +65,15 @@ def annotated_heat_map(
     top: float | None = None,
     signed: bool = False,
 ) -> None:
-    """Draw a table (rows, columns) with two decimals in each cell; None is an empty cell, "-".
+    """Draw a table (rows, columns) as a heat map with two decimals in each cell.
 
-    The darkest colour is of ``top``, or of the largest value of the table. ``signed`` colours run
-    from ``-top`` to ``top`` with white at 0, others from 0.
+    A value of None is drawn as "-". The darkest colour stands for ``top``, or for the largest value
+    if ``top`` is None. ``signed`` colours run from ``-top`` to ``top`` with white at 0; others run
+    from 0 to ``top``.
     """
     table = np.array([[np.nan if value is None else value for value in row] for row in values])
-    # A table of zeros, or of empty cells, has no scale of its own: any but 0 will do
+    # A table of zeros or empty cells has no scale. Any number but 0 will do, because the ends of
+    # the scale must differ
     limit = top or float(np.nan_to_num(np.abs(table)).max(initial=0.0)) or 1.0
     lowest = -limit if signed else 0.0
     drawn = axes.imshow(

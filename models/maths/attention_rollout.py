@@ -14,43 +14,50 @@ from torch import Tensor
 
 
 def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
-    """Average heads, drop the columns of the first ``prefix`` keys and renormalise rows.
+    """Average the heads, drop the columns of the first ``prefix`` keys and renormalise the rows.
 
-    Maps (batch, heads, tokens, prefix + tokens) to (batch, tokens, tokens); rows sum to 1, or
-    without ``renormalise`` to less by what was dropped, so that prompts get a gradient from it.
+    Maps (batch, heads, tokens, prefix + tokens) to (batch, tokens, tokens). Rows sum to 1. Without
+    ``renormalise`` they lack the dropped share, so that prompts get a gradient from the maps.
     """
     kept = attention.mean(dim=1)[..., prefix:]
-    return _normalised(kept) if renormalise else kept
+    return _normalise_rows(kept) if renormalise else kept
 
 
 def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
-    """Return the class token's attention to patches (batch, patches), summing to 1.
+    """Compute the class token's attention to patches over all layers, (batch, patches).
 
-    It is the class token's row of the product of (A + I) / 2 over layers. ``attentions`` are, first
-    layer to last, (batch, tokens, tokens); ``prefix_tokens`` is the number of class and register
-    tokens, which precede the patches.
+    It is the class token's row of the product of (A + I) / 2 over layers; I stands for the residual
+    connection. A map sums to 1.
+
+    Args:
+        attentions: A of each layer, first to last, (batch, tokens, tokens).
+        prefix_tokens: the number of class and register tokens, which precede the patches.
     """
-    # Only the class token's row is wanted: from the last layer backwards it takes a product of a
-    # vector and a matrix a layer, where the usual rollout multiplies matrices
+    # Only the class token's row is needed. From the last layer backwards each layer then costs one
+    # product of a vector and a matrix; the usual rollout multiplies two matrices
     row = torch.zeros_like(attentions[-1][:, :1])
     row[..., 0] = 1.0
-    with torch.autocast(row.device.type, enabled=False):  # bf16 is too coarse for maps of 1/196
+    # A map has values of about 1/196, for which bf16 with its three digits is too coarse
+    with torch.autocast(row.device.type, enabled=False):
         for attention in reversed(attentions):
             row = (row @ attention + row) / 2
-    return _normalised(row[:, 0, prefix_tokens:])
+    return _normalise_rows(row[:, 0, prefix_tokens:])
 
 
-def _normalised(rows: Tensor) -> Tensor:
-    """Make rows (..., n) sum to 1; one whose mass was all on the prompts becomes uniform."""
+def _normalise_rows(rows: Tensor) -> Tensor:
+    """Scale rows (..., n) so that each sums to 1."""
+    # A row whose mass was all on the prompts would be 0 / 0; with this number it becomes uniform
     tiny = 1e-12
     return (rows + tiny) / (rows.sum(dim=-1, keepdim=True) + tiny * rows.shape[-1])
 
 
 def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """Return U^T U of the bilinear upsampling U from ``grid`` to ``size``, float64.
+    """Compute U^T U for the bilinear upsampling U from ``grid`` to ``size``, float64.
 
-    Both are (height, width); the result is (cells, cells), with the grid's cells row by row.
+    Both arguments are (height, width). The result is (cells, cells); the cells of the grid are
+    counted row by row.
     """
+    # U is linear, so that upsampling each unit vector gives the rows of U^T
     cells = grid[0] * grid[1]
     basis = torch.eye(cells, dtype=torch.float64).reshape(cells, 1, *grid)
     upsampled = torch.nn.functional.interpolate(
@@ -60,12 +67,12 @@ def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
 
 
 def scaled_maps(maps: Tensor, scale: str) -> Tensor:
-    """Return maps (..., cells), which sum to 1, as they enter eq. 7.
+    """Scale maps (..., cells), which sum to 1, as eq. 7 takes them.
 
-    ``sum`` leaves them; ``max`` divides each by its maximum, as public code of rollouts does, and
-    ``byte`` makes the maximum 255, as in a map that is stored as an image.
+    ``sum`` leaves the maps unchanged. ``max`` divides each map by its maximum, as public code of
+    rollouts does. ``byte`` makes the maximum 255, as in a map that is stored as an image.
     """
-    # The paper gives no scale, without which its lambda means little
+    # The paper does not say the scale, but its lambda depends on the scale
     if scale == "sum":
         return maps
     return maps / maps.amax(dim=-1, keepdim=True) * (255 if scale == "byte" else 1)
@@ -73,29 +80,40 @@ def scaled_maps(maps: Tensor, scale: str) -> Tensor:
 
 @dataclass(frozen=True)
 class BufferMoments:
-    """What distillation needs of the other sites' maps; all are 0 for a class without maps."""
+    """Moments of the other sites' maps by class; they are 0 for a class without maps.
 
-    gram: Tensor  # U^T U, (cells, cells)
-    counts: Tensor  # (classes,) number of maps
-    means: Tensor  # (classes, cells)
-    spreads: Tensor  # (classes,) mean of |U a|^2, less |U mean|^2
+    Attributes:
+        gram: U^T U, (cells, cells).
+        counts: number of maps, (classes,).
+        means: mean map, (classes, cells).
+        spreads: mean of |U a|^2 minus |U mean|^2, (classes,).
+    """
+
+    gram: Tensor
+    counts: Tensor
+    means: Tensor
+    spreads: Tensor
 
     def to(self, device: torch.device) -> BufferMoments:
-        """Return it in float32 on ``device``."""
+        """Copy the moments to ``device`` as float32."""
         return BufferMoments(*(part.float().to(device) for part in vars(self).values()))
 
 
 def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:
-    """Return the moments, float64, of other sites' maps, (n, cells) by class.
+    """Compute the moments, float64, of other sites' maps.
 
-    A class may be missing or empty; ``gram`` is U^T U.
+    Args:
+        maps: class -> maps (n, cells); a class may be missing or empty.
+        classes: the number of classes.
+        gram: U^T U, (cells, cells).
     """
     counts = torch.zeros(classes, dtype=torch.float64)
     means = torch.zeros(classes, len(gram), dtype=torch.float64)
     spreads = torch.zeros(classes, dtype=torch.float64)
     for label, class_maps in maps.items():
         if len(class_maps):
-            chosen = class_maps.double()  # a spread is small next to the squares it comes from
+            # A spread is the small difference of large squares, which float32 would round away
+            chosen = class_maps.double()
             counts[label] = len(chosen)
             means[label] = chosen.mean(dim=0)
             away = chosen - means[label]
@@ -106,13 +124,13 @@ def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> Bu
 def distillation_loss(
     maps: Tensor, labels: Tensor, moments: BufferMoments, per_site: int
 ) -> Tensor:
-    """Return the batch mean of eq. 7.
+    """Compute the batch mean of the distillation loss (eq. 7), a scalar.
 
     Args:
         maps: rollout maps a, (batch, cells).
-        labels: (batch,) int64; each map is compared with those of its own class.
-        moments: of the other sites' maps.
-        per_site: M, the maps of a class that a site sends; the sum is divided by it.
+        labels: (batch,) int64; each map is compared with the maps of its own class.
+        moments: moments of the other sites' maps.
+        per_site: M, the number of maps per class that a site sends; it divides the sum.
     """
     # Upsampling U is linear, so |U(a - b)|^2 = (a - b)^T U^T U (a - b), and over n maps b_j
     #   sum_j |U(a - b_j)|^2 = n (|U(a - mean)|^2 + mean |U b_j|^2 - |U mean|^2).

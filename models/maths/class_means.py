@@ -13,21 +13,27 @@ from fedsilo.models.contract.errors import SiteError
 
 @dataclass(frozen=True)
 class ClassTargets:
-    """A vector for each class that has one."""
+    """Target vectors by class; some classes may have no target.
 
-    values: Tensor  # (classes, d) float32, 0 for a class that has none
-    known: Tensor  # (classes,) bool, which classes have one
+    Attributes:
+        values: (classes, d) float32, 0 for a class without a target.
+        known: (classes,) bool, whether a class has a target.
+    """
+
+    values: Tensor
+    known: Tensor
 
     def to(self, device: torch.device) -> ClassTargets:
-        """Return the same on ``device``."""
+        """Copy the targets to ``device``."""
         return ClassTargets(self.values.to(device), self.known.to(device))
 
 
 def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
-    """Return the classes whose mean may leave a site, with their numbers of samples.
+    """Return class -> samples for the classes whose mean may leave a site.
 
-    The mean of few samples nearly reveals one of them. Both ends apply this rule to the counts of
-    training samples by class, so that the server expects just the means that a site sends.
+    A class needs at least ``min_samples``, because a mean over few samples nearly reveals one of
+    them. Server and site both apply this rule to ``counts``, the training samples of each class, so
+    that the server expects exactly the means that the site sends.
     """
     return {label: count for label, count in enumerate(counts) if count >= min_samples}
 
@@ -35,10 +41,19 @@ def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
 def class_targets(
     arrays: Mapping[str, Tensor], prefix: str, classes: int, size: int
 ) -> ClassTargets | None:
-    """Return the targets in ``arrays``, named ``<prefix><class>``, or None if it is empty.
+    """Read the targets in ``arrays``, which are named ``<prefix><class>``.
+
+    Args:
+        arrays: vectors (size,) by name.
+        prefix: start of the names.
+        classes: the number of classes.
+        size: the length of a vector.
+
+    Returns:
+        The targets, or None if ``arrays`` is empty.
 
     Raises:
-        SiteError: an array has no such class, is not (size,), or not finite.
+        SiteError: an array has an unknown class or another shape, or is not finite.
     """
     values, known = torch.zeros(classes, size), torch.zeros(classes, dtype=torch.bool)
     names = {f"{prefix}{label}": label for label in range(classes)}
@@ -60,15 +75,21 @@ def class_targets(
 
 
 def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Add up ``rows`` (n, d) by label (n,): (classes, d), whole numbers as such, others float64."""
+    """Add up ``rows`` (n, d) by label (n,); the result is (classes, d).
+
+    Sums of int64 rows stay int64, as private releases need them; all others are float64.
+    """
     kind = torch.int64 if rows.dtype == torch.int64 else torch.float64
     sums = torch.zeros(classes, rows.shape[1], dtype=kind)
     return sums.index_add_(0, labels, rows.to(kind))
 
 
 def matching_loss(values: Tensor, labels: Tensor, targets: ClassTargets) -> Tensor:
-    """Return the mean squared error between ``values`` (batch, d) and their labels' targets."""
-    # A sample whose class has no target adds 0 but counts in the mean, so that the others in its
-    # batch do not weigh more than in torch's mse_loss
+    """Compute the mean squared error between ``values`` (batch, d) and the targets of their labels.
+
+    A sample whose class has no target adds 0.
+    """
+    # Such a sample still counts in the mean. Otherwise the remaining samples of its batch would
+    # weigh more than in torch's mse_loss
     squares = (values.float() - targets.values[labels]).square().mean(dim=1)
     return (squares * targets.known[labels]).mean()

@@ -1,4 +1,4 @@
-"""A codebook's mathematics: nearest codewords, straight-through gradient, losses and code use.
+"""The mathematics of a codebook: nearest codewords, straight-through gradient, loss, perplexity.
 
 Equation numbers are those of UEFL (arXiv:2402.18888).
 """
@@ -12,16 +12,22 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Discretised:
-    """Codes (batch, l, s) of the nearest codewords, and those codewords as (batch, l, c)."""
+    """Tokens replaced by their nearest codewords.
+
+    Attributes:
+        codes: index of the codeword for each segment, (batch, l, s) int64.
+        codewords: the codewords, segments joined, (batch, l, c).
+    """
 
     codes: Tensor
     codewords: Tensor
 
 
 def nearest_codewords(tokens: Tensor, codebook: Tensor, segments: int = 1) -> Discretised:
-    """Replace each segment of tokens z (batch, l, c) by the nearest codeword in L2 (eq. 4).
+    """Replace each segment of the tokens z (batch, l, c) by its nearest codeword in L2 (eq. 4).
 
-    The codebook, (n, c / segments), is shared by all segments.
+    All segments share the codebook, (n, c / segments). Of equally near codewords the first one is
+    taken.
     """
     batch, length, channels = tokens.shape
     parts = tokens.reshape(-1, channels // segments)
@@ -36,25 +42,33 @@ def nearest_codewords(tokens: Tensor, codebook: Tensor, segments: int = 1) -> Di
 
 
 def straight_through(tokens: Tensor, codewords: Tensor) -> Tensor:
-    """Return ``codewords`` in value; the gradient goes to ``tokens`` unchanged."""
-    # The argmin has no gradient, so the encoder takes the one of the codewords for its own (Bengio
-    # et al. 2013). The codewords get none here; only the codebook loss moves them
+    """Return the values of ``codewords``, but pass their gradient to ``tokens`` unchanged."""
+    # The argmin has no gradient, so that the encoder takes the gradient of the codewords for its
+    # own (Bengio et al. 2013). The codewords get no gradient here; only the codebook loss moves
+    # them
     return tokens + (codewords - tokens).detach()
 
 
 def codebook_loss(
     tokens: Tensor, codewords: Tensor, codebook_weight: float, commitment_weight: float
 ) -> Tensor:
-    """Return eq. 6, mean-reduced.
+    """Compute the codebook loss (eq. 6), averaged over all numbers, a scalar.
 
-    The paper prints beta on the other term; VQ-VAE and the authors' code have it here.
+    ``codebook_weight`` pulls codewords to tokens; ``commitment_weight``, beta, pulls tokens to
+    codewords. The paper prints beta on the first term, but VQ-VAE and the authors' code have it on
+    the second.
     """
+    # Each term moves one side only, because the other side is detached
     pull_codewords = nn.functional.mse_loss(codewords, tokens.detach())
     commit_tokens = nn.functional.mse_loss(tokens, codewords.detach())
     return codebook_weight * pull_codewords + commitment_weight * commit_tokens
 
 
 def perplexity(counts: Tensor) -> float:
-    """Return the exponential of the entropy of code use (eq. 11); ``counts`` is (n,)."""
+    """Compute the perplexity of code use (eq. 11) from ``counts`` (n,) of each codeword.
+
+    It is the exponential of the entropy: 1 if one codeword is used, n if all are used equally.
+    """
+    # entr(p) is -p ln p and 0 at p = 0, where p.log() would give NaN
     share = counts.double() / counts.sum()
     return math.exp(torch.special.entr(share).sum().item())

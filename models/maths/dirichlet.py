@@ -9,19 +9,20 @@ from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError
 
-PRIOR_FLOOR = 0.01
-ANNEALING_EPOCHS = 10
+PRIOR_FLOOR = 0.01  # the least prior weight of a class
+ANNEALING_EPOCHS = 10  # local epochs until the KL term has its full weight
 
 
 def evidence_of(logits: Tensor, kind: str = "softplus") -> Tensor:
-    """Return evidence e, not negative, of ``logits``, same shape; ``kind`` is softplus or relu."""
+    """Map logits (...) to evidence e >= 0 of the same shape; ``kind`` is softplus or relu."""
     return nn.functional.softplus(logits) if kind == "softplus" else torch.relu(logits)
 
 
 def skewed_prior(counts: Tensor) -> Tensor:
-    """Return the prior weights W of eq. 3, (K,) float32, summing to K, from class counts (K,).
+    """Compute the prior weights W of eq. 3, (K,) float32, from class counts N_k (K,).
 
-    W_k = K / (K - 1) * (1 - N_k / N), floored at ``PRIOR_FLOOR`` and rescaled.
+    W_k = K / (K - 1) * (1 - N_k / N), so that rare classes get a larger prior. Weights below
+    ``PRIOR_FLOOR`` are raised to it; then all are scaled to sum to K.
 
     Raises:
         SettingError: there are fewer than two classes, or no samples.
@@ -29,28 +30,35 @@ def skewed_prior(counts: Tensor) -> Tensor:
     classes, total = len(counts), counts.sum().item()
     if classes < 2 or total <= 0:
         raise SettingError(
-            f"an evidential prior needs two classes and samples; the counts are {counts.tolist()}"
+            f"an evidential prior needs two classes and samples, but counts are {counts.tolist()}"
         )
     weights = classes / (classes - 1) * (1 - counts.double() / total)
-    # Eq. 3 gives 0 to a class that has all samples of a site, and a Dirichlet's alpha is above 0
+    # Eq. 3 gives 0 to a class that has all samples of a site, but the alpha of a Dirichlet
+    # distribution must be above 0
     floored = weights.clamp_min(PRIOR_FLOOR)
     return (floored * classes / floored.sum()).float()
 
 
 def vacuity(alpha: Tensor) -> Tensor:
-    """Return u = K / S, (..., K) to (...): 1 without evidence, as every prior sums to K."""
+    """Compute the vacuity u = K / S, (..., K) to (...), from above 0 to 1.
+
+    It is 1 without evidence, because every prior sums to K.
+    """
     return alpha.shape[-1] / alpha.sum(dim=-1)
 
 
 def belief(alpha: Tensor, prior: Tensor) -> Tensor:
-    """Return the belief masses b_k = e_k / S, (..., K); with the vacuity they sum to 1."""
+    """Compute the belief masses b_k = e_k / S, (..., K); with the vacuity they sum to 1."""
     return (alpha - prior) / alpha.sum(dim=-1, keepdim=True)
 
 
 def evidential_mse(alpha: Tensor, targets: Tensor) -> Tensor:
-    """Return E |y - p|^2 under Dir(alpha) (eq. 4, first term), (batch,), of one-hot y."""
-    # E (y - p)^2 = (y - E p)^2 + Var p. The variance term rewards more evidence; the squared error
-    # keeps it from growing for a wrong class
+    """Compute E |y - p|^2 under Dir(alpha) (eq. 4, first term), (batch,), for one-hot y.
+
+    ``alpha`` and ``targets`` y are (batch, K).
+    """
+    # E (y - p)^2 = (y - E p)^2 + Var p. The variance falls with more evidence, which rewards
+    # evidence; the squared error keeps evidence from growing for a wrong class
     strength = alpha.sum(dim=-1, keepdim=True)
     mean = alpha / strength
     variance = mean * (1 - mean) / (strength + 1)
@@ -58,7 +66,9 @@ def evidential_mse(alpha: Tensor, targets: Tensor) -> Tensor:
 
 
 def dirichlet_kl(alpha: Tensor, prior: Tensor) -> Tensor:
-    """Return KL(Dir(alpha) || Dir(prior)) (eq. 5): (..., K) to (...)."""
+    """Compute KL(Dir(alpha) || Dir(prior)) (eq. 5): (..., K) to (...)."""
+    # The ratio of the two normalising constants, then the expectation of the remaining logarithm:
+    # E ln p_k = digamma(alpha_k) - digamma(S)
     strength, weight = alpha.sum(dim=-1), prior.sum(dim=-1)
     normalisers = torch.lgamma(strength) - torch.lgamma(weight)
     normalisers = normalisers + (torch.lgamma(prior) - torch.lgamma(alpha)).sum(dim=-1)
@@ -67,14 +77,18 @@ def dirichlet_kl(alpha: Tensor, prior: Tensor) -> Tensor:
 
 
 def annealing(epochs: int) -> float:
-    """Return lambda_KL = min(1, t / 10) after t = ``epochs`` local epochs."""
+    """Return the weight lambda_KL = min(1, t / 10) after t = ``epochs`` local epochs."""
     return min(1.0, epochs / ANNEALING_EPOCHS)
 
 
 def evidential_loss(alpha: Tensor, labels: Tensor, prior: Tensor, kl_weight: float) -> Tensor:
-    """Return the batch mean of eq. 4, of alpha (batch, K), labels (batch,) and prior W (K,).
+    """Compute the batch mean of the evidential loss (eq. 4), a scalar.
 
-    ``kl_weight`` is lambda_KL.
+    Args:
+        alpha: parameters of the Dirichlet distributions, (batch, K).
+        labels: (batch,) int64.
+        prior: W, (K,).
+        kl_weight: lambda_KL, the weight of the divergence from the prior.
     """
     targets = nn.functional.one_hot(labels, alpha.shape[-1]).to(alpha.dtype)
     # alpha~ = y W + (1 - y) alpha: the true class's evidence is replaced by the prior, so that the
@@ -87,8 +101,8 @@ def evidential_loss(alpha: Tensor, labels: Tensor, prior: Tensor, kl_weight: flo
 class Evidence(nn.Module):
     """Turns a head's outputs into log alpha, whose softmax gives the expected probabilities.
 
-    ``prior`` (K,) is the site's own and never leaves it; it and ``kl_weight`` are set before
-    training and not exchanged.
+    ``prior`` (K,) and ``kl_weight`` are set before training and are never exchanged. The prior
+    shows the site's class counts, so that it must not leave the site.
     """
 
     prior: Tensor
@@ -97,6 +111,7 @@ class Evidence(nn.Module):
         super().__init__()
         self.kind = kind
         self.kl_weight = 0.0
+        # Not persistent: a state dict, and with it what is exchanged, must not contain the prior
         self.register_buffer("prior", torch.ones(classes), persistent=False)
 
     def forward(self, outputs: Tensor) -> Tensor:
@@ -104,10 +119,10 @@ class Evidence(nn.Module):
         return torch.log(evidence_of(outputs.float(), self.kind) + self.prior)
 
     def loss(self, log_alpha: Tensor, labels: Tensor) -> Tensor:
-        """Return eq. 4 of a batch."""
+        """Compute eq. 4 for log alpha (batch, K) and labels (batch,), a scalar."""
         return evidential_loss(log_alpha.exp(), labels, self.prior, self.kl_weight)
 
 
 def evidences(module: nn.Module) -> list[Evidence]:
-    """Return every ``Evidence`` in ``module``, none if it is not evidential."""
+    """Return every ``Evidence`` in ``module``; empty if the module is not evidential."""
     return [part for part in module.modules() if isinstance(part, Evidence)]

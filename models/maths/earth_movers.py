@@ -1,8 +1,8 @@
 """Earth mover's closeness of two feature maps (FedEFM, eq. 3; masses after DeepEMD, Zhang 2020).
 
-Both maps are sets of tokens. A token's mass is its relevance to the other map, moving mass costs
-1 - cosine, and the closeness is sum (1 - c) x over the flow x of least cost: 1 for equal maps, at
-least -1. The paper calls it a distance although it grows with similarity.
+Both maps are sets of tokens. The mass of a token is its relevance to the other map, and moving mass
+costs c = 1 - cosine. The closeness is sum (1 - c) x over the flow x of least cost: 1 for equal
+maps, and at least -1. The paper calls it a distance although it grows with similarity.
 """
 
 import functools
@@ -16,58 +16,69 @@ from torch import Tensor, nn
 from fedsilo.models.contract.errors import SettingError, SiteError
 
 SOLVERS = ("pot", "sinkhorn", "cvxpylayers")
-LARGEST_LAYER = 25  # the most tokens of a map that cvxpylayers is given
-_LAYER_MS = 29.3  # of one image with that many, with gradients (docs/benchmarks.md)
-SMOOTHING = 1e-3  # of cvxpylayers' objective: the value is at most half of it off
-_LEAST_MASS = 1e-3
+LARGEST_LAYER = 25  # the most tokens in a map for cvxpylayers
+_LAYER_MS = 29.3  # ms per image of that many tokens, with gradients (docs/benchmarks.md)
+# Weight of the quadratic term in cvxpylayers' objective. The flow sums to 1, so that |x|^2 is at
+# most 1 and the value at most half of this number off
+SMOOTHING = 1e-3
+_LEAST_MASS = 1e-3  # added to each token's mass before normalisation
 
 
 @dataclass(frozen=True)
 class Sinkhorn:
-    """When Sinkhorn's iterations end."""
+    """The regularisation and the end of Sinkhorn's iterations.
 
-    regularisation: float  # entropic; as it goes to 0 the flow goes to that of least cost
-    tolerance: float  # the largest norm of an image's marginal errors
-    steps: int  # the most iterations
+    Attributes:
+        regularisation: weight of the entropy; towards 0 the flow approaches that of least cost.
+        tolerance: the largest allowed norm of the errors in one image's marginals.
+        steps: the most iterations.
+    """
+
+    regularisation: float
+    tolerance: float
+    steps: int
 
 
-# Two digits are enough for a constant weight; a gradient is the flow itself, which is near that of
+# A constant weight needs two digits only. A gradient is the flow itself, which is near the flow of
 # least cost only at a tenth of the regularisation
 CONSTANT = Sinkhorn(regularisation=0.02, tolerance=1e-4, steps=5_000)
 EXACTING = Sinkhorn(regularisation=0.002, tolerance=1e-4, steps=50_000)
 
 
 def pooled_tokens(maps: Tensor, side: int) -> Tensor:
-    """Return the tokens (batch, n, channels) of maps (batch, rows, columns, channels).
+    """Turn maps (batch, rows, columns, channels) into tokens (batch, n, channels).
 
-    A side longer than ``side`` is average-pooled to it; 0 leaves the map as it is.
+    Sides longer than ``side`` are average-pooled to that length; 0 keeps the maps unchanged.
     """
     rows, columns = maps.shape[1:3]
     if side and max(rows, columns) > side:
         size = (min(rows, side), min(columns, side))
+        # Pooling wants (batch, channels, rows, columns), hence the two permutations
         pooled = nn.functional.adaptive_avg_pool2d(maps.permute(0, 3, 1, 2), size)
         maps = pooled.permute(0, 2, 3, 1)
     return maps.flatten(1, 2)
 
 
 def transport_costs(u: Tensor, v: Tensor) -> Tensor:
-    """Return c_pq = 1 - cosine(u_p, v_q), (batch, n, m), of tokens (batch, n, c) and (batch, m, c).
+    """Compute c_pq = 1 - cosine(u_p, v_q), (batch, n, m), in 0..2.
 
-    A zero token has cosine 0 with all others.
+    The tokens are (batch, n, c) and (batch, m, c). A zero token has cosine 0 with every token.
     """
     unit_u, unit_v = (nn.functional.normalize(tokens, dim=-1) for tokens in (u, v))
     return 1 - unit_u @ unit_v.transpose(1, 2)
 
 
 def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the masses (batch, n) of ``u`` and (batch, m) of ``v``, float64, each summing to 1.
+    """Compute the masses (batch, n) of ``u`` and (batch, m) of ``v``, float64.
 
-    They are relu(<u_p, mean(V)>) + 1e-3 and relu(<v_q, mean(U)>) + 1e-3, normalised.
+    They are relu(<u_p, mean(V)>) + 1e-3 and relu(<v_q, mean(U)>) + 1e-3, scaled so that the masses
+    of a map sum to 1.
     """
 
     def masses(tokens: Tensor, others: Tensor) -> Tensor:
         products = torch.einsum("bnc,bc->bn", tokens, others.mean(dim=1))
-        # Without the floor, maps that are opposite on average would have no mass to move at all
+        # Without the floor two maps that are opposite on average would have no mass at all, and the
+        # normalisation would be 0 / 0
         relevance = products.relu().double() + _LEAST_MASS
         return relevance / relevance.sum(dim=1, keepdim=True)
 
@@ -75,16 +86,16 @@ def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool = False) -> Tensor:
-    """Return the earth mover's closeness (batch,) of two maps' tokens, float64.
+    """Compute the earth mover's closeness (batch,) of two maps' tokens, float64, in -1..1.
 
     Args:
-        u: (batch, n, channels), the demanders: the student's.
-        v: (batch, n, channels), the suppliers: the teacher's.
+        u: the student's tokens, (batch, n, channels), which demand mass.
+        v: the teacher's tokens, (batch, n, channels), which supply mass.
         solver: ``pot`` is exact. ``sinkhorn`` has entropic regularisation, 0.02 for a constant and
             0.002 for gradients, and warns if it misses its tolerance. ``cvxpylayers`` solves the
             linear program with quadratic smoothing.
-        differentiable: whether gradients reach u and v. They are those of the optimal value, from
-            its dual variables; cvxpylayers' go through its optimality conditions. Otherwise the
+        differentiable: whether gradients reach u and v. They come from the dual variables of the
+            optimal value, or for cvxpylayers from its optimality conditions. Without gradients the
             result is a constant, as eq. 2 uses it.
 
     Raises:
@@ -99,19 +110,21 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
         costs, (supply, demand) = transport_costs(own, other).double(), cross_masses(own, other)
         if not all(part.isfinite().all() for part in (costs, supply, demand)):
             raise SiteError(
-                "transport costs or masses contain non-finite values: what is compared has "
-                "diverged; lower 'learning-rate'"
+                "transport costs or masses contain non-finite values, because one of the compared "
+                "models has diverged: lower 'learning-rate'"
             )
         if differentiable and solver != "cvxpylayers":
-            return 1 - transport_cost(costs, supply, demand, solver)  # the flow sums to 1
+            # The flow sums to 1, so that sum (1 - c) x is 1 - sum c x
+            return 1 - transport_cost(costs, supply, demand, solver)
         return ((1 - costs) * optimal_flow(costs, supply, demand, solver)).sum(dim=(1, 2))
 
 
 def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
-    """Return the flow x (batch, n, m) of least cost, float64; for solvers see ``closeness``.
+    """Compute the flow x (batch, n, m) of least cost, float64.
 
-    Its row sums are ``supply`` (batch, n), its column sums ``demand`` (batch, m), of equal totals.
-    Only ``cvxpylayers``' flow has gradients.
+    The rows of a flow sum to ``supply`` (batch, n) and its columns to ``demand`` (batch, m), which
+    have equal totals. ``costs`` are (batch, n, m); ``closeness`` describes the solvers. Only the
+    flow of ``cvxpylayers`` has gradients.
     """
     costs, supply, demand = costs.double(), supply.double(), demand.double()
     if solver == "sinkhorn":
@@ -121,15 +134,16 @@ def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "p
     import ot
 
     parts = (part.detach().cpu().numpy() for part in (supply, demand, costs))
-    # Masses are normalised by ``cross_masses``: POT need not check their totals again
+    # ``cross_masses`` has normalised the masses. POT's own check would refuse totals that differ in
+    # their last bits
     flows = [ot.emd(a, b, cost, check_marginals=False) for a, b, cost in zip(*parts, strict=True)]
     return torch.stack([torch.from_numpy(flow) for flow in flows]).to(costs.device)
 
 
 def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
-    """Return the least cost (batch,), float64, with gradients by the dual variables.
+    """Compute the least cost (batch,), float64, with gradients from the dual variables.
 
-    Arguments as for ``optimal_flow``; the solver is ``pot`` or ``sinkhorn``.
+    Arguments are those of ``optimal_flow``; the solver is ``pot`` or ``sinkhorn``.
     """
     costs, supply, demand = costs.double(), supply.double(), demand.double()
     if solver == "pot":
@@ -139,21 +153,27 @@ def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = 
         values = [ot.emd2(a, b, cost, check_marginals=False) for a, b, cost in parts]
         return torch.stack(values).to(costs.device)
     flow, own, other = _sinkhorn(costs, supply, demand, EXACTING)
-    # By the envelope theorem the gradient of the optimal value is the flow for the costs, and the
-    # potentials for the masses: no gradient goes through the thousands of iterations
+    # Envelope theorem: the flow is the gradient of the optimal value with respect to the costs, and
+    # the potentials are the gradient with respect to the masses. So no gradient goes through
+    # thousands of iterations
     by_masses = (own * supply).sum(dim=1) + (other * demand).sum(dim=1)
+    # The second term is 0 in value and only adds the gradient for the masses
     return (costs * flow).sum(dim=(1, 2)) + (by_masses - by_masses.detach())
 
 
 def _sinkhorn(
     costs: Tensor, supply: Tensor, demand: Tensor, how: Sinkhorn
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the flow (batch, n, m) and the potentials (batch, n) and (batch, m), constants."""
+    """Run Sinkhorn's iterations without gradients; warn if they miss the tolerance.
+
+    Returns:
+        The flow (batch, n, m) and the potentials (batch, n) and (batch, m).
+    """
     import ot
 
     with torch.no_grad():
-        # In logarithms: exp(-cost / 0.002) underflows even float64. All images in one batch, on the
-        # tensors' device, where the exact solver goes through them one by one on the CPU
+        # Logarithms are needed, because exp(-cost / 0.002) underflows even in float64. All images
+        # are one batch on the tensors' device; the exact solver takes them one by one on the CPU
         solution = ot.solve_batch(
             costs,
             reg=how.regularisation,
@@ -169,7 +189,7 @@ def _sinkhorn(
         if error > how.tolerance:
             warnings.warn(
                 f"sinkhorn's marginals are {error:.1g} off after {how.steps} steps, more than "
-                f"{how.tolerance:g}: its closeness is not to be relied on; choose "
+                f"{how.tolerance:g}, so that the closeness is not reliable: choose "
                 "'fedefm.emd-solver' 'pot'",
                 RuntimeWarning,
                 stacklevel=2,
@@ -179,9 +199,11 @@ def _sinkhorn(
 
 
 def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
+    """Solve the smoothed linear program; the flow (batch, n, m) has gradients."""
     layer = _program(costs.shape[1], costs.shape[2])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the solver's advice on matrix formats
+        # The solver warns about the format of its own matrices
+        warnings.simplefilter("ignore")
         (flow,) = layer(*(part.cpu() for part in (costs, supply, demand[:, :-1])))
     placed: Tensor = flow.to(costs.device)
     return placed
@@ -189,15 +211,16 @@ def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=4)
 def _program(rows: int, columns: int) -> Any:
-    """Return the layer that solves min <c, x> + smoothing/2 |x|^2 over flows."""
+    """Build the layer that solves min <c, x> + smoothing/2 |x|^2 over flows (rows, columns)."""
     import cvxpy as cp
     from cvxpylayers.torch import CvxpyLayer
 
     flow = cp.Variable((rows, columns))
     costs = cp.Parameter((rows, columns))
     supply, demand = cp.Parameter(rows), cp.Parameter(columns - 1)
-    # One marginal follows from all others; a redundant row would make the optimality conditions,
-    # which gradients are solved from, singular. So would a linear objective: hence the smoothing
+    # The last column's sum follows from all other sums, so that it is left out. As a redundant
+    # equation it would make the optimality conditions singular, and gradients are solved from them.
+    # A linear objective would make them singular too: hence the smoothing
     limits = [flow >= 0, cp.sum(flow, axis=1) == supply, cp.sum(flow, axis=0)[:-1] == demand]
     objective = cp.sum(cp.multiply(costs, flow)) + SMOOTHING / 2 * cp.sum_squares(flow)
     problem = cp.Problem(cp.Minimize(objective), limits)
@@ -208,22 +231,22 @@ def _check_maps(u: Tensor, v: Tensor) -> None:
     if u.shape != v.shape or u.ndim != 3:
         raise SiteError(
             f"the feature maps of student and teacher are {tuple(u.shape)} and {tuple(v.shape)} "
-            "(batch, tokens, channels): they must be of one network; give all sites the same "
+            "(batch, tokens, channels), but must be equal: give all sites the same "
             "'network', 'width' and 'image-size'"
         )
     for who, tokens in (("student", u), ("teacher", v)):
         if not tokens.isfinite().all():
             raise SiteError(
-                f"the feature map of the {who} contains non-finite values: its training "
-                "diverged; lower 'learning-rate'"
+                f"the feature map of the {who} contains non-finite values, because its training "
+                "diverged: lower 'learning-rate'"
             )
 
 
 def refuse_large(tokens: int) -> None:
-    """Raise a ``SettingError`` for a map that cvxpylayers would need seconds for."""
+    """Raise a ``SettingError`` for a map of so many tokens that cvxpylayers would take seconds."""
     if tokens > LARGEST_LAYER:
         raise SettingError(
-            f"solver 'cvxpylayers' is for maps of up to {LARGEST_LAYER} tokens, and this one has "
+            f"solver 'cvxpylayers' is for maps of up to {LARGEST_LAYER} tokens, but this one has "
             f"{tokens}: its program would have {tokens**2} variables an image, and take about "
             f"{_LAYER_MS * (tokens / LARGEST_LAYER) ** 4:.0f} ms or more for each; choose "
             "'fedefm.emd-solver' 'pot', or a smaller 'fedefm.emd-grid'"

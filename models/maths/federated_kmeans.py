@@ -1,7 +1,7 @@
 """K-means in two steps: each silo clusters its own features, the server clusters the centroids.
 
-UEFL starts new codewords at the centroids of the uncertain silos' features (section 3.2). The
-features never leave a hospital; its centroids and the number of features behind each do.
+UEFL starts new codewords at the centroids of the uncertain silos' features (section 3.2). Features
+never leave a hospital; only centroids leave, with the number of features behind each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Centroids:
-    """Centres (k, d) float32, and the number of features behind each, (k,) int64."""
+    """Centres of clusters, (k, d) float32, and the number of features in each, (k,) int64."""
 
     centres: FloatArray
     counts: npt.NDArray[np.int64]
@@ -36,36 +36,42 @@ def local_centroids(
     each: int = 1,
     min_samples: int = 1,
 ) -> Centroids:
-    """Cluster a silo's features.
+    """Cluster a silo's features by K-means, and keep the centres that may leave.
 
     Args:
         features: (n, d), ordered by sample.
         clusters: the most centres.
-        seed: of K-means' first centres.
-        min_count: centres of fewer features are left out.
-        each: features of a sample.
-        min_samples: centres of fewer samples are left out, and those with a number that is the
-            work of fewer samples: if all patients but one have 0 there, the mean reveals that one.
+        seed: seed of K-means' first centres.
+        min_count: centres over fewer features are left out.
+        each: number of features per sample.
+        min_samples: centres over fewer samples are left out. So are centres with a coordinate that
+            fewer samples decide: if all patients but one have 0 there, it reveals that patient.
     """
     fitted = _kmeans(features, None, clusters, seed)
     centres, labels = fitted.cluster_centers_, fitted.labels_
     counts = np.bincount(labels, minlength=len(centres))
     keep = counts >= min_count
     if min_samples > 1:
+        # Features are ordered by sample, so that this division gives each feature its sample
         samples = np.arange(len(features)) // each
-        crowds = [_crowd(features[labels == c], samples[labels == c]) for c in range(len(centres))]
+        crowds = [
+            _effective_samples(features[labels == c], samples[labels == c])
+            for c in range(len(centres))
+        ]
         keep &= np.array(crowds) >= min_samples
     return Centroids(centres[keep].astype(np.float32), counts[keep])
 
 
-def _crowd(features: FloatArray, samples: npt.NDArray[np.int64]) -> float:
-    """Return the effective number of samples behind the mean of ``features`` (n, d).
+def _effective_samples(features: FloatArray, samples: npt.NDArray[np.int64]) -> float:
+    """Compute the effective number of samples behind the mean of ``features`` (n, d).
 
-    For each coordinate it is (Σ_i |f_i|)² / Σ_i |f_i|² over samples; the least counts, without the
-    coordinates that are 0 everywhere.
+    For each coordinate it is (Σ_i |f_i|)² / Σ_i |f_i|² over samples: n if all samples contribute
+    equally, 1 if one sample contributes all. The smallest coordinate decides; coordinates that are
+    0 everywhere do not count. ``samples`` (n,) numbers the sample of each feature.
     """
     owners, where = np.unique(samples, return_inverse=True)
     each = np.zeros((len(owners), features.shape[1]))
+    # Several features of one sample add up first. += would count only the last of them
     np.add.at(each, where, np.abs(features.astype(np.float64)))
     squares = (each**2).sum(axis=0)
     crowds = each.sum(axis=0)[squares > 0] ** 2 / squares[squares > 0]
@@ -73,13 +79,13 @@ def _crowd(features: FloatArray, samples: npt.NDArray[np.int64]) -> float:
 
 
 def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatArray:
-    """Cluster the silos' centroids into at most ``clusters`` rows (k, d)."""
+    """Cluster the silos' centroids into at most ``clusters`` centres, (k, d) float32."""
     centres = np.concatenate([part.centres for part in parts])
     counts = np.concatenate([part.counts for part in parts])
     if len(centres) <= clusters:
         return centres
-    # Weighted by count the objective is that of K-means on the pooled features, but for the spread
-    # within local clusters; unweighted, a cluster of ten features would pull like one of a thousand
+    # Weighted by counts, the objective is that of K-means on the pooled features, except for the
+    # spread within local clusters. Without them ten features would pull as strongly as a thousand
     fitted = _kmeans(centres, counts.astype(np.float64), clusters, seed)
     merged: FloatArray = fitted.cluster_centers_.astype(np.float32)
     return merged
@@ -88,13 +94,14 @@ def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatAr
 def _kmeans(
     points: FloatArray, weights: npt.NDArray[np.float64] | None, clusters: int, seed: int
 ) -> KMeans:
-    # Imported late: only a codebook's extension needs it, and every message imports this module
+    # Imported late, because every message imports this module, but only few need scikit-learn
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
-    # scikit-learn adds up its threads' partial sums in any order: one thread keeps the bits
+    # scikit-learn adds up the partial sums of its threads in any order; one thread keeps the bits
     with threadpool_limits(limits=1), warnings.catch_warnings():
-        # It warns if there are fewer distinct points than clusters; counts drop the empty ones
+        # scikit-learn warns if there are fewer distinct points than clusters. The empty clusters
+        # have count 0 and are dropped by the caller
         warnings.simplefilter("ignore", ConvergenceWarning)
         model = KMeans(min(clusters, len(points)), n_init=1, random_state=seed % 2**32)
         return model.fit(points.astype(np.float64), sample_weight=weights)

@@ -8,19 +8,19 @@ from torch import Tensor, nn
 
 
 def predictive_entropy(probabilities: Tensor) -> Tensor:
-    """Return the entropy in nats of class probabilities, (..., classes) to (...)."""
+    """Compute the entropy of class probabilities in nats, (..., classes) to (...)."""
     entropy: Tensor = torch.special.entr(probabilities).sum(dim=-1)
     return entropy
 
 
 @contextmanager
 def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[None]:
-    """Put ``module`` in eval mode except its dropout layers, and restore every mode at the end.
+    """Put ``module`` in eval mode except for its dropout layers; restore all modes at the end.
 
-    With ``dropout`` false its dropout layers are in eval mode too, as are those with the attribute
-    ``only_trains``.
+    Without ``dropout`` the dropout layers are in eval mode too. Layers with the attribute
+    ``only_trains`` always are.
     """
-    # module.train() would also let batch norm learn from test batches, and with module.eval() all
+    # module.train() would let batch norm learn from test batches. With module.eval() alone all
     # passes would be identical, as they are in UEFL's published code
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
@@ -37,11 +37,15 @@ def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[Non
 def mc_dropout_probabilities(
     classify: Callable[[Tensor], Tensor], features: Tensor, passes: int
 ) -> Tensor:
-    """Return the mean softmax over ``passes`` samples of dropout: (batch, classes), float64.
+    """Average the softmax over ``passes`` samples of dropout, (batch, classes) float64.
 
-    ``classify`` maps a network's features (batch, ...) to logits (batch, classes), and all dropout
-    is in it. The caller has put the network in ``only_dropout_active``, and torch's global
-    generator, the only one that dropout reads, under ``models.contract.seeding.seeded``.
+    The caller must hold the network in ``only_dropout_active``, and torch's global generator, which
+    dropout reads, in ``models.contract.seeding.seed_generators``.
+
+    Args:
+        classify: maps features to logits (batch, classes), and contains all dropout.
+        features: (batch, ...).
+        passes: number of samples, at least 1.
     """
     total = torch.softmax(classify(features).float(), dim=-1).double()
     for _ in range(passes - 1):

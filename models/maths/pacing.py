@@ -1,7 +1,7 @@
 """Epochs that span several rounds, counted in optimiser steps (Fed-Align-CL, algorithm 1).
 
-At a site of m samples an epoch has Q steps (``epoch-steps``) of m/Q samples each; a round is tau of
-these steps (``pace``).
+At a site with m samples an epoch has Q steps (``epoch-steps``) of m/Q samples each. A round has tau
+of these steps (``pace``).
 """
 
 import math
@@ -10,16 +10,20 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults
 
-_LEAST = 2  # samples of a step: batch norm has no variance over one sample
+_LEAST = 2  # samples in a step, because batch norm has no variance over one sample
 
 
 def check_pace(settings: CommonSettings) -> None:
-    """Refuse a pace that does not divide the epoch or has no effect, by a ``SettingError``."""
+    """Check that 'pace' divides the epoch and that each changed setting has an effect.
+
+    Raises:
+        SettingError: a setting has no effect, or 'pace' does not divide 'epoch-steps'.
+    """
     values, usual = as_mapping(settings), defaults(CommonSettings)
     if settings.micro_batch == 1:
         raise SettingError(
-            "setting 'micro-batch' is 1, and batch norm has no variance over one sample: set it "
-            "to at least 2, or to 0 for whole batches"
+            "setting 'micro-batch' must be 0 or at least 2, but is 1: batch norm has no variance "
+            "over one sample; set it to 0 for whole batches"
         )
     if not settings.epoch_steps:
         if settings.pace != usual["pace"]:
@@ -34,33 +38,34 @@ def check_pace(settings: CommonSettings) -> None:
     if settings.epoch_steps % settings.pace:
         divisors = [d for d in range(1, settings.epoch_steps + 1) if settings.epoch_steps % d == 0]
         raise SettingError(
-            f"setting 'pace' is {settings.pace} and does not divide 'epoch-steps' "
-            f"({settings.epoch_steps}): choose one of {', '.join(map(str, divisors))}"
+            f"setting 'pace' must divide 'epoch-steps' ({settings.epoch_steps}), but is "
+            f"{settings.pace}: choose one of {', '.join(map(str, divisors))}"
         )
 
 
 def epoch_of(round_: int, settings: CommonSettings) -> int:
-    """Return the epoch, from 0, that ``round_``, from 1, belongs to."""
+    """Return the epoch, from 0, of ``round_``, from 1."""
+    # Steps before the round, divided by the steps of an epoch; hence the - 1
     return (round_ - 1) * settings.pace // settings.epoch_steps
 
 
 def begins_epoch(round_: int, settings: CommonSettings) -> bool:
-    """Return whether ``round_``, from 1, is the first of its epoch."""
+    """Tell whether ``round_``, from 1, is the first round of its epoch."""
     return (round_ - 1) * settings.pace % settings.epoch_steps == 0
 
 
 def ends_epoch(round_: int, settings: CommonSettings) -> bool:
-    """Return whether ``round_``, from 1, is the last of its epoch."""
+    """Tell whether ``round_``, from 1, is the last round of its epoch."""
     return begins_epoch(round_ + 1, settings)
 
 
 def batch_of(samples: int, settings: CommonSettings) -> int:
-    """Return the batch size of a step at a site of ``samples``, at least 2."""
+    """Return the samples per step, at least 2, at a site with ``samples`` training samples."""
     return max(samples // settings.epoch_steps, _LEAST)
 
 
 def steps_of_round(settings: CommonSettings, samples: int) -> int:
-    """Return the optimiser steps of a round at a site of so many training samples."""
+    """Return the optimiser steps of a round at a site with ``samples`` training samples."""
     if settings.epoch_steps:
         return settings.pace
     return settings.local_steps or settings.local_epochs * math.ceil(samples / settings.batch_size)

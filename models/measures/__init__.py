@@ -1,1 +1,1 @@
-"""What is measured of predictions and data: metrics, intervals, calibration, drift and novelty."""
+"""Measurements of predictions and data: metrics, intervals, calibration, drift and novelty."""

@@ -1,7 +1,7 @@
-"""Metrics of a classifier's probabilities: calibration error, balanced accuracy, AUC and the like.
+"""Metrics of a classifier's probabilities: calibration error, balanced accuracy, AUC and others.
 
-A metric that the labels leave undefined is left out: there is no AUC of one class. The numbers are
-those of torchmetrics, which a test compares; its import costs seconds, so nothing here uses it.
+A metric that the labels leave undefined is left out: one class alone has no AUC. The values equal
+those of torchmetrics, as a test checks; torchmetrics takes seconds to import, so it is not used.
 """
 
 import torch
@@ -12,31 +12,36 @@ CALIBRATION_BINS = 15
 
 
 def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
-    """Return, per bin of 0..1, ``<bin>.count``, ``<bin>.right`` and ``<bin>.mean`` of values.
+    """Count samples in bins of equal width over 0..1.
 
     Args:
-        values: (n,), 0 to 1; the last bin holds 1.
+        values: (n,), 0 to 1.
         right: (n,) bool, whether the prediction is right.
-        bins: how many, of equal width.
+        bins: the number of bins.
+
+    Returns:
+        ``<bin>.count``, ``<bin>.right`` and ``<bin>.mean`` of the values, for bins from 0. The mean
+        of an empty bin is 0.
     """
+    # A value of exactly 1 would be in a bin of its own; the clamp puts it into the last one
     places = (values * bins).long().clamp(0, bins - 1)
-    figures = {}
+    counts = {}
     for place in range(bins):
         inside = places == place
         count = int(inside.sum())
-        figures[f"{place}.count"] = float(count)
-        figures[f"{place}.right"] = float(right[inside].sum())
-        figures[f"{place}.mean"] = values[inside].double().mean().item() if count else 0.0
-    return figures
+        counts[f"{place}.count"] = float(count)
+        counts[f"{place}.right"] = float(right[inside].sum())
+        counts[f"{place}.mean"] = values[inside].double().mean().item() if count else 0.0
+    return counts
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
-    """Return the expected calibration error over bins of the largest probability.
+    """Compute the expected calibration error over bins of the largest probability, 0 to 1.
 
     Args:
         probabilities: (n, classes), rows summing to 1.
         labels: (n,) int64.
-        bins: how many, of equal width; a probability of 1 has one more of its own.
+        bins: the number of bins of equal width; a probability of 1 has a further bin.
     """
     confidence, predicted = probabilities.max(dim=1)
     confidence, right = confidence.float(), (predicted == labels).float()
@@ -46,55 +51,65 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float
         torch.zeros_like(edges).scatter_add_(0, places, values)
         for values in (torch.ones_like(confidence), confidence, right)
     )
+    # An empty bin is 0 / 0, which counts as no gap
     gaps = (torch.nan_to_num(share / count) - torch.nan_to_num(mean / count)).abs()
     return (gaps * (count / count.sum())).sum().item()
 
 
 def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
-    """Return the area under the ROC curve, a scalar.
+    """Compute the area under the ROC curve, a scalar in 0..1.
 
     Args:
-        scores: (n,), larger where a sample is more likely positive; equal scores are one step.
-        positive: (n,) bool, of which some are true and some are not.
+        scores: (n,), larger for samples that are more likely positive. Equal scores are one step.
+        positive: (n,) bool; both values must occur.
     """
-    false, true = _positives(scores, positive)
+    # The 0 in front is the point of a threshold above all scores, where the curve begins
+    false, true = _count_positives(scores, positive)
     return torch.trapezoid(pad(true, [1, 0]) / true[-1], pad(false, [1, 0]) / false[-1])
 
 
 def average_precision(scores: Tensor, positive: Tensor) -> float:
-    """Return the area under the precision-recall curve as steps (scikit-learn's definition).
+    """Compute the area under the precision-recall curve by steps, as scikit-learn defines it.
 
     Arguments are those of ``roc_auc``.
     """
-    false, true = _positives(scores, positive)
+    false, true = _count_positives(scores, positive)
     precision = (true / (true + false)).flip(0)
     recall = pad((true / true[-1]).flip(0), [0, 1])
     return ((recall[:-1] - recall[1:]) * precision).sum().item()
 
 
-def _positives(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many false and true positives there are from each distinct score on, falling."""
+def _count_positives(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+    """Count false and true positives at each distinct score as the threshold, in falling order.
+
+    Returns:
+        False positives (k,) and true positives (k,).
+    """
     order = scores.argsort(descending=True)
     ranked, hits = scores[order], positive[order].long()
-    # Only the last of equal scores ends a step
+    # Samples of equal score cannot be separated, so that only the last of them ends a step. Steps
+    # between them would make the area depend on the order of the samples
     ends = pad(torch.where(ranked[1:] != ranked[:-1])[0], [0, 1], value=len(scores) - 1)
     true = hits.cumsum(dim=0)[ends]
+    # ``ends`` counts from 0: at place i there are i + 1 samples above the threshold
     return 1 + ends - true, true
 
 
 def classification_metrics(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return ``calibration-error`` and, where defined, ``balanced-accuracy``, ``auc`` and so on.
+    """Compute all metrics that the labels define, by name.
+
+    - ``calibration-error``: the expected calibration error over ``CALIBRATION_BINS`` bins of the
+      largest probability (Guo et al. 2017).
+    - ``balanced-accuracy``: the mean recall over the classes that occur. At least two must occur,
+      because for one class it would be accuracy under another name.
+    - ``auc``: the AUC of the second of two classes, or the mean one-against-rest AUC of several
+      classes. All classes must occur.
+    - ``average-precision``: for two classes that both occur, the area under the precision-recall
+      curve of the second. Random answers give the share of that class.
 
     Args:
         probabilities: (n, classes), rows summing to 1.
         labels: (n,) int64.
-
-    Balanced accuracy is the mean recall over the classes that occur, of which there must be two: of
-    one it would be accuracy under another name. The calibration error is the
-    expected one over ``CALIBRATION_BINS`` bins of the largest probability (Guo et al. 2017). AUC is
-    of the second of two classes, or the mean one-against-rest AUC of several that all occur. For
-    two classes ``average-precision`` of the second is the area under the precision-recall curve as
-    steps (scikit-learn's definition); answering at random it is that class's share.
     """
     classes = probabilities.shape[1]
     predicted = probabilities.argmax(dim=1)

@@ -1,9 +1,9 @@
 """Split conformal prediction: sets of classes that contain the true one with a chosen frequency.
 
-The score of a sample is one minus the probability of its class, and a set contains the classes
-whose score is at most the threshold (Sadinle, Lei and Wasserman 2019). If calibration samples and
-new ones come from one distribution, the set of a new sample contains its class with at least the
-coverage, on average over calibrations.
+The score of a sample is one minus the probability of its class. A set contains the classes whose
+score is at most the threshold (Sadinle, Lei and Wasserman 2019). If calibration samples and new
+samples come from one distribution, the set of a new sample contains its class with at least the
+chosen frequency, the coverage, on average over calibrations.
 """
 
 import math
@@ -13,28 +13,38 @@ from torch import Tensor
 
 
 def rows_needed(coverage: float) -> int:
-    """Return the fewest calibration samples that give a finite threshold."""
+    """Return the fewest calibration samples that give a finite threshold.
+
+    ``coverage`` is above 0 and below 1.
+    """
+    # The smallest n with ceil((n + 1) coverage) <= n; see ``_rank`` for the tolerance
     return math.ceil(coverage / (1 - coverage) - 1e-9)
 
 
 def conformity_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return 1 - the probability (n, classes) of each sample's label (n,), ascending."""
+    """Compute 1 minus the probability of each sample's label, (n,) ascending.
+
+    ``probabilities`` are (n, classes), ``labels`` (n,) int64.
+    """
     return (1 - probabilities.gather(1, labels[:, None])[:, 0]).sort().values
 
 
 def threshold(scores: Tensor, coverage: float) -> float:
-    """Return the ceil((n + 1) coverage)-th smallest of ascending ``scores`` (n,).
+    """Return the ceil((n + 1) coverage)-th smallest of the ascending ``scores`` (n,).
 
-    With fewer than ``rows_needed`` it is infinite: only the set of all classes is sure to cover.
+    With fewer scores than ``rows_needed`` it is infinite, because only the set of all classes is
+    certain to contain the true class.
     """
+    # n + 1 and not n: the new sample is one more that could have any rank among the scores
     rank = _rank(len(scores), coverage)
     return math.inf if rank > len(scores) else float(scores[rank - 1])
 
 
 def coverage_range(rows: int, coverage: float) -> tuple[float, float]:
-    """Return the 5 % and 95 % quantiles of the coverage over calibrations of ``rows`` samples.
+    """Return the 5 % and 95 % quantiles of the coverage over calibrations with ``rows`` samples.
 
-    It is Beta(k, n + 1 - k) distributed with k = ceil((n + 1) coverage), without ties (Vovk 2012).
+    Without ties the coverage is distributed as Beta(k, n + 1 - k) with k = ceil((n + 1) coverage)
+    (Vovk 2012).
     """
     from scipy.stats import beta
 
@@ -49,5 +59,8 @@ def _rank(rows: int, coverage: float) -> int:
 
 
 def prediction_sets(probabilities: Tensor, limit: float) -> Tensor:
-    """Return which classes are in each sample's set, (n, classes) bool; a set may be empty."""
+    """Build each sample's set of classes, (n, classes) bool; a set may be empty.
+
+    A class is in the set if 1 minus its probability (n, classes) is at most ``limit``.
+    """
     return torch.le(1 - probabilities, limit)

@@ -1,19 +1,19 @@
-"""How far the distribution of new samples is from that of the training samples."""
+"""The distance between the distributions of new samples and training samples (PSI)."""
 
 import math
 from collections.abc import Sequence
 
-LARGE = 0.25  # the usual limit (Siddiqi, Credit Risk Scorecards, 2006)
+LARGE = 0.25  # the usual limit of PSI (Siddiqi, Credit Risk Scorecards, 2006)
 
 
 def population_stability_index(expected: Sequence[int], found: Sequence[int]) -> float:
-    """Return PSI = sum of (a - e) ln(a / e) over cells, of shares e expected and a found.
+    """Compute PSI = sum of (a - e) ln(a / e) over cells; e and a are shares of samples.
+
+    An empty cell counts as half a sample, because PSI would be infinite otherwise.
 
     Args:
-        expected: counts of the training samples by cell.
-        found: counts of the new samples by the same cells.
-
-    An empty cell counts as half a sample, as PSI would be infinite.
+        expected: training samples in each cell, which give e.
+        found: new samples in the same cells, which give a.
     """
     pairs = zip(_shares(expected), _shares(found), strict=True)
     return sum((a - e) * math.log(a / e) for e, a in pairs)
@@ -25,16 +25,16 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def psi_by_chance(cells: int, expected: int, found: int, features: int = 1) -> float:
-    """Return what PSI exceeds by chance for one feature or more in 5 of 100 checks, without drift.
+    """Return the PSI that chance exceeds in 5 of 100 checks of data without drift.
 
-    PSI / (1/n + 1/m) is then about chi-squared distributed with cells - 1 degrees of freedom
-    (Yurdakul and Naranjo, Journal of Risk Model Validation 14(4), 2020).
+    Without drift PSI / (1/n + 1/m) is about chi-squared distributed with cells - 1 degrees of
+    freedom (Yurdakul and Naranjo, Journal of Risk Model Validation 14(4), 2020).
 
     Args:
-        cells: of the feature.
+        cells: number of cells of the feature.
         expected: number n of training samples.
         found: number m of new samples.
-        features: how many are checked (Bonferroni).
+        features: number of features in one check; the 5 % are divided among them (Bonferroni).
     """
     from scipy.stats import chi2
 

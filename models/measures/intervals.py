@@ -1,6 +1,6 @@
-"""Figures with 95 % confidence intervals: of a share, of an AUC and of a mean over seeds.
+"""95 % confidence intervals for a share, an AUC and a mean over seeds.
 
-All intervals take samples, or seeds, to be independent.
+All intervals assume that samples, or seeds, are independent.
 """
 
 import math
@@ -8,19 +8,19 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_Z = 1.959964
+_Z = 1.959964  # the 97.5 % quantile of the standard normal distribution
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95 % interval."""
+    """A 95 % confidence interval."""
 
     low: float
     high: float
 
 
 def wilson(successes: int, samples: int) -> Interval:
-    """Return Wilson's interval (1927) of a share, successes of samples (at least one)."""
+    """Compute Wilson's interval (1927) for a share: ``successes`` out of at least one sample."""
     from scipy import stats
 
     found = stats.binomtest(successes, samples).proportion_ci(method="wilson")
@@ -29,30 +29,32 @@ def wilson(successes: int, samples: int) -> Interval:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its interval, if it has one."""
+    """An estimated value with its interval; the interval is None if it is not defined."""
 
     value: float
     interval: Interval | None = None
 
 
 def of_share(successes: int, samples: int) -> Estimate:
-    """Return the share of successes in samples (at least one), with Wilson's interval."""
+    """Compute the share of successes in at least one sample, with Wilson's interval."""
     return Estimate(successes / samples, wilson(successes, samples))
 
 
 def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
-    """Return the interval of an AUC over so many samples, or None for an AUC of 0 or 1.
+    """Compute the interval for an AUC over so many samples; None for an AUC of 0 or 1.
 
     Hanley and McNeil's standard error (Radiology 143:29, 1982) in Newcombe's form (Statistics in
     Medicine 25:559, 2006), which does not depend on which of the classes is positive:
     SE² = A(1-A) (1 + N (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), N = (n₁+n₀)/2 - 1.
     """
     if not 0 < auc < 1:
-        return None  # no pair is in the wrong order: the standard error is 0
+        # All pairs are in the same order, so that the standard error would be 0
+        return None
     each = (positives + negatives) / 2 - 1
     spread = auc * (1 - auc) * (1 + each * ((1 - auc) / (2 - auc) + auc / (1 + auc)))
     error = math.sqrt(spread / (positives * negatives))
-    # Symmetric on the logit scale, the interval stays within 0 and 1
+    # The interval is symmetric on the logit scale and mapped back, so that it stays within 0 and 1.
+    # The derivative of the logit is 1 / (A (1 - A)), hence the divisor
     middle, half = math.log(auc / (1 - auc)), _Z * error / (auc * (1 - auc))
     return Interval(*(1 / (1 + math.exp(-edge)) for edge in (middle - half, middle + half)))
 
@@ -60,9 +62,9 @@ def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
 def of_mean(
     values: Sequence[float], low: float = -math.inf, high: float = math.inf
 ) -> Interval | None:
-    """Return Student's t interval of a mean over seeds, or None for fewer than two.
+    """Compute Student's t interval for a mean over seeds; None for fewer than two values.
 
-    It is cut off at ``low`` and ``high``, between which every value must be.
+    The interval is clipped to ``low`` and ``high``, the bounds of every possible value.
     """
     from scipy.stats import t
 

@@ -1,10 +1,14 @@
-"""How far a sample is from those that a model was trained on, and from where on that is unusual.
+"""The distance of a sample from the training samples, and the score at which it is unusual.
 
-Three parts are compared, each in units in which 1 is about the edge of the training samples: values
-beyond any that were trained on, the distance of the whole sample (Mahalanobis, to the nearest of
-several means with one covariance: Lee et al. 2018, eq. 2, without their input noise), and missing
-values. The score is the largest; held-out samples say, as in split conformal prediction, from which
-score on a sample is unusual.
+The score is the largest of three parts. Each part is scaled so that 1 is about the edge of the
+training samples:
+
+- single values beyond all training values;
+- the Mahalanobis distance of the whole sample to the nearest of several means with one covariance
+  (Lee et al. 2018, eq. 2, without their input noise);
+- the pattern of missing values.
+
+Held-out samples decide, as in split conformal prediction, from which score on a sample is unusual.
 """
 
 from __future__ import annotations
@@ -19,42 +23,55 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
 
-FEWEST = 20  # training samples: with fewer a covariance is chance
-_EDGE = 0.99  # share of the training samples within the unit of distance and of missing values
-_FEW_VALUES = 10  # a feature of so many different values has these and no others
-_CERTAINTY = 0.9  # that no more than the chosen share of new samples is beyond the limit
-_RARE = 20  # a value that one in so many lacks is at the edge of what is missing
+FEWEST = 20  # training samples; with fewer the covariance is mostly chance
+_EDGE = 0.99  # share of training samples within 1, for the distance and for missing values
+_FEW_VALUES = 10  # a feature with at most so many different values is taken as categorical
+_CERTAINTY = 0.9  # probability that at most the chosen share of new samples exceeds the limit
+_RARE = 20  # the least edge of missing values: one value that 1 in 20 samples lacks
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The values of a feature in training: all if they are ``few``, else lowest and highest."""
+    """The values of a feature in training.
+
+    Attributes:
+        values: all different values if they are few, otherwise the lowest and the highest.
+        few: whether the feature has few different values.
+    """
 
     values: Floats
     few: bool
 
     def beyond(self, values: Floats) -> Floats:
-        """Return 0 for values (k,) that were seen, else 1 and how far they are from those."""
-        if not len(self.values):  # missing in every training sample
+        """Score values (k,): 0 if training had them, otherwise 1 plus the gap to the nearest."""
+        if not len(self.values):
+            # The feature was missing in every training sample, so that any value is new
             return np.ones(len(values))
         gap = np.abs(values[:, None] - self.values).min(axis=1)
         if not self.few:
             gap = np.where((values > self.values[0]) & (values < self.values[-1]), 0.0, gap)
+        # The tolerance is that of float32, in which features are stored
         far: Floats = np.where(gap > 1e-5 * (1 + np.abs(values)), 1.0 + gap, 0.0)
         return far
 
 
 @dataclass(frozen=True)
 class Novelty:
-    """How far k samples are from the training samples; 1 is about their edge."""
+    """The novelty of k samples in three parts; 1 is about the edge of the training samples.
 
-    values: Floats  # (k, f), of each value; 0 within the values that were trained on
-    distance: Floats  # (k,), of all of the sample
-    missing: Floats  # (k,), of what it lacks
+    Attributes:
+        values: (k, f), for each value; 0 within the training values.
+        distance: (k,), for the whole sample.
+        missing: (k,), for the pattern of missing values.
+    """
+
+    values: Floats
+    distance: Floats
+    missing: Floats
 
     @cached_property
     def score(self) -> Floats:
-        """The largest part of each sample, (k,)."""
+        """The largest part for each sample, (k,)."""
         most = self.values.max(axis=1, initial=0.0)
         scores: Floats = np.maximum.reduce([most, self.distance, self.missing])
         return scores
@@ -62,18 +79,29 @@ class Novelty:
 
 @dataclass(frozen=True)
 class Familiar:
-    """Where a model was trained; ``familiar`` makes one."""
+    """The region of the training samples; ``familiar`` estimates it.
 
-    rows: int  # number of training samples
-    means: Floats  # (m, f), of the groups
-    precision: Floats  # (f, f), the inverse of their shared covariance
-    reach: float  # the distance within which 99 % of the training samples are
-    seen: tuple[Seen, ...]  # of each feature; empty for a network's, which say nothing alone
-    rates: Floats  # (f,), the share of training samples that lack each feature
-    lacking: float  # the surprise of missing values within which 99 % of them are
+    Attributes:
+        rows: number of training samples.
+        means: means of the groups, (m, f).
+        precision: the inverse of their shared covariance, (f, f).
+        reach: the distance within which 99 % of the training samples are.
+        seen: training values of each feature. Empty for features of a network, because single
+            features of a network mean nothing.
+        rates: share of training samples that lack each feature, (f,).
+        lacking: the surprise of missing values that 99 % of the training samples stay within.
+    """
+
+    rows: int
+    means: Floats
+    precision: Floats
+    reach: float
+    seen: tuple[Seen, ...]
+    rates: Floats
+    lacking: float
 
     def novelty(self, samples: Floats, missing: Booleans) -> Novelty:
-        """Return how far samples (k, f) are, of which ``missing`` (k, f) values are imputed."""
+        """Score samples (k, f), in which the values marked by ``missing`` (k, f) are imputed."""
         values = np.zeros(samples.shape)
         for place, seen in enumerate(self.seen):
             values[:, place] = np.where(missing[:, place], 0.0, seen.beyond(samples[:, place]))
@@ -82,14 +110,13 @@ class Familiar:
 
 
 def familiar(samples: Floats, missing: Booleans, groups: npt.NDArray[np.int64] | None) -> Familiar:
-    """Return where a model was trained.
+    """Estimate the region of the training samples.
 
     Args:
-        samples: (n, f) training samples, standardised, a missing value imputed; of a network its
-            features of them.
-        missing: (n, f), which of them are imputed.
-        groups: (n,), whose own mean each sample is measured from, such as its class; None for one
-            mean, with edges of each feature.
+        samples: (n, f) training samples, standardised and imputed, or a network's features.
+        missing: (n, f) bool, which values are imputed.
+        groups: (n,) the group of each sample, such as its class; the distance is measured to the
+            mean of a group. None for one mean, and for edges of single features.
     """
     from sklearn.covariance import LedoitWolf
 
@@ -97,6 +124,8 @@ def familiar(samples: Floats, missing: Booleans, groups: npt.NDArray[np.int64] |
     found, places = np.unique(labels, return_inverse=True)
     means = np.stack([samples[labels == group].mean(axis=0) for group in found])
     precision = LedoitWolf(assume_centered=True).fit(samples - means[places]).precision_
+    # One sample more that lacks the value and one that has it: a rate is never 0, whose logarithm
+    # would be infinite
     rates = (missing.sum(axis=0) + 1) / (len(samples) + 2)
     surprise = _surprise(missing, rates)
     return Familiar(
@@ -104,18 +133,23 @@ def familiar(samples: Floats, missing: Booleans, groups: npt.NDArray[np.int64] |
         means,
         precision,
         max(float(np.quantile(_distance(samples, means, precision), _EDGE)), 1e-9),
-        () if groups is not None else tuple(map(_seen, samples.T, missing.T)),
+        () if groups is not None else tuple(map(_find_seen_values, samples.T, missing.T)),
         rates,
         max(float(np.quantile(surprise, _EDGE)), math.log(_RARE)),
     )
 
 
 def limit_of(scores: Floats, share: float) -> float:
-    """Return the score beyond which a sample is unusual, infinite if ``scores`` (n,) are too few.
+    """Choose the score beyond which a sample is unusual.
 
-    Beyond it is at most ``share`` of all samples like these, nine times in ten: what is beyond the
-    k-th smallest of n scores is a share that is Beta(n + 1 - k, k) distributed (Vovk 2012). For too
-    few scores it is the largest, beyond which the mean share is 1 / (n + 1).
+    With probability 0.9 at most ``share`` of all similar samples exceed the limit: the share beyond
+    the k-th smallest of n scores is distributed as Beta(n + 1 - k, k) (Vovk 2012). If there are too
+    few scores for that, the limit is the largest score, which a share of 1 / (n + 1) exceeds on
+    average. If even that is more than ``share``, the limit is infinite.
+
+    Args:
+        scores: (n,) scores of held-out samples.
+        share: the accepted share of false alarms, above 0 and below 1.
     """
     from scipy.stats import beta
 
@@ -127,20 +161,23 @@ def limit_of(scores: Floats, share: float) -> float:
     return float(np.sort(scores)[int(sure.argmax()) if sure.any() else count - 1])
 
 
-def _seen(values: Floats, missing: Booleans) -> Seen:
+def _find_seen_values(values: Floats, missing: Booleans) -> Seen:
+    """Collect the training values (n,) of one feature, without the imputed ones."""
     found: Floats = np.unique(values[~missing])
     few = len(found) <= _FEW_VALUES
     return Seen(found if few else found[[0, -1]], few)
 
 
 def _distance(samples: Floats, means: Floats, precision: Floats) -> Floats:
+    """Compute the Mahalanobis distance of samples (k, f) to the nearest mean, (k,)."""
     apart = samples[:, None] - means  # (k, m, f)
     squares = np.einsum("kmi,ij,kmj->km", apart, precision, apart)
+    # Rounding can make the square of a tiny distance negative
     nearest: Floats = np.sqrt(np.maximum(squares, 0.0).min(axis=1))
     return nearest
 
 
 def _surprise(missing: Booleans, rates: Floats) -> Floats:
-    """Return how surprising what samples lack is: -log of its probability, (k,)."""
+    """Compute the surprise of missing values, (k,): the sum of -log(rate) over those missing."""
     total: Floats = (missing * -np.log(rates)).sum(axis=1)
     return total

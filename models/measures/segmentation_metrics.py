@@ -1,13 +1,14 @@
-"""Metrics of predicted masks: Dice and intersection over union, by image and by pixel."""
+"""Metrics of predicted masks: Dice and intersection over union, per image and over all pixels."""
 
 import torch
 from torch import Tensor
 
 
 def overlaps(predicted: Tensor, masks: Tensor) -> Tensor:
-    """Return true and false positives, true and false negatives of each image, (n, 4) int64.
+    """Count each image's pixels: true and false positives, true and false negatives.
 
-    ``predicted`` and the true ``masks`` are (n, h, w), 1 on the catheter.
+    ``predicted`` and the true ``masks`` are (n, h, w), 1 on the catheter. The result is (n, 4)
+    int64.
     """
     found, true = predicted.bool().flatten(1), masks.bool().flatten(1)
     pixels = torch.stack([found & true, found & ~true, ~found & ~true, ~found & true])
@@ -15,17 +16,20 @@ def overlaps(predicted: Tensor, masks: Tensor) -> Tensor:
 
 
 def image_dice(counts: Tensor) -> Tensor:
-    """Return the Dice of each image, (n,) float64, of ``overlaps``; NaN if both masks are empty."""
+    """Compute the Dice of each image, (n,) float64, from the counts of ``overlaps``.
+
+    It is NaN if both masks are empty.
+    """
     hit, false, _, missed = counts.double().unbind(dim=1)
     return 2 * hit / (2 * hit + false + missed)
 
 
 def segmentation_metrics(predicted: Tensor, masks: Tensor) -> dict[str, float]:
-    """Return the metrics of binary masks (n, h, w) that are defined.
+    """Compute the metrics of binary masks (n, h, w); undefined metrics are left out.
 
-    ``dice`` is the catheter's 2 |P and T| / (|P| + |T|) and ``jaccard`` its |P and T| / |P or T|,
-    averaged over the images in which P or T is not empty. ``dice-pooled`` is the Dice of all pixels
-    of all images, ``miou`` the mean of the pooled Jaccard of background and catheter.
+    ``dice`` is 2 |P and T| / (|P| + |T|) of the catheter and ``jaccard`` is |P and T| / |P or T|,
+    averaged over the images in which P or T is not empty. ``dice-pooled`` is the Dice over all
+    pixels of all images. ``miou`` is the mean of the pooled Jaccard for background and catheter.
     """
     counts = overlaps(predicted, masks)
     dice = image_dice(counts)
@@ -33,6 +37,7 @@ def segmentation_metrics(predicted: Tensor, masks: Tensor) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if len(dice):
         metrics["dice"] = dice.mean().item()
+        # J = D / (2 - D) holds for each image, but not for the means
         metrics["jaccard"] = (dice / (2 - dice)).mean().item()
     hit, false, empty, missed = counts.sum(dim=0).tolist()
     wrong = false + missed

@@ -33,7 +33,10 @@ class APFLSettings(OwnSettings):
 def mixture(
     own: Mapping[str, Tensor], shared: Mapping[str, Tensor], alpha: float
 ) -> dict[str, Tensor]:
-    """Return alpha v + (1 - alpha) w by name; batch norm's statistics are those of v."""
+    """Compute alpha v + (1 - alpha) w for each array of the own model v and the shared model w.
+
+    Running statistics of batch norm are those of v, because a mixture of variances is no variance.
+    """
     return {
         name: v if is_statistic(name) else alpha * v + (1 - alpha) * shared[name]
         for name, v in own.items()

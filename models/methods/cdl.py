@@ -42,15 +42,18 @@ class CDLSettings(MatchaSettings):
 
 
 def divergence(predicted: Tensor, target: Tensor) -> Tensor:
-    """Return H, the batch mean of KL(predicted || target), of logits (batch, classes)."""
+    """Compute H, the batch mean of KL(predicted || target), from logits (batch, classes)."""
     own, other = predicted.float().log_softmax(dim=1), target.float().log_softmax(dim=1)
     return (own.exp() * (own - other)).sum(dim=1).mean()
 
 
 def contrastive_divergence(main: Tensor, support: Tensor, beta: float) -> Tensor:
-    """Return beta * H(main, support) + (1 - beta) * H(support, main) of logits, 0 < beta <= 1."""
-    # Each target is a constant for autograd: the first term trains the main model alone, the second
-    # the support model alone, as the paper's updates have it
+    """Compute beta * H(main, support) + (1 - beta) * H(support, main), 0 < beta <= 1.
+
+    Both arguments are logits (batch, classes).
+    """
+    # Each target is a constant for autograd. So the first term trains only the main model and the
+    # second only the support model, as in the paper's updates
     positive = divergence(main, support.detach())
     negative = divergence(support, main.detach())
     return beta * positive + (1 - beta) * negative

@@ -14,7 +14,7 @@ CROSSED = ("accuracy", "balanced-accuracy", "auc", "average-precision")
 def metric_from(metric: str, site: str) -> str:
     """Return the name of ``metric`` for the model that was trained at ``site``.
 
-    Readers build the name and look it up; it cannot be parsed, as a site's name may be any text.
+    Readers that know the sites build this name and look it up.
     """
     return f"{metric}-from-{site}"
 

@@ -1,10 +1,10 @@
-"""Silos that average their models with their neighbours': settings, wire names and the average.
+"""Methods that average models among neighbours: settings, wire names and the average.
 
 Each silo continues from the weighted mean of its own and its in-neighbours' models (Lian et al.
 2017, "Can decentralized algorithms outperform centralized algorithms?").
 
 Equations (arXiv:1705.09056):
-  (average) weighted mean of neighbours -> models.methods.decentralised.mixed
+  (average) weighted mean of neighbours -> models.methods.decentralised.mix_models
 
 Ring (Marfoq et al. 2020) averages on a directed ring of silos, MATCHA (Wang et al. 2019) in each
 round over some matchings of a graph; a star's silos continue from the mean of all.
@@ -36,7 +36,7 @@ NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>
 
 @dataclass(frozen=True)
 class LinkSettings(OwnSettings):
-    """The links between silos that 'silo-set' does not describe, for a topology's cycle time."""
+    """Links between silos that 'silo-set' does not describe, for the cycle time of a topology."""
 
     group: ClassVar[str] = "links"
 
@@ -91,7 +91,7 @@ class MatchaSettings(LinkSettings):
 
 @dataclass(frozen=True)
 class TopologySettings(MatchaSettings):
-    """Which silos exchange models."""
+    """The setting that decides which silos exchange models."""
 
     group: ClassVar[str] = "fedefm"
 
@@ -102,14 +102,16 @@ class TopologySettings(MatchaSettings):
     )
 
 
-def mixed(
+def mix_models(
     models: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """Return the weighted mean of ``models`` (site -> arrays).
+    """Compute the weighted mean of ``models``, site -> arrays by name.
 
-    If a neighbour's model is missing, the other weights are scaled to sum to 1.
+    ``weights`` has a weight for each site. If a neighbour's model is missing, the other weights are
+    scaled to sum to 1.
     """
-    # In site order and float64: replies arrive in any order, and the sum must not depend on it
+    # Replies arrive in any order, but the sum must not depend on it: hence the order of the sites,
+    # and float64
     sites = sorted(models)
     total = sum(weights[site] for site in sites)
     first = models[sites[0]]

@@ -6,7 +6,7 @@ last layer reads both results. A site trains network and offset together. docs/m
 says where the authors' code differs.
 
 Equations (arXiv:2210.15025):
-  (transformation) both channels of an image -> models.methods.distrans.transformed
+  (transformation) both channels of an image -> models.methods.distrans.transform_images
   (network) backbone, dense and logits layers -> models.methods.distrans.DoubleChannelClassifier
   (local step) of the offset -> client_app.methods.distrans.DisTransSite.train
   (aggregation) of networks and offsets -> strategies.methods.distrans.DisTrans.round
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.seeding import generator, seeded
+from fedsilo.models.contract.seeding import generator, seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import choice, setting
 from fedsilo.models.networks.kinds import TIMM
@@ -30,8 +30,8 @@ from fedsilo.models.networks.site_network import TokenClassifier
 
 OFFSET = "offset.weight"  # on the wire and in the network, (pixels, 1)
 OFFSETS = "offset/"  # offset/<site>, in a model with one for each site
-_HIDDEN = 100  # of the embedding, as in the authors' code
-OFFSET_ALPHA = 0.2  # alpha: how far the channels are moved to the offset and from it
+_HIDDEN = 100  # hidden units of the embedding, as in the authors' code
+OFFSET_ALPHA = 0.2  # alpha, the share by which channels move towards the offset and away from it
 EMBEDDING_LEARNING_RATE = 0.01  # step size of the embedding's SGD at the server
 
 
@@ -59,25 +59,25 @@ class DisTransSettings(OwnSettings):
 
 
 def no_head_to_double(common: CommonSettings) -> SettingError:
-    """Return the error of a network whose head is not layers in a row, the last one linear."""
+    """Build the error for a network whose head is not a sequence that ends in a linear layer."""
     return SettingError(
         f"method 'distrans' doubles the head of fedsilo's own networks, or of a TokenClassifier "
-        f"whose head ends in a linear layer, and '{common.network}' is neither: choose another "
+        f"whose head ends in a linear layer, but '{common.network}' is neither: choose another "
         "'network'"
     )
 
 
-def transformed(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return both channels' inputs: (1 - alpha) x + alpha t and (1 + alpha) x - alpha t.
+def transform_images(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Compute the inputs of both channels: (1 - alpha) x + alpha t and (1 + alpha) x - alpha t.
 
-    Their mean is x. ``images`` and ``offsets`` are (batch, channels, height, width).
+    The mean of both is x. ``images`` and ``offsets`` are (batch, channels, height, width).
     """
     shift = alpha * (images - offsets)
     return images - shift, images + shift
 
 
 def to_pixels(values: Tensor, settings: CommonSettings) -> Tensor:
-    """Map values within -1..1 to the pixels' range: as they are, or 0..255 for raw pixels."""
+    """Map values in -1..1 to the range of pixels: unchanged, or 0..255 for raw pixels."""
     return 127.5 * (values + 1) if settings.pixel_scale == "raw" else values
 
 
@@ -87,16 +87,16 @@ def from_pixels(pixels: Tensor, settings: CommonSettings) -> Tensor:
 
 
 def first_offset(settings: CommonSettings, shape: tuple[int, ...], *key: str) -> Tensor:
-    """Return an offset (pixels, 1), uniform over the pixels' range and keyed on the seed."""
+    """Draw an offset (pixels, 1), uniform over the range of pixels and keyed on the seed."""
     rng = generator(settings.seed, "offset", *key)
     return to_pixels(2 * torch.rand(math.prod(shape), 1, generator=rng) - 1, settings)
 
 
 class DoubleHead(nn.Module):
-    """A dense part that both channels pass, and a layer of logits that reads both results.
+    """A dense part for both channels, and a layer of logits that reads the results of both.
 
-    At first the logits are those of ``head`` on the mean of both, so that a run starts from the
-    same function as every other method's.
+    Initially the logits are those of ``head`` for the mean of both results, so that a run starts
+    from the same function as every other method.
     """
 
     def __init__(self, head: nn.Sequential) -> None:
@@ -105,6 +105,7 @@ class DoubleHead(nn.Module):
         single = cast(nn.Linear, head[-1])
         self.logits = nn.Linear(2 * single.in_features, single.out_features)
         with torch.no_grad():
+            # Half the weights for each channel: together they read the mean of both
             self.logits.weight.copy_(single.weight.repeat(1, 2) / 2)
             self.logits.bias.copy_(single.bias)
 
@@ -116,10 +117,13 @@ class DoubleHead(nn.Module):
 
 
 class DoubleChannelClassifier(TokenClassifier):
-    """A classifier of images that sees each in two channels, shifted by its offset.
+    """A classifier that sees each image in two channels, shifted by an offset.
 
-    It takes over the parts of ``single``, the network of one channel. The offset is (pixels, 1),
-    the shape that of an image, (channels, height, width).
+    Args:
+        single: the network with one channel, whose parts are taken over.
+        offset: (pixels, 1).
+        shape: the shape of an image, (channels, height, width).
+        alpha: how far the channels are shifted.
     """
 
     views = 2
@@ -134,8 +138,8 @@ class DoubleChannelClassifier(TokenClassifier):
             channels=single.channels,
             evidence=single.evidence,
         )
-        # As the weights of a linear layer, whose input is 1 for every sample, the offset is treated
-        # like any other layer where units are counted
+        # The offset is the weights of a linear layer whose input is 1 for every sample. So code
+        # that counts units or computes gradients per sample treats it like any other layer
         self.offset = nn.Linear(1, len(offset), bias=False)
         with torch.no_grad():
             self.offset.weight.copy_(offset)
@@ -148,23 +152,24 @@ class DoubleChannelClassifier(TokenClassifier):
 
     def both_channels(self, inputs: Tensor) -> Tensor:
         """Map images (batch, ...) to (2 batch, ...): all first channels, then all second ones."""
-        with torch.autocast(inputs.device.type, enabled=False):  # bf16 would round its steps away
-            # The batch from the shape: torch.export would turn len() into a constant
+        # The small steps of the offset would be rounded away in bf16
+        with torch.autocast(inputs.device.type, enabled=False):
+            # len(inputs) would become a constant under torch.export; the shape stays a variable
             ones = self.offset.weight.new_ones(inputs.shape[0], 1)
             offsets = self.offset(ones).unflatten(1, self.shape)
-            return torch.cat(transformed(inputs.float(), offsets, self.alpha))
+            return torch.cat(transform_images(inputs.float(), offsets, self.alpha))
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map images (batch, channels, height, width) to tokens (batch, 2 l, c) of both channels.
 
-        Both pass the encoder in one batch, over which batch norm takes its statistics.
+        Both channels pass the encoder as one batch, so that batch norm sees both.
         """
         tokens = super().encode(self.both_channels(inputs))
         return torch.cat(_halves(tokens), dim=1)
 
 
 def _halves(rows: Tensor) -> tuple[Tensor, ...]:
-    """Return the two halves of (2 * batch, ...); torch.export cannot follow ``chunk`` here."""
+    """Split rows (2 * batch, ...) into two halves; torch.export cannot follow ``chunk`` here."""
     return rows.reshape(2, rows.shape[0] // 2, *rows.shape[1:]).unbind()
 
 
@@ -175,7 +180,7 @@ def double_channels(
     shape: tuple[int, ...],
     *key: str,
 ) -> DoubleChannelClassifier:
-    """Return the network of two channels that starts as ``single``, with a first offset.
+    """Build the network with two channels that starts as ``single``, with a random offset.
 
     Raises:
         SettingError: the head of ``single`` cannot be doubled.
@@ -183,8 +188,9 @@ def double_channels(
     if not isinstance(single.head, nn.Sequential) or not isinstance(single.head[-1], nn.Linear):
         raise no_head_to_double(settings)
     offset = first_offset(settings, shape, *key)
-    # New layers use the generator although their weights are overwritten: it must not move others'
-    with seeded(settings.seed, "double-channels"):
+    # New layers draw weights although these are overwritten. Without this block the draws would
+    # change all later random numbers
+    with seed_generators(settings.seed, "double-channels"):
         return DoubleChannelClassifier(single, offset, shape, OFFSET_ALPHA)
 
 
@@ -212,6 +218,6 @@ class OffsetEmbedding(nn.Module):
 
 
 def build_embedding(seed: int, classes: int, pixels: int) -> OffsetEmbedding:
-    """Return the embedding with initial weights keyed on the seed."""
-    with seeded(seed, "offset-embedding"):
+    """Build the embedding with initial weights keyed on the seed."""
+    with seed_generators(seed, "offset-embedding"):
         return OffsetEmbedding(classes, pixels)

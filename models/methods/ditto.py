@@ -13,7 +13,7 @@ from fedsilo.models.contract.settings_schema import setting
 
 @dataclass(frozen=True)
 class DittoSettings(OwnSettings):
-    """Settings of Ditto; with lambda 0, which is ``local`` and FedAvg, nothing is learned."""
+    """Settings of Ditto; lambda 0, which is ``local`` next to FedAvg, is not allowed."""
 
     title = "Ditto"
     server = "fedsilo.strategies.methods.ditto:Ditto"

@@ -16,12 +16,12 @@ import numpy as np
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
-_BETA1 = 0.9  # of FedAdam and FedYogi
+_BETA1 = 0.9  # decay of the mean of the deltas for FedAdam and FedYogi
 
 
 @dataclass(frozen=True)
 class AdaptiveSettings(OwnSettings):
-    """What the three have in common, with the paper's values but for the learning rate."""
+    """Common settings of the three methods; only the learning rate differs from the paper's."""
 
     tau: float = setting(1e-3, "adaptivity: the smaller, the more", above=0.0)
     server_learning_rate: float = setting(0.01, "eta of the server's step", above=0.0)
@@ -33,11 +33,20 @@ class AdaptiveSettings(OwnSettings):
 
     @abstractmethod
     def second_moment(self, v: Any, squared: Any) -> Any:
-        """Return v after a round whose delta, squared, is ``squared``."""
+        """Return v after a round whose squared delta is ``squared``, an array of the same shape."""
 
     def step(self, delta: Any, moments: Any = None) -> tuple[Any, Any]:
-        """Return the step for ``delta``, mean minus model, and the moments m and v, stacked."""
-        # No bias correction, unlike Adam: the paper starts v at tau^2, so early steps stay bounded
+        """Compute the server's step.
+
+        Args:
+            delta: the mean of the sites' models minus the global model.
+            moments: m and v of the last round, stacked; None before the first round.
+
+        Returns:
+            The step, of the shape of ``delta``, and the new moments, stacked.
+        """
+        # Unlike Adam there is no bias correction. The paper starts v at tau^2 instead, which bounds
+        # the first steps
         m, v = (0.0, self.tau**2) if moments is None else moments
         m = self.mean_decay * m + (1 - self.mean_decay) * delta
         v = self.second_moment(v, delta**2)

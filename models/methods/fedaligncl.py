@@ -10,7 +10,7 @@ Equations (arXiv:2107.02504):
   (3, complement) as one site computes it -> models.methods.fedaligncl.alignment_loss
   (4) score of a sample -> models.methods.fedaligncl.curriculum_scores
   (pi) order of the samples -> models.methods.fedaligncl.curriculum_order
-  (Z) noise on what leaves -> models.methods.fedaligncl.perturbed
+  (Z) noise on what leaves -> models.methods.fedaligncl.perturb_arrays
   (tau) rounds of an epoch -> models.maths.pacing.epoch_of
 """
 
@@ -34,7 +34,7 @@ from fedsilo.models.privacy.gaussian_mechanism import normals
 EMBEDDINGS = "embeddings"  # the sender's; other sites' are ``embeddings/<site>``
 DISCRIMINATOR = "discriminator/"  # prefix of the sender's arrays
 DISCRIMINATORS = "discriminators/"  # prefix of other sites' ``<site>/<array>``
-_HIDDEN = 4  # of the discriminator
+_HIDDEN = 4  # hidden units of the discriminator
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class FedAlignCLSettings(OwnSettings):
     )
 
     def aligns(self, epoch: int) -> bool:
-        """Tell whether ``epoch``, from 0, has alignment."""
+        """Tell whether sites align their features in ``epoch``, from 0."""
         return self.align and epoch >= self.warmup_epochs
 
     def orders(self, epoch: int) -> bool:
-        """Tell whether ``epoch``, from 0, has the curriculum's order."""
+        """Tell whether the curriculum orders the samples in ``epoch``, from 0."""
         return self.curriculum and epoch >= self.warmup_epochs
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
@@ -104,7 +104,7 @@ class FedAlignCLSettings(OwnSettings):
         begins = epoch_of(common.rounds, common) >= self.warmup_epochs
         if (self.align or self.curriculum) and not begins:
             raise SettingError(
-                f"setting 'fedaligncl.warmup-epochs' is {self.warmup_epochs}, and "
+                f"setting 'fedaligncl.warmup-epochs' is {self.warmup_epochs}, but "
                 f"{common.rounds} rounds end in epoch {epoch_of(common.rounds, common)}, counted "
                 "from 0: alignment and curriculum would never begin; lower it, or raise 'rounds'"
             )
@@ -118,21 +118,22 @@ class EmbeddingNotes(Notes):
 
 
 def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) -> Tensor:
-    """Return rho (n,) float64 of eq. 4: ``weight`` (2) for forgotten samples, 1 for the others.
+    """Compute rho (n,) float64 of eq. 4: ``weight`` for forgotten samples, 1 for the others.
 
-    A sample (n,) bool is forgotten if the local model was right and the averaged one is not.
+    A sample is forgotten if the local model was right and the averaged model is wrong. Both
+    arguments are (n,) bool.
     """
     forgotten = local_right & ~global_right
     return torch.where(forgotten, weight, 1.0).double()
 
 
 def curriculum_order(scores: Tensor, rng: torch.Generator) -> Tensor:
-    """Return the order pi (n,) of samples, picked with probability proportional to ``scores`` (n,).
+    """Draw the order pi (n,) of samples, with probabilities proportional to ``scores`` (n,).
 
-    They are picked without replacement: each sample occurs once.
+    Samples are drawn without replacement, so that each occurs once.
     """
-    # Sorting by exponential keys of rate ``scores`` equals picking one by one from those left
-    # (Efraimidis and Spirakis 2006); torch.multinomial takes at most 2^24
+    # Sorting by exponential keys of rate ``scores`` is the same as drawing one by one from the
+    # remaining samples (Efraimidis and Spirakis 2006). torch.multinomial takes at most 2^24 samples
     uniform = torch.rand(len(scores), generator=rng, dtype=torch.float64)
     return torch.argsort(-torch.log1p(-uniform) / scores, stable=True)
 
@@ -151,10 +152,10 @@ class Discriminator(nn.Module):
 
 
 def received_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -> Discriminator:
-    """Return the discriminator that ``site`` sent, for embeddings of ``channels`` numbers.
+    """Build the discriminator that ``site`` sent, for embeddings of ``channels`` numbers.
 
     Raises:
-        SiteError: it is missing, of another size or not finite.
+        SiteError: arrays are missing, have another shape or are not finite.
     """
     discriminator = Discriminator(channels)
     wanted = {name: array.shape for name, array in discriminator.state_dict().items()}
@@ -169,23 +170,24 @@ def received_discriminator(arrays: Mapping[str, Tensor], channels: int, site: st
 
 
 def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> Tensor:
-    """Return L_D of eq. 2: -E log D(own) - E log(1 - D(other)).
+    """Compute L_D of eq. 2, -E log D(own) - E log(1 - D(other)), a scalar.
 
-    The embeddings are (n, c), the site's own, and (m, c), noisy ones of another site.
+    ``own`` are the site's embeddings (n, c), ``other`` noisy embeddings (m, c) of another site.
     """
+    # -log sigmoid(z) of a logit z is softplus(-z), which does not overflow
     return softplus(-discriminator(own.detach())).mean() + softplus(discriminator(other)).mean()
 
 
 def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
-    """Return L_F of eq. 3, both terms that contain the site's own feature extractor.
+    """Compute L_F of eq. 3: both terms that contain the site's own feature extractor.
 
-    Gradients go to the embeddings ``own`` (n, c), not to the discriminator.
+    Gradients reach the embeddings ``own`` (n, c), but not the discriminator.
     """
-    # In eq. 3 a site's features are the source under its own discriminator, -E log D(own), and the
-    # target under another site's, -E log D'(own). D' never leaves its site, but it is trained to
-    # separate the same two sites the other way round: 1 - D replaces it. The sum is least at
-    # D = 1/2, where the site cannot be distinguished from the others
-    with _frozen(discriminator):
+    # A site's features are the source for its own discriminator in eq. 3, -E log D(own), and the
+    # target for the discriminator of another site, -E log D'(own). D' never leaves its site. It is
+    # trained to separate the same two sites the other way round, so that 1 - D replaces it. The sum
+    # is least at D = 1/2, where the site cannot be distinguished from the others
+    with _freeze(discriminator):
         logits = discriminator(own)
     return (softplus(-logits) + softplus(logits)).mean()
 
@@ -193,20 +195,23 @@ def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
 def paired_alignment_loss(
     discriminator: nn.Module, others: Sequence[nn.Module], own: Tensor, sent: Tensor
 ) -> Tensor:
-    """Return L_F of eq. 3 with the other sites' discriminators, averaged over pairs of sites.
+    """Compute L_F of eq. 3 with the other sites' discriminators, averaged over pairs of sites.
 
-    It is -E log D(own) - 1/m sum over the m others of E log D'(sent), where sent is Z(own), the
-    embeddings with the noise that other sites see. No discriminator gets a gradient.
+    It is -E log D(own) minus the mean over the other sites of E log D'(sent). ``sent`` is Z(own),
+    the embeddings with the noise that other sites see. No discriminator gets a gradient.
     """
-    with _frozen(discriminator, *others):
+    with _freeze(discriminator, *others):
         source = softplus(-discriminator(own)).mean()
         targets = [softplus(-other(sent)).mean() for other in others]
     return source + torch.stack(targets).mean()
 
 
 @contextmanager
-def _frozen(*modules: nn.Module) -> Iterator[None]:
-    """Compute no gradients of the modules' parameters inside the block."""
+def _freeze(*modules: nn.Module) -> Iterator[None]:
+    """Switch off gradients of the modules' parameters inside a block.
+
+    Gradients still flow through the modules to their inputs, unlike under ``torch.no_grad``.
+    """
     trained = [one for module in modules for one in module.parameters() if one.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
@@ -217,23 +222,24 @@ def _frozen(*modules: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def noised(own: Tensor, settings: FedAlignCLSettings, rng: torch.Generator) -> Tensor:
-    """Return Z(F(x)) of eq. 3: embeddings (n, c) as they would leave, their gradient as it is."""
-    noisy = perturbed({EMBEDDINGS: own}, {EMBEDDINGS}, settings, rng)[EMBEDDINGS]
+def add_noise(own: Tensor, settings: FedAlignCLSettings, rng: torch.Generator) -> Tensor:
+    """Add the noise of eq. 3, Z(F(x)), to embeddings (n, c); their gradient stays unchanged."""
+    # The noise is a constant for autograd, so that the gradient of the sum is that of ``own``
+    noisy = perturb_arrays({EMBEDDINGS: own}, {EMBEDDINGS}, settings, rng)[EMBEDDINGS]
     return own + (noisy.to(own.device) - own.detach())
 
 
-def perturbed(
+def perturb_arrays(
     arrays: Mapping[str, Tensor],
     names: Collection[str],
     settings: FedAlignCLSettings,
     rng: torch.Generator | None,
 ) -> dict[str, Tensor]:
-    """Return ``arrays``, those of ``names`` with Gaussian noise: Z of algorithm 1.
+    """Add Gaussian noise, Z of algorithm 1, to the arrays in ``names``; return all arrays.
 
-    Absolute noise is N(0, noise-variance); relative noise has noise-variance times the array's own
-    standard deviation. It is not differential privacy: nothing is clipped, so its sensitivity is
-    unbounded. ``rng`` as for ``gaussian_mechanism.normals``.
+    Absolute noise is N(0, noise-variance). The standard deviation of relative noise is
+    noise-variance times that of the array. This is not differential privacy: nothing is clipped, so
+    the sensitivity is unbounded. ``rng`` is that of ``gaussian_mechanism.normals``.
     """
     if not settings.noise_variance:
         return dict(arrays)

@@ -24,6 +24,9 @@ class FedAvgMSettings(OwnSettings):
     server_learning_rate: float = setting(1.0, "eta of the server's step", above=0.0)
 
     def step(self, delta: Any, v: Any = 0.0) -> tuple[Any, Any]:
-        """Return the step for ``delta``, mean minus model, and the momentum v, of one shape."""
+        """Compute the server's step and the new momentum v for ``delta``, mean minus model.
+
+        All three are arrays of the same shape.
+        """
         v = self.momentum * v + delta
         return self.server_learning_rate * v, v

@@ -1,4 +1,4 @@
-"""FedDyn (Acar et al. 2021): each site's loss gets a term that turns with it from round to round.
+"""FedDyn (Acar et al. 2021): each site's loss gets a term that changes from round to round.
 
 At a fixed point all sites hold the same weights, at which their own losses' gradients, weighted by
 samples as everything here is, add up to 0.

@@ -1,4 +1,4 @@
-"""FedEFM: distil from one's own model trained overseas, weighted by earth mover's closeness.
+"""FedEFM: neighbours train a silo's model; the silo distils from it by earth mover's closeness.
 
 Paper: "FedEFM: Federated Endovascular Foundation Model with Unseen Data", section 3. A silo's model
 is trained at its neighbours (eq. 1). They return experts, from which the silo's model is distilled
@@ -69,18 +69,20 @@ class FedEFMSettings(TopologySettings):
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Return the batch mean of T^2 KL(q_teacher || q_student) of logits (batch, n) (eq. 11)."""
-    # The paper's cross-entropy of softened outputs has the same gradient; the divergence is 0 where
-    # student and teacher agree. T^2 makes up for the gradients' 1 / T^2 (Hinton et al. 2015)
+    """Compute the batch mean of T^2 KL(q_teacher || q_student) (eq. 11) from logits (batch, n)."""
+    # The paper's cross-entropy of softened outputs has the same gradient, but the divergence
+    # is 0 where student and teacher agree. T^2 compensates for the factor 1 / T^2 in the gradients
+    # (Hinton et al. 2015)
     own, other = (functional.log_softmax(x / temperature, dim=1) for x in (student, teacher))
     divergence = functional.kl_div(own, other, reduction="batchmean", log_target=True)
     return temperature**2 * divergence
 
 
 def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Tensor:
-    """Return EMD_ij of feature maps (batch, rows, columns, channels): the batch mean, 0 to 1.
+    """Compute EMD_ij of two batches of feature maps: the mean closeness, a scalar in 0..1.
 
-    It is a constant for autograd; a negative mean becomes 0.
+    The maps are (batch, rows, columns, channels). The result is a constant for autograd; a negative
+    mean becomes 0.
     """
     maps = [pooled_tokens(part.detach().float(), settings.emd_grid) for part in (own, other)]
     return closeness(maps[0], maps[1], settings.emd_solver).mean().clamp_min(0)
@@ -89,13 +91,13 @@ def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Ten
 def map_tokens(
     network: TokenClassifier, input_shape: tuple[int, ...], settings: FedEFMSettings
 ) -> int:
-    """Return how many tokens are compared for an input of ``input_shape``."""
+    """Return the number of tokens that are compared for one input of ``input_shape``."""
     feature_map = eval_mode_map(network, torch.zeros(1, *input_shape))
     return pooled_tokens(feature_map, settings.emd_grid).shape[1]
 
 
 def eval_mode_map(network: TokenClassifier, inputs: Tensor) -> Tensor:
-    """Return the last feature map in eval mode (batch, rows, columns, channels), a constant."""
+    """Compute the last feature map in eval mode, (batch, rows, columns, channels), a constant."""
     with torch.no_grad(), only_dropout_active(network, dropout=False):
         return network.encode_with_map(inputs)[1]
 
@@ -107,13 +109,17 @@ def multishot_loss(
     labels: Tensor,
     settings: FedEFMSettings,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Return a batch's loss (eq. 2 with 11) and each expert's closeness.
+    """Compute the loss of a batch (eq. 2 with 11), and the closeness of each expert.
 
-    It is sum_j EMD_ij beta T^2 KL(expert j || network) + (1 - beta) times the network's criterion
-    of the labels (n,); Experts are in eval mode and get no gradient.
+    The loss is sum_j EMD_ij beta T^2 KL(expert j || network) + (1 - beta) times the network's
+    criterion for the labels (n,). Experts are in eval mode and get no gradient.
+
+    Returns:
+        The loss, a scalar, and host -> closeness of the expert from that host.
     """
-    # Both maps are of eval mode: with a batch's own statistics in one of them, a model's closeness
-    # to itself would be 0.72 and not 1. And of before this batch moves the running statistics
+    # Both maps come from eval mode. With the batch's own statistics in one of them, a model's
+    # closeness to itself would be 0.72 instead of 1. The map is computed first, because the batch
+    # then changes the running statistics
     own_map = eval_mode_map(network, inputs)
     logits = network.classify(network.features(network.encode(inputs)))
     beta = settings.distillation_beta

@@ -26,12 +26,12 @@ from fedsilo.models.contract.settings_schema import choice, setting
 
 MAPS = "maps/"  # maps/<class> from a site, maps/<site>/<class> to one
 BUFFER = "buffer/"  # buffer/<site>/<class> at the server
-_SUM_TOLERANCE = 1e-3
+_SUM_TOLERANCE = 1e-3  # a map is a product of float32 softmaxes, so that its sum is not exactly 1
 
 
 @dataclass(frozen=True)
 class FedEvPromptSettings(OwnSettings):
-    """What is shared: maps, and in the paper's ablation (table 2) also prompts."""
+    """Settings of FedEvPrompt: shared are maps and, in the paper's ablation (table 2), prompts."""
 
     title = "FedEvPrompt"
     server = "fedsilo.strategies.methods.fedevprompt:FedEvPrompt"
@@ -61,7 +61,7 @@ class FedEvPromptSettings(OwnSettings):
     )
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Refuse what has no prompts, no evidence, or nothing of what is to be averaged."""
+        """Refuse a network without prompts or evidence, and settings that average nothing."""
         if common.network != "vit" or common.prompt_sets == "none" or common.train_backbone:
             raise SettingError(
                 "method 'fedevprompt' prompts a frozen ViT: set 'network' to 'vit', 'prompt-sets' "
@@ -86,7 +86,7 @@ class FedEvPromptSettings(OwnSettings):
 
 
 def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
-    """Return which of the network's exchanged arrays are averaged."""
+    """Select the names of the exchanged arrays that are averaged over sites."""
     if settings.shared_prompts == "all":
         return names
     return [name for name in names if settings.shared_prompts == "b" and name == "prompts.b"]
@@ -95,22 +95,22 @@ def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
 def most_certain(vacuities: Tensor, labels: Tensor, label: int, count: int) -> Tensor:
     """Return the indices of up to ``count`` samples of class ``label`` with the lowest vacuity.
 
-    ``vacuities`` are (n,), ``labels`` (n,) int64. Ties go to the first sample.
+    ``vacuities`` are (n,), ``labels`` (n,) int64. Of equal vacuities the first sample is taken.
     """
     of_class = torch.nonzero(labels == label).flatten()
     return of_class[torch.argsort(vacuities[of_class], stable=True)[:count]]
 
 
 def any_of_class(labels: Tensor, label: int, count: int, rng: torch.Generator) -> Tensor:
-    """Return the indices of up to ``count`` random samples of class ``label``."""
+    """Draw the indices of up to ``count`` random samples of class ``label``."""
     of_class = torch.nonzero(labels == label).flatten()
     return of_class[torch.randperm(len(of_class), generator=rng)[:count]]
 
 
 def map_fault(maps: Tensor) -> str | None:
-    """Return why arrays (n, cells) cannot be rollout maps, or None if they can.
+    """Say why arrays (n, cells) cannot be rollout maps; None if they can.
 
-    A rollout map is finite, not negative, and sums to 1.
+    A rollout map is finite and not negative, and sums to 1.
     """
     if not maps.isfinite().all():
         return "a map contains non-finite values"

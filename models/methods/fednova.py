@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fedsilo.models.contract.own_settings import OwnSettings
 
-STEPS = "steps"  # a site's optimiser steps of the round, among the metrics
+STEPS = "steps"  # metric: optimiser steps of the site in the round
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fedsilo.models.networks.exchanged import last_layers
 
 @dataclass(frozen=True)
 class FedPerSettings(OwnSettings):
-    """Settings of FedPer, and what it has in common with others that keep a part."""
+    """Settings of FedPer; FedRep extends them."""
 
     title = "FedPer"
     server = "fedsilo.strategies.methods.fedper:FedPer"
@@ -26,5 +26,5 @@ class FedPerSettings(OwnSettings):
     personal_layers: int = setting(1, "last layers with weights that stay at the silo", minimum=1)
 
     def personal(self, network: nn.Module) -> list[str]:
-        """Return the names of the arrays that stay."""
+        """Return the names of the arrays that stay at the site."""
         return last_layers(network, self.personal_layers)

@@ -45,9 +45,9 @@ class FedProtoSettings(OwnSettings):
 
 
 def nearest_logits(embeddings: Tensor, prototypes: ClassTargets) -> Tensor:
-    """Return minus the squared distances to the prototypes, (batch, d) to (batch, classes).
+    """Compute minus the squared distances to the prototypes, (batch, d) to (batch, classes).
 
-    Their largest is the paper's prediction. A class without a prototype has minus infinity.
+    The largest one is the paper's prediction. A class without a prototype gets minus infinity.
     """
     wide = embeddings.float()
     distances = [(wide - prototype).square().sum(dim=1) for prototype in prototypes.values]

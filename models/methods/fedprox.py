@@ -27,11 +27,14 @@ class FedProxSettings(OwnSettings):
 
 
 def proximal_term(mu: float, weights: Sequence[Tensor], anchors: Sequence[Tensor]) -> Tensor:
-    """Return mu / 2 * ||w - w_global||^2 over all tensors of ``weights`` and ``anchors``."""
+    """Compute mu / 2 * ||w - w_global||^2 over all tensors of ``weights`` and ``anchors``."""
     squares = [(w - a).square().sum() for w, a in zip(weights, anchors, strict=True)]
     return mu / 2 * torch.stack(squares).sum()
 
 
 def linear_term(weights: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
-    """Return the sum of weights times slopes, tensors of one shape: its gradient is the slopes."""
+    """Compute the sum of weights times slopes; its gradient for the weights is the slopes.
+
+    Both have tensors of the same shapes in the same order.
+    """
     return torch.stack([(w * s).sum() for w, s in zip(weights, slopes, strict=True)]).sum()

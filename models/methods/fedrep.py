@@ -27,7 +27,10 @@ class FedRepSettings(FedPerSettings):
     )
 
     def head_steps(self, steps: int) -> int:
-        """Return how many of ``steps``, at least two, train the head: one or more, and not all."""
+        """Return the number of steps that train the head: at least one, and fewer than ``steps``.
+
+        ``steps`` is at least 2.
+        """
         return min(max(round(self.head_share * steps), 1), steps - 1)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:

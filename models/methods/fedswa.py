@@ -36,5 +36,5 @@ class FedSWASettings(OwnSettings):
 
 
 def running_mean(mean: Any, model: Any, before: int) -> Any:
-    """Return the mean of ``before`` models and one more, arrays of one shape."""
+    """Update the mean of ``before`` models by one more model, an array of the same shape."""
     return (mean * before + model) / (before + 1)

@@ -1,4 +1,4 @@
-"""Local: each site trains alone, and nothing of one site's model reaches another."""
+"""Local: each site trains alone, and no part of its model reaches another site."""
 
 from dataclasses import dataclass
 

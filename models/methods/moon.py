@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings_schema import setting
 
 PROJECTION = "projection/"
@@ -54,17 +54,18 @@ class Projection(nn.Module):
 
 
 def build_projection(seed: int, channels: int) -> Projection:
-    """Return the projection head with initial weights keyed on the seed."""
-    with seeded(seed, "projection"):
+    """Build the projection head with initial weights keyed on the seed."""
+    with seed_generators(seed, "projection"):
         return Projection(channels=channels, size=PROJECTION_SIZE)
 
 
 def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
-    """Return the mean model-contrastive loss (eq. 3) of representations (batch, size).
+    """Compute the mean model-contrastive loss (eq. 3) from representations (batch, size).
 
-    ``z`` is of the network in training, ``z_previous`` of the site's network of its last round.
+    ``z`` comes from the network in training, ``z_global`` from the global network, and
+    ``z_previous`` from the site's network at the end of its last round.
     """
     near = nn.functional.cosine_similarity(z.float(), z_global.float(), dim=1)
     far = nn.functional.cosine_similarity(z.float(), z_previous.float(), dim=1)
-    # -log(exp(near / tau) / (exp(near / tau) + exp(far / tau))), without its overflow
+    # This is -log(exp(near / tau) / (exp(near / tau) + exp(far / tau))) without its overflow
     return nn.functional.softplus((far - near) / temperature).mean()

@@ -8,7 +8,7 @@ Equations (AAAI 2024, vol. 38 no. 21, pages 23482-23483):
   (1) experts mixed -> models.networks.mixture.mixed_log_probabilities
   (p) prototype of a silo -> models.methods.picsr.prototype
   (dist) distances to the prototypes -> models.methods.picsr.Router.distances
-  (inversion) similarity of a distance -> models.methods.picsr.inverted
+  (inversion) similarity of a distance -> models.methods.picsr.invert_distances
   (parts) what each feature adds to a distance -> models.methods.picsr.feature_contributions
   (h) weights of the experts -> models.methods.picsr.Router.log_weights
 """
@@ -28,7 +28,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import Notes
 from fedsilo.models.contract.metric_names import ROUTING, read_metric
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import choice, setting
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
@@ -67,38 +67,38 @@ class PICSRSettings(OwnSettings):
 
     @property
     def warmup(self) -> int:
-        """Rounds of FedAvg, which local experts have none of."""
+        """The number of FedAvg rounds before experts diverge; 0 for local experts."""
         return self.warmup_rounds if self.experts == "finetuned" else 0
 
     def collects(self, finished: int) -> bool:
-        """Tell whether the round after ``finished`` ones brings experts and prototypes."""
+        """Tell whether sites send experts and prototypes in the round after ``finished`` rounds."""
         return finished + 1 == self.warmup + self.expert_rounds
 
     def stage(self, finished: int) -> str:
-        """Return the stage of the round after ``finished`` ones."""
+        """Return the stage of the round after ``finished`` rounds."""
         if finished < self.warmup:
             return WARMUP
         return EXPERTS if finished < self.warmup + self.expert_rounds else ROUTING_STAGE
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Refuse a blind router, and a run without router rounds."""
+        """Refuse a router that could not tell sites apart, and a run without router rounds."""
         if common.standardise == "site":
             raise SettingError(
-                "setting 'standardise' is 'site': by its own figures every site's mean sample is "
-                "zero, all prototypes coincide and the router is blind; set it to 'pooled' or "
-                "'declared'"
+                "setting 'standardise' must be 'pooled' or 'declared', but is 'site': with "
+                "statistics of its own every site has the mean sample 0, so that all prototypes "
+                "are equal"
             )
         sums_leave = common.standardise == "pooled" and is_table
         if sums_leave and self.prototype_min_count > common.sums_min_count:
             raise SettingError(
-                f"setting 'picsr.prototype-min-count' is {self.prototype_min_count} and "
+                f"setting 'picsr.prototype-min-count' is {self.prototype_min_count}, but "
                 f"'sums-min-count' is {common.sums_min_count}: a site that is too small for a "
                 "prototype would send its sums, which give the same mean; raise 'sums-min-count'"
             )
         before = self.expert_rounds + self.warmup
         if before >= common.rounds:
             raise SettingError(
-                f"setting 'rounds' is {common.rounds} and experts take {before} of them "
+                f"setting 'rounds' is {common.rounds}, but experts take {before} of them "
                 "('picsr.warmup-rounds', 'picsr.expert-rounds'): none is left for the router"
             )
 
@@ -111,12 +111,12 @@ class StageNotes(Notes):
 
 
 def prototype(inputs: Tensor) -> Tensor:
-    """Return the mean sample (*input_shape) of ``inputs`` (n, *input_shape)."""
+    """Compute the mean sample (*input_shape) of ``inputs`` (n, *input_shape)."""
     return inputs.double().mean(dim=0).float()
 
 
 class Router(nn.Module):
-    """Weights of experts by distance to their silos' prototypes."""
+    """Weighs experts by the distance of a sample to the prototypes of their silos."""
 
     def __init__(self, *, features: int, experts: int, settings: PICSRSettings) -> None:
         super().__init__()
@@ -124,14 +124,14 @@ class Router(nn.Module):
         self.embedding = nn.Sequential(nn.Flatten(), nn.Linear(features, width))
         self.inversion = settings.inversion
         self.importance = nn.Linear(experts, experts)
-        # As the identity: before training an expert's weight follows from the distance to its own
-        # prototype alone, so that the router starts from the paper's intuition
+        # The last layer starts as the identity. Before training, the weight of an expert then
+        # depends only on the distance to its own prototype, which is the paper's intuition
         with torch.no_grad():
             self.importance.weight.copy_(torch.eye(experts))
             self.importance.bias.zero_()
 
     def distances(self, inputs: Tensor, prototypes: Tensor) -> Tensor:
-        """Return ||f(x) - f(p_i)||_2, (batch, experts).
+        """Compute ||f(x) - f(p_i)||_2, (batch, experts).
 
         ``inputs`` are (batch, *input_shape), ``prototypes`` (experts, *input_shape).
         """
@@ -140,46 +140,47 @@ class Router(nn.Module):
         return distances
 
     def scores(self, distances: Tensor) -> Tensor:
-        """Return the terms of the last layer for one sample's ``distances`` (experts,).
+        """Split the scores of one sample into terms, from its ``distances`` (experts,).
 
-        Row i of (experts, experts + 1) has what each similarity and, last, the bias add to the
-        score of expert i; the softmax over the rows' sums is h(x).
+        Row i of (experts, experts + 1) holds the terms that the similarities and, last, the bias
+        add to the score of expert i. The softmax over the sums of the rows is h(x).
         """
-        similarities = inverted(distances, self.inversion)
+        similarities = invert_distances(distances, self.inversion)
         parts = self.importance.weight * similarities
         return torch.cat([parts, self.importance.bias[:, None]], dim=1)
 
     def log_weights(self, inputs: Tensor, prototypes: Tensor) -> Tensor:
-        """Return log h(x), (batch, experts)."""
-        similarities = inverted(self.distances(inputs, prototypes), self.inversion)
+        """Compute log h(x), (batch, experts), from inputs and prototypes as for ``distances``."""
+        similarities = invert_distances(self.distances(inputs, prototypes), self.inversion)
         return torch.log_softmax(self.importance(similarities), dim=-1)
 
 
-def inverted(distances: Tensor, inversion: str) -> Tensor:
-    """Return similarities that fall with distance: -d, or 1 / (1 + d)."""
+def invert_distances(distances: Tensor, inversion: str) -> Tensor:
+    """Convert distances to similarities of the same shape: -d, or 1 / (1 + d)."""
     return -distances if inversion == "negative" else 1 / (1 + distances)
 
 
 def build_router(
     settings: PICSRSettings, input_shape: Sequence[int], experts: int, seed: int
 ) -> Router:
-    """Return a new router, its initial weights keyed on ``seed``."""
-    with seeded(seed, "router-weights"):
+    """Build a router with initial weights keyed on ``seed``."""
+    with seed_generators(seed, "router-weights"):
         return Router(features=math.prod(input_shape), experts=experts, settings=settings)
 
 
 def opened_router(
     settings: PICSRSettings, prototypes: Mapping[str, Tensor], arrays: Mapping[str, Tensor]
 ) -> Router:
-    """Return the router of ``arrays``, by wire names, for ``prototypes`` (*input_shape) by site."""
+    """Build the router in ``arrays`` (wire names) for ``prototypes``, site -> (*input_shape)."""
     shape = next(iter(prototypes.values())).shape
+    # Any seed will do, because all weights are replaced
     router = build_router(settings, shape, len(prototypes), seed=0)
     load_exchanged(router, arrays_below(ROUTER, arrays))
     return router
 
 
 class PICSRNetwork(Mixture):
-    """Eq. 1: the experts, mixed by the router's weights; frozen, and always in eval mode."""
+    """Eq. 1: frozen experts in eval mode, mixed by the weights of a router that is trained."""
 
     def __init__(
         self,
@@ -209,10 +210,10 @@ class PICSRNetwork(Mixture):
 
 
 def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> dict[str, float]:
-    """Return ``routing.<expert>.mean`` and ``routing.<expert>.q05`` to ``.q95``.
+    """Compute ``routing.<expert>.mean`` and ``routing.<expert>.q05`` to ``.q95``.
 
-    They are of the experts' weights (n, experts) over a site's samples. With fewer than
-    ``min_samples`` there are none: the mean of few samples is nearly one of them.
+    They summarise the weights of the experts (n, experts) over a site's samples. With fewer than
+    ``min_samples`` samples the result is empty, because a mean over few samples reveals them.
     """
     if len(weights) < min_samples:
         return {}
@@ -227,12 +228,15 @@ def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> 
 
 
 def routing_weights(tokens: Tensor) -> Tensor:
-    """Return the weights (batch, experts) in a mixture's tokens: the last channel's logarithms."""
+    """Read the experts' weights (batch, experts) out of a mixture's tokens.
+
+    The last channel of the tokens holds their logarithms.
+    """
     return tokens[..., -1].float().exp().cpu()
 
 
 class RoutingProbe:
-    """The router's weights of a split's samples; only their summary leaves."""
+    """Collects the router's weights for the samples of a split; only a summary leaves the site."""
 
     def __init__(self, sites: Sequence[str], min_samples: int) -> None:
         self.sites = sites
@@ -244,28 +248,29 @@ class RoutingProbe:
         self.weights.append(routing_weights(tokens))
 
     def values(self) -> dict[str, float]:
-        """Return mean and quantiles per expert."""
+        """Return ``routing_metrics`` over all collected weights."""
         return routing_metrics(torch.cat(self.weights), self.sites, self.min_samples)
 
 
 def feature_contributions(
     router: Router, sample: Tensor, prototypes: Tensor, steps: int = 64
 ) -> Tensor:
-    """Return what each feature adds to a sample's distance from each prototype.
+    """Split a sample's distance from each prototype into contributions of the features.
 
-    The result is (experts, *input_shape), as ``prototypes`` are; its sum over the features is the
-    distance, exactly for a linear f. ``steps`` are the points of the integral.
+    The result is (experts, *input_shape), like ``prototypes``. Its sum over the features is the
+    distance, exactly if f is linear. ``steps`` is the number of points in the integral.
     """
-    # Integrated gradients (Sundararajan et al. 2017) of z -> ||f(z) - f(p_i)|| on the line from p_i
-    # to the sample. The midpoint rule never evaluates p_i itself, where the norm has no gradient
-    from captum.attr import IntegratedGradients  # takes seconds, and only explaining needs it
+    # Integrated gradients (Sundararajan et al. 2017) of z -> ||f(z) - f(p_i)|| along the line from
+    # p_i to the sample. The midpoint rule never evaluates p_i itself, where the norm has no
+    # gradient. captum is imported here, because it takes seconds and only explanations need it
+    from captum.attr import IntegratedGradients
 
     count = len(prototypes)
     gradients = IntegratedGradients(lambda points: router.distances(points, prototypes))
     contributions: Tensor = gradients.attribute(
         sample.expand(count, *sample.shape),
         prototypes,
-        target=torch.arange(count),  # row i is on the line from p_i: its distance from p_i
+        target=torch.arange(count),  # row i follows the line from p_i, so its distance is the i-th
         n_steps=steps,
         method="riemann_middle",
     )
@@ -275,9 +280,11 @@ def feature_contributions(
 def prototype_distances(
     router: Router, prototypes: Mapping[str, Tensor]
 ) -> dict[str, list[list[float]]]:
-    """Return distances between ``prototypes``, (*input_shape) by site.
+    """Compute the distances between ``prototypes``, site -> (*input_shape).
 
-    ``input`` are those of the features, ``embedded`` those of f, both (experts, experts).
+    Returns:
+        ``input``, distances of the features, and ``embedded``, distances of their embeddings by f;
+        both (experts, experts).
     """
     stacked = torch.stack(list(prototypes.values()))
     flat = stacked.flatten(1).double()
@@ -293,9 +300,9 @@ def routing_document(
     experts: Sequence[str],
     distances: Mapping[str, list[list[float]]],
 ) -> dict[str, Any]:
-    """Return routing.json: the weights that sites give to experts, and prototypes' distances.
+    """Build routing.json: the weights that sites give to experts, and distances of prototypes.
 
-    ``values`` are the sites' test metrics, ``distances`` those of ``prototype_distances``.
+    ``values`` has the test metrics by site, ``distances`` the result of ``prototype_distances``.
     """
     sites = {
         site: {

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
 
-CONTROL = "control/"  # on the wire: control/<array>, eta c: of a step's size, as an update is
+# Wire names are control/<array>. eta c is sent instead of c, because it has the size of a step, as
+# updates have
+CONTROL = "control/"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Equations (arXiv:2402.18888):
   (9) threshold of uncertainty -> models.methods.uefl.uncertain_sites
   (11) perplexity of code use -> models.maths.codebook.perplexity
   (section 3.2, first book) standard normal codewords -> models.methods.uefl_books.gaussian_codebook
-  (section 3.2, features) each silo's K-means -> models.methods.uefl_books.clustered
+  (section 3.2, features) each silo's K-means -> models.methods.uefl_books.cluster_tokens
   (section 3.2, start) new codewords by K-means -> models.maths.federated_kmeans.merge_centroids
   (section 3.2, refresh) first book refreshed -> strategies.methods.uefl.UEFL.round
 """
@@ -34,8 +34,10 @@ from fedsilo.models.contract.site_facts import SiteFacts
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
 NEW_CODEWORDS = "new-codewords"  # how many codewords a site started, in a centroids reply
 ENTROPY = measurement(INCOMING, "val", "entropy")  # in an uncertainty reply
-CODEBOOK_WEIGHT = 1.0  # of |c - sg(z)|^2 in eq. 6, which pulls codewords to tokens
-COMMITMENT_WEIGHT = 0.25  # of |z - sg(c)|^2 in eq. 6: beta, as the authors' code has it
+# Weight of |c - sg(z)|^2 in eq. 6, which pulls codewords to tokens
+CODEBOOK_WEIGHT = 1.0
+# Weight beta of |z - sg(c)|^2 in eq. 6, which pulls tokens to codewords, as in the authors' code
+COMMITMENT_WEIGHT = 0.25
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,11 @@ class UEFLSettings(OwnSettings):
     )
 
     def refuse_exact_centroids(self, common: CommonSettings) -> None:
-        """Refuse what has no noise where training is private, by a ``SettingError``."""
+        """Refuse to send centroids, which have no noise, if training is private.
+
+        Raises:
+            SettingError: training is private, but a setting asks for K-means.
+        """
         if common.is_private() and "kmeans" in (self.codeword_start, self.refresh):
             raise SettingError(
                 "setting 'sample-clip-norm' is set, and centroids of a site's features have no "
@@ -88,15 +94,15 @@ class UEFLSettings(OwnSettings):
             )
 
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
-        """Tell whether uncertain or else certain sites send codewords, found by K-means.
+        """Tell whether the ``uncertain`` sites, or else the certain ones, send centroids.
 
-        With ``first`` it is before round 1, where all sites are certain.
+        With ``first`` the question is for the time before round 1, when all sites count as certain.
         """
         found = self.codeword_start if uncertain else self.first_book if first else self.refresh
         return found == "kmeans"
 
-    def disclosed(self) -> list[str]:
-        """Return a sentence for each thing that leaves a site."""
+    def list_disclosures(self) -> list[str]:
+        """Describe in one phrase each what leaves a site."""
         sentences = [
             "all weights and batch-norm statistics of the network, each round",
             "the codebooks that the site may use, trained, each round",
@@ -115,7 +121,7 @@ class UEFLSettings(OwnSettings):
         )
 
     def why_certain(self, round_: int) -> str:
-        """Return the sentence that ends a run in which no silo is uncertain after ``round_``."""
+        """Explain that the run ends because no silo is uncertain after ``round_``."""
         level = "the least" if self.threshold == "least" else "their mean"
         return (
             f"after round {round_} no silo's entropy is above {1 + self.gamma:g} times {level}: "
@@ -123,12 +129,13 @@ class UEFLSettings(OwnSettings):
         )
 
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
-        """Tell whether ``round_`` is the last of an iteration, from 1, and another may follow."""
+        """Tell whether ``round_`` ends ``iteration``, from 1, and another iteration may follow."""
+        # The first iteration has a length of its own; all later ones have ``extension_rounds``
         end = self.iteration_rounds + (iteration - 1) * self.extension_rounds
         return round_ == end and iteration < self.max_iterations and round_ < rounds
 
     def why_unfit(self, facts: SiteFacts) -> str | None:
-        """Refuse a site that withholds what its uncertainty would be judged by."""
+        """Say why UEFL cannot use a site that withholds validation measurements; None if it can."""
         if self.max_iterations == 1 or "val" in facts.measured:
             return None
         return (
@@ -137,10 +144,15 @@ class UEFLSettings(OwnSettings):
         )
 
     def refuse_small(self, site: str, sizes: Mapping[str, int], features: int) -> None:
-        """Refuse a site that is too small, by its samples by split and ``features`` to train on.
+        """Refuse a site that is too small.
+
+        Args:
+            site: the site's name.
+            sizes: split -> number of samples.
+            features: number of training features, one per segment of a token.
 
         Raises:
-            SettingError: it has no validation samples, or fewer features than a book codewords.
+            SettingError: the site has no validation samples, or fewer features than codewords.
         """
         if self.max_iterations > 1 and sizes.get("val") == 0:
             raise SettingError(
@@ -154,7 +166,10 @@ class UEFLSettings(OwnSettings):
             )
 
     def few_centroids(self, features: Mapping[str, int]) -> list[str]:
-        """Say that sites' clusters are too small to be sent, by their ``features`` to train on."""
+        """Warn that clusters of some sites are too small to be sent; empty if none are.
+
+        ``features`` has the number of training features by site.
+        """
         wanted = self.codes * self.centroid_min_count
         small = sorted((count, site) for site, count in features.items() if count < wanted)
         if not small or "kmeans" not in (self.codeword_start, self.refresh, self.first_book):
@@ -184,7 +199,7 @@ class UEFLSettings(OwnSettings):
 
 @dataclass(frozen=True)
 class CentroidNotes(Notes):
-    """Whether a site's centroids refresh the first book, or start a new one."""
+    """Tells a site whether its centroids refresh the first book or start a new one."""
 
     refreshes: bool = False
 
@@ -192,9 +207,10 @@ class CentroidNotes(Notes):
 def uncertain_sites(
     entropies: Mapping[str, float], gamma: float, threshold: str = "least"
 ) -> list[str]:
-    """Return the sites, sorted, with e_k > (1 + gamma) * min_j e_j (the negation of eq. 9).
+    """Return the sites with e_k > (1 + gamma) * min_j e_j (the negation of eq. 9), sorted.
 
-    With ``threshold`` mean the mean of all e_j is in the place of the least (section 3.4).
+    ``entropies`` has e_k by site. With ``threshold`` 'mean' the mean of all e_j replaces the least
+    (section 3.4).
     """
     values = list(entropies.values())
     level = min(values) if threshold == "least" else sum(values) / len(values)
@@ -203,7 +219,11 @@ def uncertain_sites(
 
 
 def round_marks(extended: Mapping[str, Sequence[str]], refreshed: Sequence[int]) -> dict[int, str]:
-    """Return in words after which rounds books were ``extended`` for sites, or ``refreshed``."""
+    """Describe the changes of the books: round -> text.
+
+    ``extended`` has the sites that got new codewords by round, ``refreshed`` the rounds after which
+    the first book was initialised again.
+    """
     none = "no new codewords: no cluster was large enough ('uefl.centroid-min-count')"
     marks = {
         int(round_): [f"new codewords for {', '.join(sites)}" if sites else none]

@@ -1,4 +1,4 @@
-"""How UEFL's books begin: Gaussian, or at the centroids of the sites' features."""
+"""The initial codewords of UEFL's books: Gaussian, or centroids of the sites' features."""
 
 from collections.abc import Mapping
 
@@ -18,14 +18,17 @@ from fedsilo.models.methods.uefl import UEFLSettings
 
 
 def gaussian_codebook(codes: int, dimension: int, seed: int, book: int) -> Tensor:
-    """Return (codes, dimension) standard normal numbers, keyed on seed and book."""
+    """Draw standard normal codewords (codes, dimension), keyed on seed and book."""
     return torch.randn(codes, dimension, generator=generator(seed, "codebook", book))
 
 
-def clustered(tokens: Tensor, settings: UEFLSettings, seed: int, min_samples: int) -> Centroids:
-    """Return the centroids of tokens (n, l, c), at which new codewords start (section 3.2).
+def cluster_tokens(
+    tokens: Tensor, settings: UEFLSettings, seed: int, min_samples: int
+) -> Centroids:
+    """Cluster tokens (n, l, c) into centroids, at which new codewords start (section 3.2).
 
-    Those of fewer features than 'uefl.centroid-min-count', or of fewer samples, are left out.
+    Centroids over fewer features than 'uefl.centroid-min-count', or over fewer samples than
+    ``min_samples``, are left out.
     """
     features = tokens.reshape(-1, tokens.shape[-1] // settings.segments)
     return local_centroids(
@@ -46,10 +49,10 @@ def started_book(
     seed: int,
     round_: int,
 ) -> FloatArray:
-    """Return a shared book (n, dimension) that starts after ``round_``.
+    """Build the initial codewords (n, dimension) of a shared book after ``round_``.
 
-    It is the sites' centroids merged by weighted K-means, or a new Gaussian one where they have
-    sent none.
+    The sites' centroids are merged by weighted K-means. If the sites sent none, the codewords are
+    Gaussian.
     """
     if not parts:
         return gaussian_codebook(settings.codes, dimension, seed, book).numpy()
@@ -60,11 +63,14 @@ def started_book(
 def centroid_fault(
     arrays: Mapping[str, FloatArray], stated: float, codes: int, features: float
 ) -> str | None:
-    """Return why a site's centroids cannot be used, or None if they can.
+    """Say why a site's centroids cannot be used; None if they can.
 
-    ``centroids`` (k, c / s) with ``counts`` (k,) are as many as the site has ``stated``, at most
-    ``codes``, and together stand for no more than its ``features``. Without arrays the site started
-    ``stated`` codewords of its own.
+    Args:
+        arrays: ``centroids`` (k, c / s) and ``counts`` (k,); empty if the site started ``stated``
+            codewords of its own.
+        stated: k, as the site says it.
+        codes: the most codewords.
+        features: the number of the site's training features, which the counts must not exceed.
     """
     if not arrays:
         if stated in range(codes + 1):
@@ -82,10 +88,14 @@ def centroid_fault(
 
 
 def segment_dimension(channels: int, segments: int) -> int:
-    """Return c / s, or raise a ``SettingError`` if ``segments`` does not divide ``channels``."""
+    """Return c / s, the length of a codeword.
+
+    Raises:
+        SettingError: 'uefl.segments' does not divide the encoder's channels.
+    """
     if channels % segments:
         raise SettingError(
-            f"setting 'segments' is {segments}, which does not divide the encoder's "
-            f"{channels} channels; choose a divisor"
+            f"'uefl.segments' must divide the encoder's {channels} channels, but is {segments}: "
+            "choose a divisor"
         )
     return channels // segments

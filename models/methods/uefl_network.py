@@ -1,4 +1,4 @@
-"""UEFL's network: a classifier whose head reads codewords, and what is measured of its codes."""
+"""UEFL's network, a classifier whose head reads codewords, and the metrics of its code use."""
 
 from collections.abc import Mapping
 
@@ -35,14 +35,15 @@ class UEFLNetwork(SiteNetwork):
         self.settings = settings
 
     def _names(self) -> list[str]:
+        # As texts "10" would come before "2", and codes would change their meaning
         return sorted(self.codebooks, key=int)
 
     def codebook(self) -> Tensor:
-        """Return all books, concatenated in order, (n, c / s)."""
+        """Concatenate all books in the order of their numbers, (n, c / s)."""
         return torch.cat([self.codebooks[name] for name in self._names()])
 
     def books(self) -> dict[str, Tensor]:
-        """Return the books by the names of their arrays."""
+        """Return the books by their wire names."""
         return {f"{CODEBOOK}{name}": self.codebooks[name].detach() for name in self._names()}
 
     def encode(self, inputs: Tensor) -> Tensor:
@@ -53,12 +54,13 @@ class UEFLNetwork(SiteNetwork):
         return nn.functional.layer_norm(tokens, tokens.shape[-1:])
 
     def nearest(self, tokens: Tensor) -> Discretised:
-        """Return the nearest codewords of ``tokens`` in this site's books, in float32."""
-        with torch.autocast(tokens.device.type, enabled=False):  # bf16 would choose other codes
+        """Replace tokens (batch, l, c) by the nearest codewords of this site, in float32."""
+        # Distances in bf16 are so coarse that other codes would be chosen
+        with torch.autocast(tokens.device.type, enabled=False):
             return nearest_codewords(tokens.float(), self.codebook(), self.settings.segments)
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Return the codewords in place of ``tokens``, (batch, l, c), straight-through."""
+        """Return codewords for ``tokens``, (batch, l, c), with the straight-through gradient."""
         return straight_through(tokens, self.nearest(tokens).codewords)
 
     def classify(self, features: Tensor) -> Tensor:
@@ -66,7 +68,7 @@ class UEFLNetwork(SiteNetwork):
         return self.classifier.classify(features)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return eq. 7, the criterion and the codebook loss of a batch."""
+        """Compute eq. 7 for a batch: the criterion plus the codebook loss, a scalar."""
         tokens = self.encode(inputs)
         codewords = self.nearest(tokens).codewords
         logits = self.classify(straight_through(tokens, codewords))
@@ -76,7 +78,7 @@ class UEFLNetwork(SiteNetwork):
 
 
 class CodeUse:
-    """Code use as perplexity (eq. 11), and how far tokens are from their codewords (eq. 6)."""
+    """Collects the perplexity of codes (eq. 11) and the distance of tokens to codewords (eq. 6)."""
 
     def __init__(self, network: UEFLNetwork) -> None:
         self.network = network
@@ -93,7 +95,7 @@ class CodeUse:
         self.elements += tokens.numel()
 
     def values(self) -> dict[str, float]:
-        """Return ``perplexity``, ``codebook-loss`` and, without its weights, the distance."""
+        """Return ``perplexity``, ``codebook-loss`` and ``codeword-distance``, without weights."""
         distance = self.squared / self.elements
         return {
             "perplexity": perplexity(self.counts),

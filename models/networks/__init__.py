@@ -1,1 +1,1 @@
-"""What is trained: networks by name, and the parts that papers add to them."""
+"""Networks by name, and the parts that papers add to networks."""

@@ -1,13 +1,13 @@
-"""Building the network that the settings name.
+"""Build the network that the settings name.
 
-Every method trains the same network from the same initial weights, so that a comparison of runs
-compares methods.
+Every method trains the same network from the same initial weights, so that a comparison of two runs
+compares their methods.
 """
 
 from torch import nn
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.encoders import ConvEncoder, RowEncoder, VggEncoder
@@ -20,11 +20,11 @@ from fedsilo.models.privacy.group_norm import with_group_norm
 def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
     """Build the network of ``settings`` for ``task``, with initial weights keyed on the seed.
 
-    Where training is private per patient it has group norm in place of batch norm.
+    If training is private per patient, group norm replaces batch norm.
 
     Raises:
-        SettingError: the network does not take such data, or the images are too small for it, or
-            a plug gives no network.
+        SettingError: the network does not take such data, the images are too small for it, or a
+            plugin does not build a network.
     """
     network = _built(settings, task)
     if settings.is_private():
@@ -37,9 +37,10 @@ def _built(settings: CommonSettings, task: Task) -> TokenClassifier:
     evidential = settings.loss == "evidential" or (settings.loss == "auto" and kind == "vit")
     evidence = Evidence(task.classes, settings.evidence) if evidential else None
     # Sites build their networks apart: only the seed makes their initial weights the same
-    with seeded(settings.seed, "initial-weights"):
+    with seed_generators(settings.seed, "initial-weights"):
         if kind == "vit":
-            from fedsilo.models.networks.prompted_vit import build_prompted_vit  # imports timm
+            # Imported here, because timm takes seconds to import
+            from fedsilo.models.networks.prompted_vit import build_prompted_vit
 
             return build_prompted_vit(settings, task, evidence)
         if kind == "resnet22":
@@ -61,7 +62,7 @@ def _built(settings: CommonSettings, task: Task) -> TokenClassifier:
         if tokens == 0:
             raise SettingError(
                 f"network '{kind}' divides images by {encoder.stride}, "
-                f"which leaves nothing of {height}x{width} pixels; choose another 'network'"
+                f"which leaves nothing of {height}x{width} pixels: choose another 'network'"
             )
         hidden = encoder.channels
         head = nn.Sequential(

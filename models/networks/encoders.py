@@ -15,17 +15,20 @@ VGG_WIDTH = 128  # the width at which VGG16 is as published
 
 
 def float_inputs(inputs: Tensor) -> Tensor:
-    """Return inputs (batch, ...) as networks take them.
+    """Convert stored inputs (batch, ...) to the float32 that networks take.
 
-    8-bit images are scaled to -1..1. Images of int16 are radiographs of any depth, stored less
-    32768; each is standardised by its own mean and standard deviation. Others are returned as is.
+    8-bit images (uint8) are scaled to -1..1. Radiographs (int16, stored less 32768) are
+    standardised image by image, by their own mean and standard deviation. Float inputs are returned
+    unchanged.
     """
     if inputs.dtype == torch.uint8:
         return inputs.float() / 127.5 - 1
     if inputs.dtype == torch.int16:
         pixels = inputs.float()
         axes = tuple(range(1, inputs.ndim))
+        # The 32768 need not be added back: a shift of all pixels does not change the result
         spread, mean = torch.std_mean(pixels, dim=axes, keepdim=True, correction=0)
+        # An image of one brightness has no spread; the floor makes it 0 instead of NaN
         return (pixels - mean) / spread.clamp_min(1e-5)
     return inputs
 
@@ -51,8 +54,9 @@ class ResidualBlock(nn.Module):
 class ConvEncoder(nn.Sequential):
     """Maps images (batch, in_channels, height, width) to (batch, 4w, height/8, width/8).
 
-    Three stages of 3x3 convolution, residual block and 2x2 max-pool, of widths w, 2w and 4w. With
-    ``leading_norm`` batch norm and ReLU follow a stage's convolution; the authors' code has none.
+    It has three stages of widths w, 2w and 4w: a 3x3 convolution, a residual block and a 2x2
+    max-pool. With ``leading_norm`` batch norm and ReLU follow the convolution of a stage; the
+    authors' code has neither.
     """
 
     stages: nn.Sequential
@@ -80,7 +84,8 @@ class VggEncoder(nn.Sequential):
     stride = 32
 
     def __init__(self, *, in_channels: int, width: int) -> None:
-        from timm.models.vgg import VGG, cfgs  # only colour images need it, and it takes seconds
+        # Imported here, because it takes seconds and only colour images need it
+        from timm.models.vgg import VGG, cfgs
 
         stages = [
             stage if isinstance(stage, str) else max(1, stage * width // VGG_WIDTH)
@@ -101,8 +106,8 @@ class VggEncoder(nn.Sequential):
 class RowEncoder(nn.Sequential):
     """Maps rows (batch, features) to a map of one place (batch, channels, 1, 1).
 
-    The row is left as it is (logistic regression), or goes through one hidden layer with GELU
-    (mlp) if ``hidden`` is not 0.
+    If ``hidden`` is 0, the row is left unchanged (logistic regression); otherwise it passes one
+    hidden layer of that width with GELU (mlp).
     """
 
     def __init__(self, *, features: int, hidden: int) -> None:

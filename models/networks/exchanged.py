@@ -1,4 +1,4 @@
-"""Which arrays of a network are exchanged: the floating-point ones outside its frozen parts."""
+"""The arrays of a network that sites exchange: floating-point arrays outside its frozen parts."""
 
 import torch
 from torch import Tensor, nn
@@ -7,14 +7,16 @@ from fedsilo.models.contract.errors import SettingError
 
 
 class FrozenPart(nn.Module):
-    """Pretrained weights that every site has and none trains: they are never exchanged."""
+    """Base of modules with pretrained weights that every site has and no site trains or sends."""
 
 
 def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
-    """Return the exchanged parameters and float buffers of ``module`` by name, sorted.
+    """Return the exchanged parameters and float buffers of ``module``, by name, sorted.
 
-    Integer buffers stay at the site: batch norm's step counters have no mean and no effect here.
+    Integer buffers stay at the site: a mean of batch norm's step counters makes no sense, and the
+    counters have no effect, because every batch norm here has a fixed momentum.
     """
+    # The '.' ends the name of the part: without it "head" would freeze "head2" as well
     parts = module.named_modules()
     frozen = tuple(f"{name}." for name, part in parts if isinstance(part, FrozenPart))
     state = module.state_dict()
@@ -26,10 +28,10 @@ def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
 
 
 def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
-    """Copy ``arrays`` into ``module``, all or none.
+    """Copy ``arrays`` into ``module``, either all of them or none.
 
     Raises:
-        SettingError: their names or shapes are not those of ``exchanged_arrays``.
+        SettingError: the names or shapes differ from those of ``exchanged_arrays``.
     """
     targets = exchanged_arrays(module)
     if arrays.keys() != targets.keys():
@@ -44,13 +46,14 @@ def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
                 f"weights do not fit the network: '{name}' is {tuple(arrays[name].shape)}, "
                 f"not {tuple(target.shape)}"
             )
+    # The arrays are copied in place: an optimiser keeps its references to the parameters
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(arrays[name])
 
 
 def last_layers(module: nn.Module, count: int) -> list[str]:
-    """Return the exchanged arrays of the last ``count`` layers with weights of their own."""
+    """Return the names of the exchanged arrays in the last ``count`` layers that are trained."""
     parts = {
         name: part
         for name, part in module.named_modules()
@@ -60,8 +63,9 @@ def last_layers(module: nn.Module, count: int) -> list[str]:
 
 
 def batch_norms(module: nn.Module) -> list[str]:
-    """Return the exchanged arrays of batch norms: weights, running means and variances."""
-    kinds = nn.modules.batchnorm._BatchNorm  # what torch's own checks name
+    """Return the names of batch norms' exchanged arrays: weights, running means and variances."""
+    # The common base of all batch norms; torch's own checks use this private name too
+    kinds = nn.modules.batchnorm._BatchNorm
     return _below(module, [n for n, part in module.named_modules() if isinstance(part, kinds)])
 
 

@@ -1,4 +1,4 @@
-"""Which network the settings mean for which data, and which settings apply to it."""
+"""The rules that choose a network for the data, and the settings that apply to a network."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,13 @@ from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_w
 
 _IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # 'auto' means the first
 _ROW_NETWORKS = ("logistic", "mlp")
-OWN_NETWORKS = frozenset({"auto", *_IMAGE_NETWORKS, *_ROW_NETWORKS})  # others are plugs or timm's
-TIMM = "timm:"  # before the name of any classifier of timm
+# Any other name is a plugin's or timm's
+OWN_NETWORKS = frozenset({"auto", *_IMAGE_NETWORKS, *_ROW_NETWORKS})
+TIMM = "timm:"  # prefix of the name of a timm classifier
 # UEFL's data sets in colour, for which 'auto' means its VGG16. They are listed by name: a rule by
 # channels would change the network of every run on a hospital's own photographs
 _AUTO = {"cifar10": "vgg16-bn", "cifar100": "vgg16-bn", "gtsrb": "vgg16-bn"}
-# The one network that a setting applies to
+# Setting -> the only network that reads it
 _APPLIES_TO = dict.fromkeys(keys_with(CommonSettings, "vit"), "vit") | {
     "gradient-checkpointing": "resnet22",
     "classifier": "resnet22",
@@ -24,9 +25,11 @@ _APPLIES_TO = dict.fromkeys(keys_with(CommonSettings, "vit"), "vit") | {
 
 @dataclass(frozen=True)
 class Task:
-    """What a network must solve.
+    """The classification task of a network.
 
-    ``input_shape`` is (channels, height, width) of an image, or (features,) of a table's row.
+    Attributes:
+        input_shape: (channels, height, width) of an image, or (features,) of a table's row.
+        classes: the number of classes.
     """
 
     input_shape: tuple[int, ...]
@@ -34,10 +37,12 @@ class Task:
 
 
 def network_kind(settings: CommonSettings, task: Task) -> str:
-    """Return the network that ``settings.network`` means for ``task``; a plug takes any data.
+    """Return the name of the network that ``settings.network`` means for ``task``.
+
+    'auto' depends on the data. A plugin's network may take any data.
 
     Raises:
-        SettingError: it is an image network and the data are a table, or the other way round.
+        SettingError: it is a network for images but the data are a table, or the other way round.
     """
     networks = _ROW_NETWORKS if len(task.input_shape) == 1 else _IMAGE_NETWORKS
     named = settings.network
@@ -52,28 +57,28 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
 
 
 def image_network(settings: CommonSettings) -> str:
-    """Return the network that the settings mean for images, before any image is read."""
+    """Return the name of the network that the settings mean for images, before any is read."""
     named = settings.network
     return named if named != "auto" else _AUTO.get(settings.dataset, _IMAGE_NETWORKS[0])
 
 
 def check_network_settings(settings: CommonSettings) -> None:
-    """Refuse a changed setting that has no effect: the user believes that it has one.
+    """Refuse a changed setting that has no effect, because the user believes that it has one.
 
     Raises:
-        SettingError: names the setting and the network that it applies to, or there is no such
-            network.
+        SettingError: the network does not read the setting, or no such network exists.
     """
     if settings.network not in OWN_NETWORKS and not settings.network.startswith(TIMM):
         plug("network", settings.network, OWN_NETWORKS)
     values, usual = as_mapping(settings), defaults(CommonSettings)
     changed = [key for key, value in values.items() if value != usual[key]]
     for key in changed:
-        # 'auto' never means a ViT or a ResNet-22, but the data set may make it other than 'conv'
+        # 'auto' never means a ViT or a ResNet-22, but for some data sets it means VGG16, not 'conv'
         network = image_network(settings) if key == "leading-norm" else settings.network
         wanted = _APPLIES_TO.get(key, network)
         if key == "backbone-weights" and network == "resnet22":
-            continue  # the other network that takes a file of published weights
+            # The table above names 'vit', but this network also reads published weights
+            continue
         if network != wanted:
             raise SettingError(
                 f"setting '{key}' has no effect with network '{network}': remove it, or "

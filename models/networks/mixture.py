@@ -1,6 +1,6 @@
-"""Several sites' experts and the mixture of their probabilities (PICSR, eq. 1).
+"""A mixture of the class probabilities of several sites' experts (PICSR, eq. 1).
 
-On the wire an expert's arrays are named ``expert/<site>/<array>``.
+On the wire the arrays of an expert are named ``expert/<site>/<array>``.
 """
 
 from collections.abc import Mapping
@@ -27,14 +27,18 @@ def expert_array(site: str, name: str) -> str:
 
 
 def by_expert(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
-    """Return the experts' arrays by site, sorted, and by array name."""
+    """Select the experts' arrays: site -> name of the array -> array, sorted by site."""
     return by_site(arrays_below(EXPERT, arrays))
 
 
 def open_experts(
     settings: CommonSettings, task: Task, arrays: Mapping[str, Tensor]
 ) -> dict[str, TokenClassifier]:
-    """Return the experts in ``arrays`` (wire names) as networks by site; see ``load_exchanged``."""
+    """Build the experts in ``arrays``, which have wire names, as networks by site.
+
+    Raises:
+        SettingError: the arrays of an expert do not fit the network of ``settings``.
+    """
     experts = {}
     for site, own in by_expert(arrays).items():
         experts[site] = build_classifier(settings, task)
@@ -43,10 +47,11 @@ def open_experts(
 
 
 class Mixture(SiteNetwork):
-    """The weighted mean of the experts' class probabilities; here all weights are equal.
+    """The weighted mean of the experts' class probabilities; in this class all weights are equal.
 
-    A mixture's tokens, (batch, experts, l * c + 1), are each expert's tokens, flattened, and last
-    the logarithm of its weight: all that dropout does not change.
+    The tokens of a mixture are (batch, experts, l * c + 1): the flattened tokens of each expert
+    and, in the last place, the logarithm of its weight. Dropout changes none of these numbers, so
+    that Monte Carlo dropout computes them once.
     """
 
     def __init__(self, experts: Mapping[str, TokenClassifier]) -> None:
@@ -57,7 +62,7 @@ class Mixture(SiteNetwork):
     def log_weights(self, inputs: Tensor) -> Tensor:
         """Return the logarithm of each expert's weight, (batch, experts); weights sum to 1."""
         count = torch.tensor(float(len(self.sites)))
-        # The batch from the shape: torch.export would turn len() into a constant
+        # len(inputs) would become a constant under torch.export; the shape stays a variable
         return -torch.log(count).expand(inputs.shape[0], len(self.sites)).to(inputs.device)
 
     def encode(self, inputs: Tensor) -> Tensor:
@@ -67,6 +72,7 @@ class Mixture(SiteNetwork):
 
     def classify(self, features: Tensor) -> Tensor:
         """Map tokens to the logarithm of the mixed probabilities, (batch, classes)."""
+        # Column :-1 are an expert's tokens, column -1 is the logarithm of its weight
         logits = [
             expert.classify(features[:, index, :-1].reshape(-1, expert.tokens, expert.channels))
             for index, expert in enumerate(self._experts())
@@ -86,6 +92,7 @@ def mixed_log_probabilities(log_weights: Tensor, logits: Tensor) -> Tensor:
 
     ``log_weights`` are log h (batch, experts), ``logits`` (batch, experts, classes).
     """
-    # In logarithms throughout: an expert's tiny probability would underflow before the loss's log
+    # Everything stays in logarithms: a tiny probability of an expert would underflow to 0 before
+    # the loss takes its logarithm
     log_probabilities = torch.log_softmax(logits.float(), dim=-1)
     return torch.logsumexp(log_weights.float()[..., None] + log_probabilities, dim=1)

@@ -1,8 +1,8 @@
-"""A network of somebody else's: a plug's ``nn.Module``, or any classifier of timm.
+"""Networks from outside: a plugin's ``nn.Module``, or any classifier of timm.
 
 A builder is called as ``build(input_shape, classes)`` and returns a module that maps inputs
-(batch, *input_shape) to logits (batch, classes). Where it has timm's ``forward_features`` and
-``forward_head`` methods read its features as tokens; else its logits are its only token.
+(batch, *input_shape) to logits (batch, classes). If the module has timm's ``forward_features`` and
+``forward_head``, its features become tokens; otherwise its logits are its only token.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,24 +22,26 @@ from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.models.privacy.group_norm import with_group_norm
 
 _DROPOUT = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
-_BATCH = 2  # of the inputs that a network is tried with
+# Samples that a new network is tried with; two show whether the batch keeps its place
+_BATCH = 2
 
 
 def build_plugged(
     settings: CommonSettings, task: Task, evidence: Evidence | None
 ) -> TokenClassifier:
-    """Build the network that ``settings.network`` names, tried with inputs of zeros.
+    """Build the network that ``settings.network`` names, and try it with inputs of zeros.
 
     Raises:
-        SettingError: it cannot be built or takes no such inputs, or gives no logits of the classes.
+        SettingError: the network cannot be built, does not take such inputs, or does not return
+            one logit per class.
     """
     name = settings.network
-    # The meta device, on which the server builds a network for its shapes, is not for any code
+    # The server builds networks on the meta device to read shapes; foreign code may not run there
     with torch.device("cpu"):
         if name.startswith(TIMM):
             module = _timm_module(name.removeprefix(TIMM), task)
         else:
-            module = _called(name, plug("network", name, OWN_NETWORKS), task)
+            module = _call_builder(name, plug("network", name, OWN_NETWORKS), task)
         if settings.is_private():
             _refuse_batch_norms(name, module)
         if isinstance(module, TokenClassifier):
@@ -52,22 +54,26 @@ def build_plugged(
         return network
 
 
-def _called(name: str, builder: Any, task: Task) -> nn.Module:
-    """Return the module that a plug's builder makes."""
+def _call_builder(name: str, builder: Any, task: Task) -> nn.Module:
+    """Call a plugin's builder and check the module that it returns.
+
+    Raises:
+        SettingError: the plugin is not a builder, fails, or does not return a trainable module.
+    """
     if not callable(builder) or isinstance(builder, nn.Module):
         raise wrong("network", name, builder, "function build(input_shape, classes)")
     try:
         module = builder(task.input_shape, task.classes)
-    except Exception as error:  # it is anybody's code
+    except Exception as error:  # foreign code may raise anything
         raise SettingError(f"network '{name}' cannot be built ({reason_of(error)})") from None
     if not isinstance(module, nn.Module):
         raise SettingError(
-            f"network '{name}' gives a '{type(module).__name__}'; it must be an nn.Module"
+            f"network '{name}' must be an nn.Module, but is a '{type(module).__name__}'"
         )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise SettingError(f"network '{name}' has no parameters to train")
     if any(map(nn.parameter.is_lazy, [*module.parameters(), *module.buffers()])):
-        raise SettingError(f"network '{name}' has lazy layers; give them their sizes")
+        raise SettingError(f"network '{name}' has lazy layers: give them their sizes")
     return module
 
 
@@ -75,7 +81,7 @@ def _timm_module(name: str, task: Task) -> nn.Module:
     import timm
 
     if len(task.input_shape) != 3:
-        raise SettingError(f"network '{TIMM}{name}' takes images, and the data are a table")
+        raise SettingError(f"network '{TIMM}{name}' takes images, but the data are a table")
     channels, *size = task.input_shape
     usual: dict[str, Any] = {"num_classes": task.classes, "in_chans": channels}
     try:
@@ -85,44 +91,48 @@ def _timm_module(name: str, task: Task) -> nn.Module:
             made = timm.create_model(name, **usual)
     except Exception as error:  # timm refuses in many ways
         raise SettingError(
-            f"network '{TIMM}{name}' is none that timm can build for images of "
-            f"{size[0]}x{size[1]} ({reason_of(error)})"
+            f"timm cannot build network '{TIMM}{name}' for images of {size[0]}x{size[1]} "
+            f"({reason_of(error)})"
         ) from None
     return made
 
 
 def _refuse_batch_norms(name: str, module: nn.Module) -> None:
-    """Refuse batch norms that group norm cannot replace: in them patients meet."""
+    """Refuse batch norms that group norm cannot replace, because they mix patients of a batch."""
     usual = (nn.BatchNorm1d, nn.BatchNorm2d)
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and type(part) not in usual:
             raise SettingError(
-                f"network '{name}' has a {type(part).__name__}, in which patients meet, and "
-                "'sample-clip-norm' is set: build it with group norm"
+                f"network '{name}' has a {type(part).__name__}, which mixes the patients of a "
+                "batch, but 'sample-clip-norm' is set: build it with group norm"
             )
 
 
 def _refuse_meeting(name: str, network: nn.Module, task: Task) -> None:
-    """Refuse a network in which samples meet otherwise, such as by the mean of their batch.
+    """Refuse a network whose output for one sample depends on the other samples of its batch.
 
-    Training takes each sample alone; in means and measurements no clipping would bound a patient.
+    Training computes each sample alone, but means and measurements take whole batches: there no
+    clipping would bound the influence of one patient.
     """
     inputs = torch.linspace(-1, 1, _BATCH * prod(task.input_shape)).view(_BATCH, *task.input_shape)
+    # Different inputs, because a mean over equal ones would change nothing
     network.eval()
     with torch.no_grad():
         together, alone = network(inputs), torch.cat([network(one[None]) for one in inputs])
     network.train()
+    # Kernels for other batch sizes round differently; a mixed batch differs by far more than this
     if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise SettingError(
-            f"network '{name}' gives a sample other logits when its batch changes, so patients "
-            "meet in it, and 'sample-clip-norm' is set: build it so that each sample is by itself"
+            f"network '{name}' gives a sample other logits when its batch changes, but "
+            "'sample-clip-norm' is set: build it so that samples do not influence each other"
         )
 
 
 class PluggedClassifier(TokenClassifier):
-    """Somebody's network between our inputs and logits; its dropout is for training alone.
+    """A foreign network as a ``TokenClassifier``.
 
-    timm's networks see pixels as their pretrained weights do.
+    Its dropout is active in training only, not in Monte Carlo dropout. For networks of timm pixels
+    are scaled as for the published weights.
     """
 
     scale: Tensor
@@ -131,8 +141,9 @@ class PluggedClassifier(TokenClassifier):
     def __init__(self, name: str, module: nn.Module, task: Task, evidence: Evidence | None) -> None:
         parts = [getattr(module, f"forward_{part}", None) for part in ("features", "head")]
         self._split = all(map(callable, parts))
-        features = _tried(name, module, task, self._split)
-        # Of a map (channels, rows, columns) the places are tokens; Swin's channels come last
+        features = _try_module(name, module, task, self._split)
+        # The places of a map (channels, rows, columns) become tokens. Some networks, such as Swin,
+        # put the channels last; ``num_features`` tells the two orders apart
         self._last = features.ndim < 3 or features.shape[-1] == getattr(module, "num_features", 0)
         channels = features.shape[-1 if self._last else 0]
         self._shape = tuple(features.shape)
@@ -151,7 +162,10 @@ class PluggedClassifier(TokenClassifier):
         return self.encode_with_map(inputs)[0]
 
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tokens and the last map (batch, rows, columns, c); of no map, a row of tokens."""
+        """Return tokens (batch, l, c) and the last map (batch, rows, columns, c).
+
+        If the network has no map, its tokens become a map of one row.
+        """
         inputs = inputs * self.scale + self.offset
         encode = self.encoder.forward_features if self._split else self.encoder
         features = cast(Callable[[Tensor], Tensor], encode)(inputs)
@@ -172,12 +186,16 @@ class PluggedClassifier(TokenClassifier):
         return self.evidence(logits) if self.evidence else logits
 
     def fill(self, state: Mapping[str, Any], where: str) -> None:
-        """Put weights by the module's own names into it; of other classes than its own no head's.
+        """Load weights by the module's own names; a head for other classes keeps its own weights.
 
-        A first convolution of colours takes grey or other channels, as timm adapts it.
+        A first convolution for colours is adapted to other channels, as timm does it.
+
+        Args:
+            state: arrays by name.
+            where: the origin of the weights, for errors.
 
         Raises:
-            SettingError: arrays are missing, too many, of another shape or not finite.
+            SettingError: arrays are missing, surplus, of another shape or not finite.
         """
         given = {name: torch.as_tensor(array).clone() for name, array in state.items()}
         wanted, published = self.encoder.state_dict(), getattr(self.encoder, "pretrained_cfg", {})
@@ -207,12 +225,15 @@ def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else given or ()
 
 
-def _tried(name: str, module: nn.Module, task: Task, split: bool) -> Tensor:
-    """Return one sample's features, (...), of ``module`` in eval mode.
+def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor:
+    """Try ``module`` in eval mode, and return the features (...) of one sample.
+
+    With ``split`` these are the result of ``forward_features``, otherwise the logits.
 
     Raises:
-        SettingError: it takes no such inputs, or gives no logits of the classes.
+        SettingError: the module does not take such inputs, or does not return logits.
     """
+    # Eval mode, because batch norm in training mode would take zeros into its running statistics
     inputs = torch.zeros(_BATCH, *task.input_shape)
     module.eval()
     try:
@@ -221,7 +242,7 @@ def _tried(name: str, module: nn.Module, task: Task, split: bool) -> Tensor:
             if split:
                 features = cast(Any, module).forward_features(inputs)
                 logits = cast(Any, module).forward_head(features)
-    except Exception as error:  # it is anybody's code
+    except Exception as error:  # foreign code may raise anything
         raise SettingError(
             f"network '{name}' does not take inputs of {task.input_shape} ({reason_of(error)})"
         ) from None
@@ -231,16 +252,21 @@ def _tried(name: str, module: nn.Module, task: Task, split: bool) -> Tensor:
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or shape != wanted:
         is_ = f"{logits.dtype} of {shape}" if isinstance(logits, Tensor) else type(logits).__name__
         raise SettingError(
-            f"network '{name}' gives {is_}; of {_BATCH} inputs and {task.classes} classes it must "
-            f"give logits of {wanted}"
+            f"network '{name}' must return logits of {wanted} for {_BATCH} inputs and "
+            f"{task.classes} classes, but returns {is_}"
         )
     if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != _BATCH:
-        raise SettingError(f"network '{name}': 'forward_features' gives no tensor of the batch")
+        raise SettingError(
+            f"network '{name}': 'forward_features' must return a tensor (batch, ...)"
+        )
     return features[0]
 
 
 def _pixels(name: str, module: nn.Module, task: Task) -> tuple[Tensor, Tensor]:
-    """Return scale and offset of inputs."""
+    """Return scale and offset, (channels, 1, 1) each, that inputs are multiplied by and shifted by.
+
+    For a plugin's network they are 1 and 0: it takes inputs as fedsilo's own networks do.
+    """
     if not name.startswith(TIMM):
         return torch.ones(()), torch.zeros(())
     from fedsilo.models.networks.prompted_vit import pixel_scale

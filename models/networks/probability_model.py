@@ -1,4 +1,4 @@
-"""A network with its preprocessing: from samples as they are read to class probabilities."""
+"""A network with its preprocessing, from raw samples to class probabilities."""
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,13 @@ PixelStatistics = tuple[Tensor, Tensor]
 
 
 class ProbabilityModel(nn.Module):
-    """Class probabilities of rows as they are read, or of pixels, in one pass without dropout.
+    """Computes class probabilities from raw samples, in one pass without dropout.
 
-    ``rows`` are the statistics that a table's features are standardised by. With ``pixels``, mean
-    and standard deviation (channels, 1, 1) at 0..1, inputs are pixels of 0..255 to standardise.
+    Args:
+        network: the trained network, whose mode becomes eval.
+        rows: statistics that standardise the features of a table; None for images.
+        pixels: mean and standard deviation (channels, 1, 1) on the 0..1 scale, by which pixels of
+            0..255 are standardised; None if the network scales pixels itself.
     """
 
     mean: Tensor
@@ -36,13 +39,14 @@ class ProbabilityModel(nn.Module):
         self.register_buffer("std", std)
         self.eval()
 
-    def prepared(self, inputs: Tensor) -> Tensor:
-        """Return inputs (batch, *input_shape) as the network takes them, float32.
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Convert raw inputs (batch, *input_shape) to the float32 that the network takes.
 
-        A missing value of a row, NaN, becomes the mean. Images of 8 or 16 bits are scaled by
+        A missing value of a row (NaN) becomes the mean. Images of 8 or 16 bits are scaled by
         ``float_inputs``, as in training.
         """
         if self.kind == "rows":
+            # After standardisation the mean is 0. float64, because training standardises in it too
             return ((inputs.double() - self.mean) / self.std).nan_to_num(nan=0.0).float()
         if self.kind == "pixels":
             return (inputs / 255 - self.mean) / self.std
@@ -50,4 +54,4 @@ class ProbabilityModel(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs (batch, *input_shape) to class probabilities (batch, classes), float32."""
-        return torch.softmax(self.network(self.prepared(inputs)).float(), dim=-1)
+        return torch.softmax(self.network(self.prepare(inputs)).float(), dim=-1)

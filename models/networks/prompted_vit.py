@@ -1,8 +1,8 @@
 """A frozen Vision Transformer with prefix prompts (FedEvPrompt, eq. 1; Li and Liang 2021).
 
-The backbone is any timm ``VisionTransformer`` with a class token. Prompts are keys and values
-that precede a layer's own, after its projection: b-prompts in the first layers and t-prompts in the
-rest, or one set g. Only prompts and head are trained and exchanged, unless ``train-backbone`` is
+The backbone is any timm ``VisionTransformer`` with a class token. Prompts are further keys and
+values in front of a layer's projected ones: b-prompts in the first layers and t-prompts in the
+others, or one set g. Only prompts and head are trained and exchanged, unless ``train-backbone`` is
 set.
 """
 
@@ -30,7 +30,7 @@ _PROMPT_STD = 0.02
 
 
 class _Backbone(nn.Module):
-    """The ViT that is trained with the rest."""
+    """A ViT that is trained together with prompts and head."""
 
     def __init__(self, vit: VisionTransformer) -> None:
         super().__init__()
@@ -38,13 +38,13 @@ class _Backbone(nn.Module):
 
 
 class _FrozenBackbone(_Backbone, FrozenPart):
-    """The ViT that always stays in eval mode, without gradients."""
+    """A ViT without gradients that always stays in eval mode."""
 
     def __init__(self, vit: VisionTransformer) -> None:
         super().__init__(vit.eval().requires_grad_(False))
 
     def train(self, mode: bool = True) -> _FrozenBackbone:
-        """Stay in eval mode."""
+        """Keep eval mode, whatever ``mode`` says: dropout would change the frozen tokens."""
         return super().train(False)
 
 
@@ -55,31 +55,33 @@ def prefix_attention(
 
     Args:
         layer: timm's attention.
-        x: (batch, tokens, channels), normalised.
+        x: normalised tokens (batch, tokens, channels).
         prompts: keys and values (2, length, channels), or None for plain attention.
-        weights: whether to return the attention; fused attention does not compute it.
+        weights: whether to return the attention, which fused attention does not compute.
 
     Returns:
-        (batch, tokens, channels), and the attention (batch, heads, tokens, length + tokens) or
-        None.
+        New tokens (batch, tokens, channels), and the attention (batch, heads, tokens,
+        length + tokens), or None without ``weights``.
     """
     batch, tokens, _ = x.shape
     qkv = layer.qkv(x).reshape(batch, tokens, 3, layer.num_heads, layer.head_dim)
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     q, k = layer.q_norm(q), layer.k_norm(k)
     if prompts is not None:
-        # Prompts extend keys and values only: the sequence keeps its length, so every layer can
-        # have its own prompts and the grid of patches stays what position embeddings expect
+        # Prompts extend keys and values only. The sequence keeps its length, so that every layer
+        # can have its own prompts, and the position embeddings still fit the grid of patches
         heads = prompts.reshape(2, 1, -1, layer.num_heads, layer.head_dim).transpose(2, 3)
         prefix = heads.expand(-1, batch, -1, -1, -1).to(k.dtype)
         k, v = torch.cat([prefix[0], k], dim=2), torch.cat([prefix[1], v], dim=2)
     attention = None
     if weights:
-        # The softmax is taken in float32: a rollout multiplies the attention of all layers
+        # The softmax is computed in float32, because a rollout multiplies the attention of all
+        # layers, and with it their rounding errors
         attention = ((q * layer.scale) @ k.transpose(-2, -1)).float().softmax(dim=-1)
         mixed = attention.to(v.dtype) @ v
     else:
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, scale=layer.scale)
+    # (batch, heads, tokens, head_dim): without the transpose heads and tokens would be mixed up
     joined = layer.norm(mixed.transpose(1, 2).reshape(batch, tokens, -1))
     if layer.gate is not None:
         joined = joined * layer.gate(x).sigmoid()
@@ -88,7 +90,7 @@ def prefix_attention(
 
 
 class PromptedViT(TokenClassifier):
-    """A ViT with prompts and a linear head on the class token."""
+    """A ViT with prompts, and a linear head that reads the class token."""
 
     def __init__(
         self,
@@ -108,24 +110,25 @@ class PromptedViT(TokenClassifier):
         self.register_buffer("offset", offset, persistent=False)
 
     @property
-    def vit(self) -> Any:  # a VisionTransformer, whose parts torch types as Tensor or Module
-        """The backbone."""
+    def vit(self) -> Any:
+        """The backbone, a timm ``VisionTransformer``."""
+        # Any, because torch types the attributes of a module as Tensor or Module
         return self.encoder.vit
 
     def slow_parameters(self) -> list[nn.Parameter]:
-        """Return the prompts with the paper's rate mu_1: b, or the one set g."""
+        """Return the prompts that learn with the paper's rate mu_1: b-prompts, or the one set g."""
         return [self.prompts[name] for name in ("b", "g") if name in self.prompts]
 
     def grid_size(self) -> tuple[int, int]:
-        """Return rows and columns of patches, which a rollout map has too."""
+        """Return the rows and columns of patches, which are also those of a rollout map."""
         return cast("tuple[int, int]", self.vit.patch_embed.grid_size)
 
     def image_size(self) -> tuple[int, int]:
-        """Return height and width of the images."""
+        """Return height and width of the images in pixels."""
         return cast("tuple[int, int]", self.vit.patch_embed.img_size)
 
     def map_size(self) -> int:
-        """Return the number of patches, the length of a rollout map."""
+        """Return the number of patches, which is the length of a rollout map."""
         return int(self.vit.patch_embed.num_patches)
 
     def encode(self, inputs: Tensor) -> Tensor:
@@ -133,16 +136,17 @@ class PromptedViT(TokenClassifier):
         return self._layers(self._patches(inputs), weights=False)[0][:, :1]
 
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``encode`` of images and the patches' tokens (batch, rows, columns, c)."""
+        """Return the class token (batch, 1, c) and patches' tokens (batch, rows, columns, c)."""
         tokens, _ = self._layers(self._patches(inputs), weights=False)
         return tokens[:, :1], self._on_grid(tokens)
 
     def encode_with_rollout(
         self, inputs: Tensor, renormalise: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Return ``encode`` of images and their rollout maps (batch, patches), summing to 1.
+        """Return the class token (batch, 1, c) and rollout maps (batch, patches) that sum to 1.
 
-        With ``renormalise`` each layer's attention to prompts is made up for before the next.
+        With ``renormalise`` the attention to tokens is scaled up in each layer by the share that
+        the prompts took.
         """
         tokens, attentions = self._layers(
             self._patches(inputs), weights=True, renormalise=renormalise
@@ -150,17 +154,21 @@ class PromptedViT(TokenClassifier):
         return tokens[:, :1], rollout(attentions, self.vit.num_prefix_tokens)
 
     def encode_with_layers(self, inputs: Tensor) -> list[Tensor]:
-        """Return the patches' tokens (batch, rows, columns, c) before each layer, and the last."""
+        """Return patches' tokens (batch, rows, columns, c) before each layer and after the last."""
         hidden: list[Tensor] = []
         last, _ = self._layers(self._patches(inputs), weights=False, hidden=hidden)
         return [self._on_grid(tokens) for tokens in [*hidden, last]]
 
     def encode_patches(self, patches: Tensor) -> Tensor:
-        """Map patches embedded elsewhere (batch, n, c) to tokens (batch, rows, columns, c)."""
+        """Map patches that another module embedded (batch, n, c) to tokens on their grid.
+
+        Returns:
+            (batch, rows, columns, c)
+        """
         return self._on_grid(self._layers(patches, weights=False)[0])
 
     def _on_grid(self, tokens: Tensor) -> Tensor:
-        """Return the patches' tokens (batch, rows, columns, c), without class and registers."""
+        """Lay the patches' tokens out as (batch, rows, columns, c), without class and registers."""
         patches = tokens[:, self.vit.num_prefix_tokens :]
         return patches.reshape(len(patches), *self.grid_size(), -1)
 
@@ -175,12 +183,16 @@ class PromptedViT(TokenClassifier):
         hidden: list[Tensor] | None = None,
         renormalise: bool = True,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return all tokens and, with ``weights``, each layer's mean attention of heads.
+        """Run all layers on embedded patches (batch, n, c).
 
-        The tokens that enter each layer are appended to ``hidden``.
+        If ``hidden`` is a list, the tokens that enter each layer are appended to the list.
+
+        Returns:
+            All tokens (batch, prefix + n, c) and, with ``weights``, each layer's attention as the
+            mean over heads (batch, tokens, tokens); otherwise an empty list.
         """
         vit = self.vit
-        # timm's own forward pass, with attention that takes prompts
+        # This repeats timm's own forward pass, whose attention cannot take prompts
         x = vit.norm_pre(vit.patch_drop(vit._pos_embed(patches)))
         attentions = []
         for block, prompts in zip(vit.blocks, self._layer_prompts(), strict=True):
@@ -195,15 +207,15 @@ class PromptedViT(TokenClassifier):
         return vit.norm(x), attentions
 
     def _layer_prompts(self) -> list[Tensor | None]:
-        """Return the prompts (2, length, channels) of each layer."""
+        """Return the prompts (2, length, channels) of each layer; None for a layer without any."""
         sets = [self.prompts[name] for name in ("b", "t", "g") if name in self.prompts]
         return [layer for one in sets for layer in one] or [None] * len(self.vit.blocks)
 
 
 def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
-    """Return scale and offset, (channels, 1, 1), from pixels of -1..1 to the ViT's own range.
+    """Return scale and offset, (channels, 1, 1), that map pixels of -1..1 to the ViT's own range.
 
-    Grey images take the mean over the colours.
+    For grey images the statistics are the mean over the colours.
     """
 
     def by_channel(statistics: Sequence[float]) -> Tensor:
@@ -211,17 +223,22 @@ def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
         return (values if channels == len(values) else values.mean()[None])[:, None, None]
 
     given = cast("dict[str, Any]", vit.pretrained_cfg)
+    # timm standardises p in 0..1 by (p - mean) / std; here x = 2 p - 1 comes in, so p = (x + 1) / 2
     mean, std = by_channel(given["mean"]), by_channel(given["std"])
     return 0.5 / std, (0.5 - mean) / std
 
 
 def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[str, nn.Parameter]:
-    """Return the prompt sets, (layers, 2, length, channels) each."""
+    """Draw the prompt sets by name, (layers, 2, length, channels) each.
+
+    Raises:
+        SettingError: b-prompts would take all layers, and t-prompts none.
+    """
     depth, basic = len(vit.blocks), settings.basic_layers
     if settings.prompt_sets == "b-t" and basic >= depth:
         raise SettingError(
-            f"setting 'basic-layers' is {basic} and the backbone has {depth} layers: t-prompts "
-            "would have none; lower it, or set 'prompt-sets' to 'g'"
+            f"setting 'basic-layers' must be below the backbone's {depth} layers, but is {basic}: "
+            "t-prompts would have no layer; lower it, or set 'prompt-sets' to 'g'"
         )
     layers = {"b-t": {"b": basic, "t": depth - basic}, "g": {"g": depth}, "none": {}}
     shape = (2, settings.prompt_length, vit.embed_dim)
@@ -232,10 +249,10 @@ def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[s
 
 
 def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransformer:
-    """Return the ViT of ``settings`` for images of ``task``, without a head, randomly initialised.
+    """Build the ViT of ``settings`` for images of ``task``, without a head, with random weights.
 
     Raises:
-        SettingError: timm has no such ViT, or images do not fit it.
+        SettingError: timm has no such ViT, or the images do not fit it.
     """
     channels, *size = task.input_shape
     sizes = {
@@ -247,7 +264,7 @@ def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransf
     changes: dict[str, Any] = {key: value for key, value in sizes.items() if value}
     if channels not in (1, 3):
         raise SettingError(
-            f"network 'vit' takes grey or colour images, and data set '{settings.dataset}' has "
+            f"network 'vit' takes grey or colour images, but data set '{settings.dataset}' has "
             f"{channels} channels: choose another 'network'"
         )
     named = f"setting 'backbone' is '{settings.backbone}'"
@@ -280,14 +297,14 @@ def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransf
 def build_prompted_vit(
     settings: CommonSettings, task: Task, evidence: Evidence | None
 ) -> PromptedViT:
-    """Build the network, whose backbone stays empty until ``load_backbone`` fills it.
+    """Build the prompted ViT; its backbone has no weights until ``load_backbone`` fills it.
 
-    Only random weights are made here.
+    If 'backbone-weights' is 'random', the backbone is initialised here.
     """
     if settings.backbone_weights == "random":
         return PromptedViT(build_vit(settings, task), task, settings, evidence)
-    # A server that exchanges prompts alone never needs the weights: on the meta device the backbone
-    # has shapes and no memory
+    # A server that exchanges only prompts never needs the weights. On the meta device the backbone
+    # has shapes, but takes no memory
     with torch.device("meta"):
         vit = build_vit(settings, task)
     return PromptedViT(vit, task, settings, evidence)

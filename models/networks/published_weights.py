@@ -1,7 +1,7 @@
-"""Published weights put into a network: VGG16 with batch norm, and ResNet-22 with its classifier.
+"""Load published weights: VGG16 with batch norm, and ResNet-22 with its classifier.
 
-VGG16's features are taken from a file of timm or torchvision, which name them alike. ResNet-22 is
-taken from Wu et al.'s file (2019), a four-view model under ``model``: the extractor of the
+VGG16's features come from a file of timm or torchvision, which use the same names. ResNet-22 comes
+from Wu et al.'s file (2019), a four-view model under ``model``: the extractor of the
 cranio-caudal views (``four_view_resnet.cc``), as Fed-Align-CL's authors do, or from a file of a
 single extractor. Each view of that file has a classifier of a hidden layer (``fc1_lcc``) and pairs
 of logits, no and yes, for benign and then for malignant findings (``output_layer_lcc``): the hidden
@@ -23,15 +23,25 @@ _MALIGNANT = slice(2, 4)  # rows of the output layer
 
 @dataclass(frozen=True)
 class _Architecture:
-    """How to find an architecture's arrays in a file, and what its errors say."""
+    """The names of an architecture's arrays in a file, and words for errors.
 
-    setting: str  # that names the file
-    first: str  # the first convolution, whose shape gives the image's channels and the width
-    prefixes: tuple[str, ...]  # that may precede the names of the arrays
-    part: str  # how the names that are taken begin, after the prefix
+    Attributes:
+        setting: the setting that names the file.
+        first: the first convolution, whose shape gives the image's channels and the width.
+        prefixes: prefixes that files put before the names of arrays; the first that fits is used.
+        part: start of the wanted arrays' names, after the prefix.
+        name: the architecture, for errors.
+        width: value of the setting 'width' per output channel of the first convolution.
+        advice: the file that a user should take, as an imperative.
+    """
+
+    setting: str
+    first: str
+    prefixes: tuple[str, ...]
+    part: str
     name: str
-    width: int  # the value of 'width' for each output channel of the first convolution
-    advice: str  # which file to take
+    width: int
+    advice: str
 
 
 _VGG = _Architecture(
@@ -55,9 +65,12 @@ _RESNET22 = _Architecture(
 
 
 def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Put the convolutional features of a file into ``encoder``, a ``VggEncoder``, all or none.
+    """Load VGG16's convolutional features into ``encoder``, a ``VggEncoder``, all or none.
 
-    ``content`` are arrays by name, with or without a head; ``where`` names the file in errors.
+    Args:
+        encoder: the network to fill.
+        content: arrays by name, with or without a head, which is ignored.
+        where: names the file in errors.
 
     Raises:
         SettingError: arrays are missing, surplus, of another shape or not finite.
@@ -66,7 +79,7 @@ def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None
 
 
 def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Put the extractor of a file into ``encoder``, a ``ResNet22``; see ``fill_vgg``."""
+    """Load a file's extractor into ``encoder``, a ``ResNet22``; arguments as for ``fill_vgg``."""
     _fill(encoder, content.get("model", content), where, _RESNET22)
 
 
@@ -81,22 +94,22 @@ def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -
         )
     kept = f"{prefix}{source.part}"
     arrays = {n.removeprefix(prefix): a for n, a in stored.items() if n.startswith(kept)}
-    # Old files lack batch norm's counters of batches, and nothing reads them
+    # Files of old versions of PyTorch lack batch norm's counters of batches, which nothing reads
     needed = [name for name in wanted if not name.endswith("num_batches_tracked")]
     missing = [name for name in needed if not isinstance(arrays.get(name), Tensor)]
     surplus = [name for name in arrays if name not in wanted]
     if missing or surplus:
         raise SettingError(
-            f"{setting}: {where} is of another network than {source.name}: "
+            f"{setting}: {where} must hold {source.name}, but is of another network: "
             f"{len(missing)} arrays are missing ({', '.join(missing[:3])}), {len(surplus)} too "
-            f"many ({', '.join(surplus[:3])}); {source.advice}"
+            f"many ({', '.join(surplus[:3])}): {source.advice}"
         )
     fitting = {name: arrays[name].float() for name in needed}
     _check_shapes(fitting, wanted, where, source)
     for name, array in fitting.items():
         if not array.isfinite().all():
             raise SettingError(
-                f"{setting}: in {where} '{name}' contains non-finite values; {source.advice}"
+                f"{setting}: in {where} '{name}' contains non-finite values: {source.advice}"
             )
     encoder.load_state_dict(wanted | fitting)
 
@@ -106,10 +119,10 @@ def _check_shapes(
 ) -> None:
     setting, first = f"setting '{source.setting}'", given[source.first]
     channels = wanted[source.first].shape[1]
-    # Grey against colour is the likeliest mistake: it is reported before any other shape
+    # Weights for colour with grey images are the likeliest mistake, so that this is reported first
     if first.ndim == 4 and first.shape[1] != channels:
         raise SettingError(
-            f"{setting}: {where} takes images of {first.shape[1]} channels, and those of "
+            f"{setting}: {where} takes images of {first.shape[1]} channels, but those of "
             f"the run have {channels}: choose other weights"
         )
     for name, array in given.items():
@@ -122,10 +135,10 @@ def _check_shapes(
 
 
 def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Put the classifier of Wu et al.'s file into ``head``, a ``resnet22.build_published_head``.
+    """Load the classifier of Wu et al.'s file into ``head``, a ``resnet22.build_published_head``.
 
     Raises:
-        SettingError: the file has no classifier, or one of other shapes or not finite.
+        SettingError: the file has no classifier, or its arrays have other shapes or are not finite.
     """
     stored, wanted = content.get("model", content), head.state_dict()
     for name, array in _head_arrays(stored, where).items():
@@ -139,7 +152,7 @@ def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str)
 
 
 def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
-    """Return the arrays of a file's classifier by the names that they have in ours."""
+    """Return the classifier's arrays in a file, renamed to the names in our head."""
     names = ("0.weight", "0.bias", "2.weight", "2.bias")
     for view in _VIEWS:
         layers = (f"fc1{view}.", f"output_layer{view}.fc_layer.")
@@ -148,7 +161,7 @@ def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
         if len(arrays) == len(names):
             return dict(zip(names, arrays[:2] + [a[_MALIGNANT] for a in arrays[2:]], strict=True))
     raise SettingError(
-        f"setting 'classifier' is 'published', and {where} holds no classifier ('fc1_lcc.weight' "
+        f"setting 'classifier' is 'published', but {where} holds no classifier ('fc1_lcc.weight' "
         "is not in it): name Wu et al.'s sample_image_model.p in 'backbone-weights', or set "
         "'classifier' to 'seed'"
     )

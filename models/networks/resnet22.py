@@ -22,14 +22,14 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import TokenClassifier
 
 _STAGES = 5
-_HIDDEN = (128, 64)  # of the paper's classifier, which reads 256 channels
+_HIDDEN = (128, 64)  # hidden units of the paper's classifier, which reads 256 channels
 _SMALLEST_IMAGE = 16  # pixels of a side
 
 
 class PreActivationBlock(nn.Module):
-    """Batch norm, ReLU and 3x3 convolution, twice, and a shortcut.
+    """Batch norm, ReLU and a 3x3 convolution, twice, and a shortcut around them.
 
-    The first block of a stage has a stride and projects its shortcut.
+    The first block of a stage projects its shortcut by a 1x1 convolution, with its stride.
     """
 
     def __init__(self, before: int, after: int, *, stride: int, projects: bool) -> None:
@@ -50,12 +50,12 @@ class PreActivationBlock(nn.Module):
 
 
 class ResNet22(nn.Module):
-    """Maps grey images to embeddings, the mean over the last stage's maps.
+    """Maps grey images to embeddings, which are the mean over the places of the last maps.
 
     Attributes:
         channels: length of an embedding, 16 times ``width``; 256 as published.
-        checkpointed: whether training keeps only the blocks' inputs and computes the rest again in
-            the backward pass, which takes less memory and more time.
+        checkpointed: whether training keeps only the inputs of blocks and computes the other
+            activations again in the backward pass, which saves memory and takes time.
     """
 
     def __init__(self, *, in_channels: int, width: int = 16, checkpointed: bool = False) -> None:
@@ -71,20 +71,21 @@ class ResNet22(nn.Module):
             for stage, (before, after) in enumerate(itertools.pairwise(widths))
         )
         self.final_bn = nn.BatchNorm2d(widths[-1])
-        self.final_relu = nn.ReLU()  # a module, so that Grad-CAM can read the last maps
+        # A module and not torch.relu(), so that Grad-CAM can hook the last maps
+        self.final_relu = nn.ReLU()
         self.channels = widths[-1]
         self.checkpointed = checkpointed
 
     def maps(self, images: Tensor) -> Tensor:
         """Map images (batch, in_channels, height, width) to the last maps (batch, channels, h, w).
 
-        At 2048 x 2048 pixels h and w are 32.
+        For 2048 x 2048 pixels h and w are 32.
         """
         checkpoints = self.checkpointed and self.training and torch.is_grad_enabled()
         hidden = self.first_pool(self.first_conv(images))
         for stage in self.layer_list:
             for block in cast(nn.Sequential, stage):
-                hidden = _checkpointed(block, hidden) if checkpoints else block(hidden)
+                hidden = _run_checkpointed(block, hidden) if checkpoints else block(hidden)
         last: Tensor = self.final_relu(self.final_bn(hidden))
         return last
 
@@ -94,15 +95,16 @@ class ResNet22(nn.Module):
 
 
 class RadiographClassifier(TokenClassifier):
-    """A ``ResNet22`` and its head; its one token is the mean over its feature map."""
+    """A ``ResNet22`` with a head; its only token is the mean over the feature map."""
 
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``encode`` of inputs and the last feature map (batch, rows, columns, channels)."""
+        """Return the token (batch, 1, c) and the last feature map (batch, rows, columns, c)."""
         maps: Tensor = cast(ResNet22, self.encoder).maps(inputs)
         return maps.mean(dim=(2, 3))[:, None], maps.permute(0, 2, 3, 1)
 
 
-def _checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
+def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
+    """Run a block so that only its input is kept for the backward pass."""
     # The recomputation sees the same batch again: without the context, batch norm's running
     # statistics would take it in twice, and checkpointing would change the model
     output: Tensor = checkpoint(
@@ -116,7 +118,11 @@ def _checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
 
 @contextmanager
 def still_statistics(module: nn.Module) -> Iterator[None]:
-    """Run a block in which batch norm in training mode leaves its running statistics unchanged."""
+    """Keep the running statistics of batch norms in training mode unchanged inside a block.
+
+    The momentum of 0 has this effect: the running mean becomes 1 times itself plus 0 times the
+    batch's mean.
+    """
     norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
@@ -129,9 +135,9 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def build_head(channels: int, classes: int, dropout: float) -> nn.Sequential:
-    """Return the paper's classifier: two layers with batch norm, ReLU and dropout, then logits.
+    """Build the paper's classifier: two layers with batch norm, ReLU and dropout, then logits.
 
-    With 256 channels it is 256-128-64-classes (table IV); other widths are in proportion.
+    For 256 channels the widths are 256-128-64-classes (table IV); others are in proportion.
     """
     widths = [channels, *(max(hidden * channels // 256, 2) for hidden in _HIDDEN)]
     layers: list[nn.Module] = []
@@ -141,15 +147,15 @@ def build_head(channels: int, classes: int, dropout: float) -> nn.Sequential:
 
 
 def build_published_head(channels: int, classes: int) -> nn.Sequential:
-    """Return the classifier of the published weights: one hidden layer with ReLU, then logits.
+    """Build the classifier of the published weights: one hidden layer with ReLU, then logits.
 
     Raises:
         SettingError: the data do not have two classes, malignant or not, as the weights have.
     """
     if classes != 2:
         raise SettingError(
-            f"setting 'classifier' is 'published', which tells malignant from not, and the data "
-            f"have {classes} classes: set it to 'seed'"
+            f"setting 'classifier' is 'published', which has two classes, malignant or not, but "
+            f"the data have {classes} classes: set it to 'seed'"
         )
     return nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, classes))
 
@@ -157,7 +163,7 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
 def build_radiograph_classifier(
     settings: CommonSettings, task: Task, evidence: Evidence | None
 ) -> RadiographClassifier:
-    """Return the network of ``settings`` for images of ``task``, initialised by torch's generator.
+    """Build ResNet-22 with its head; torch's global generator initialises the weights.
 
     Raises:
         SettingError: the images are too small, or the classifier does not fit the classes.
@@ -165,7 +171,7 @@ def build_radiograph_classifier(
     channels, height, width = task.input_shape
     if min(height, width) < _SMALLEST_IMAGE:
         raise SettingError(
-            f"network 'resnet22' takes images of at least {_SMALLEST_IMAGE} pixels a side, and "
+            f"network 'resnet22' takes images of at least {_SMALLEST_IMAGE} pixels a side, but "
             f"these are {height}x{width}: choose network 'conv'"
         )
     checkpointed = settings.gradient_checkpointing

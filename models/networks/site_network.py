@@ -1,4 +1,4 @@
-"""The interface of every network at a site, and the classifier of tokens that most of them are."""
+"""The interface of every network at a site, and the token classifier that most networks are."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from fedsilo.models.maths.dirichlet import Evidence
 
 
 class SiteNetwork(nn.Module, ABC):
-    """A network as local training and evaluation see it: inputs, tokens, features, logits.
+    """A network in four steps: inputs, tokens, features, logits.
 
-    Prototypes, embeddings and a method's own metrics read the tokens. All dropout is in
-    ``classify``, so that Monte Carlo dropout encodes a batch once and repeats ``classify`` only.
+    Prototypes, embeddings and a method's own metrics read the tokens. All dropout must be in
+    ``classify``, because Monte Carlo dropout encodes a batch once and repeats only ``classify``.
 
     Attributes:
-        views: the most rows of one layer's batch that can belong to one sample.
+        views: the most rows in one layer's batch that can belong to the same sample.
     """
 
     views: int = 1
@@ -25,7 +25,7 @@ class SiteNetwork(nn.Module, ABC):
         """Map inputs (batch, *input_shape) to tokens (batch, l, c)."""
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Map tokens (batch, l, c) to what the classifier reads, by default the tokens."""
+        """Map tokens (batch, l, c) to the input of ``classify``; here the tokens themselves."""
         return tokens
 
     @abstractmethod
@@ -42,13 +42,13 @@ class SiteNetwork(nn.Module, ABC):
 
 
 class TokenClassifier(SiteNetwork):
-    """An encoder and a head; evidential if ``evidence`` is given.
+    """An encoder and a head; the network is evidential if ``evidence`` is given.
 
     Args:
         encoder: maps inputs to maps (batch, channels, rows, columns).
         head: maps flattened tokens (batch, tokens * channels) to outputs; it has all dropout.
-        tokens: l, the number of places of a map.
-        channels: c.
+        tokens: l, the number of places in a map.
+        channels: c, the length of a token.
         evidence: turns the head's outputs into log alpha.
 
     Attributes:
@@ -77,23 +77,24 @@ class TokenClassifier(SiteNetwork):
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map inputs (batch, *input_shape) to tokens z (batch, l, c)."""
+        # (batch, c, rows, columns): each place becomes a token, hence the channels go last
         maps: Tensor = self.encoder(inputs)
         return maps.flatten(2).transpose(1, 2)
 
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``encode`` of inputs and the last feature map (batch, rows, columns, channels)."""
+        """Return the tokens (batch, l, c) and the last feature map (batch, rows, columns, c)."""
         maps: Tensor = self.encoder(inputs)
         return maps.flatten(2).transpose(1, 2), maps.permute(0, 2, 3, 1)
 
     def classify(self, features: Tensor) -> Tensor:
         """Map features (batch, l, c) to logits (batch, classes).
 
-        The logits of an evidential network are log alpha; their softmax gives its expected
-        probabilities, so that every caller may treat both kinds alike.
+        The logits of an evidential network are log alpha. Their softmax, alpha / S, is the expected
+        class probability, so that callers treat both kinds of network alike.
         """
         logits: Tensor = self.head(features.flatten(1))
         return self.evidence(logits) if self.evidence else logits
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the criterion of a batch."""
+        """Return the criterion for a batch: inputs (batch, *input_shape) and labels (batch,)."""
         return self.criterion(self(inputs), labels)

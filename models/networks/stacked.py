@@ -1,8 +1,8 @@
-"""One network for several sites: each layer has a stack of their weights.
+"""One network that trains several sites at once: each layer has a stack of their weights.
 
-A batch has the rows of one site after another, each with as many. What has no weights treats each
-row by itself, and so does not see that there are several sites; a linear layer is one batched
-product, and other layers with weights run under ``torch.func.vmap``.
+A batch holds the rows of one site after another, the same number for each site. A layer without
+weights treats each row by itself, so that it need not know the sites. A linear layer becomes one
+batched product; other layers with weights run under ``torch.func.vmap``.
 """
 
 from dataclasses import dataclass, field
@@ -17,33 +17,34 @@ from torch.optim import Optimizer
 
 @dataclass
 class Rows:
-    """Whose rows a batch has, which layers read at each step.
+    """The division of a batch into sites; layers read it at each step.
 
     Attributes:
-        sizes: rows of each site. A site of fewer than the most is padded; nothing is made of that.
-        sources: of each site's dropout, in the order of the sites.
+        sizes: rows of each site. Sites with fewer rows than the largest are padded, and the
+            outputs for padding are ignored.
+        sources: the generators of the sites' dropout, in the order of the sites.
     """
 
     sizes: list[int] = field(default_factory=list)
     sources: list[torch.Generator] = field(default_factory=list)
 
     def split(self, rows: Tensor) -> Tensor:
-        """Return rows (sites * most, ...) by site: (sites, most, ...)."""
+        """Reshape rows (sites * most, ...) to (sites, most, ...)."""
         return rows.reshape(len(self.sizes), -1, *rows.shape[1:])
 
 
 class StackedNetwork:
-    """A network of several sites, which begin with the same weights.
+    """A network for several sites, all of which begin with the same weights.
 
     Args:
-        network: what each site begins with, whose weights are in layers that have no layers. Its
-            layers are replaced.
-        sites: how many there are.
-        rows: whose rows each batch has. Its sites are the first ones of the stack.
+        network: the network that each site begins with. Only layers without sublayers may have
+            weights. Its layers are replaced in place.
+        sites: the number of sites.
+        rows: the division of each batch into sites, which are the first sites of the stack.
 
     Attributes:
-        network: maps the rows of several sites as the network maps those of one.
-        arrays: (sites, ...) parameters and buffers, by their names in the network.
+        network: maps the rows of several sites, each by the weights of its site.
+        arrays: parameters and buffers (sites, ...), by their names in the network.
     """
 
     def __init__(self, network: nn.Module, sites: int, rows: Rows) -> None:
@@ -62,12 +63,16 @@ class StackedNetwork:
                 self.arrays |= {f"{name}.{own}": a.data for own, a in stacked.arrays.items()}
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the stacked parameters that are trained, (sites, ...) each."""
+        """Return the stacked parameters with gradients, (sites, ...) each."""
         every = [a for layer in self._layers for a in layer.arrays.values()]
         return [a for a in every if isinstance(a, nn.Parameter) and a.requires_grad]
 
     def keep(self, sites: int, optimiser: Optimizer) -> None:
-        """Go on with the first ``sites`` alone; ``arrays`` keeps what the others have come to."""
+        """Continue with the first ``sites`` only; ``arrays`` keeps the final weights of the others.
+
+        The optimiser's moments are cut in the same way, so that the remaining sites step as before.
+        """
+        # A slice is a view: the remaining sites keep training the same memory that ``arrays`` holds
         shorter = {before: nn.Parameter(before.data[:sites]) for before in self.parameters()}
         for before, after in shorter.items():
             state = optimiser.state.pop(before, {})
@@ -85,11 +90,12 @@ class StackedNetwork:
 
 
 class _Layer(nn.Module):
-    """A layer of several sites, under vmap."""
+    """A layer for several sites, under vmap."""
 
     def __init__(self, layer: nn.Module, sites: int, rows: Rows) -> None:
         super().__init__()
-        self._of_one = [layer]  # in a list, as its own weights are none of this module's
+        # A list hides the module: torch would register it, and with it unused weights
+        self._of_one = [layer]
         self._rows = rows
         self.arrays: dict[str, Tensor] = {}
         for name, weights in layer.named_parameters():
@@ -99,11 +105,11 @@ class _Layer(nn.Module):
             self.arrays[name] = buffer.repeat(sites, *[1] * buffer.ndim)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map the rows of several sites, (sites * most, ...)."""
+        """Map rows (sites * most, ...), each by the weights of its site."""
         return self.of_sites(self._rows.split(inputs)).flatten(0, 1)
 
     def of_sites(self, inputs: Tensor) -> Tensor:
-        """Map (sites, most, ...), each site by its own weights."""
+        """Map rows (sites, most, ...), each site by its own weights."""
 
         def of_one(arrays: dict[str, Tensor], own: Tensor) -> Tensor:
             mapped: Tensor = functional_call(self._of_one[0], arrays, (own,))
@@ -113,13 +119,14 @@ class _Layer(nn.Module):
         return mapped
 
     def current(self) -> dict[str, Tensor]:
-        """Return the arrays of the sites that a batch has rows of."""
+        """Return the arrays (sites, ...) of the sites in the current batch."""
         sites = len(self._rows.sizes)
         return {n: a if len(a) == sites else a[:sites] for n, a in self.arrays.items()}
 
 
 class _Linear(_Layer):
     def of_sites(self, inputs: Tensor) -> Tensor:
+        # bmm takes exactly three dimensions; tokens have more
         if inputs.ndim > 3:
             return super().of_sites(inputs)
         arrays = self.current()
@@ -130,7 +137,7 @@ class _Linear(_Layer):
 
 
 class _Norm(_Layer):
-    """Batch norm, whose mean and variance are of a site's rows without the padding."""
+    """Batch norm with mean and variance over the rows of a site without its padding."""
 
     def of_sites(self, inputs: Tensor) -> Tensor:
         layer, arrays, rows = self._of_one[0], self.current(), self._rows
@@ -138,6 +145,7 @@ class _Norm(_Layer):
         is_padded = min(rows.sizes) < max(rows.sizes)
         if not is_padded or not layer.training or layer.momentum is None:
             return super().of_sites(inputs)
+        # (sites, most, channels, places): the mean of a channel is over rows and places
         places = inputs.flatten(3) if inputs.ndim > 3 else inputs.unsqueeze(3)
         sizes = torch.tensor(rows.sizes, device=inputs.device)
         real = torch.arange(places.shape[1], device=inputs.device) < sizes[:, None]
@@ -149,6 +157,7 @@ class _Norm(_Layer):
         if layer.track_running_stats:
             with torch.no_grad():
                 arrays["running_mean"].lerp_(mean, layer.momentum)
+                # torch normalises by the biased variance but stores the unbiased one
                 arrays["running_var"].lerp_(variance * count / (count - 1), layer.momentum)
                 arrays["num_batches_tracked"].add_(1)
         scale = (variance + layer.eps).rsqrt()
@@ -159,7 +168,10 @@ class _Norm(_Layer):
 
 
 class _Dropout(nn.Module):
-    """Dropout by each site's own generator, from which a CPU's dropout takes the same numbers."""
+    """Dropout from each site's own generator.
+
+    A site that trains alone on a CPU draws the same numbers, so that both give the same masks.
+    """
 
     def __init__(self, rate: float, rows: Rows) -> None:
         super().__init__()

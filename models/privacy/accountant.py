@@ -1,8 +1,8 @@
-"""The accountant: (epsilon, delta) of Gaussian mechanisms on samples drawn at random.
+"""The privacy accountant: (epsilon, delta) of Gaussian releases, with or without sampling.
 
 Releases compose by Rényi differential privacy (Mironov 2017; Poisson sampling: Mironov, Talwar and
-Zhang 2019), converted to (epsilon, delta) by Canonne, Kamath and Steinke 2020. Neighbours differ
-in one patient, who is there or is not.
+Zhang 2019), converted to (epsilon, delta) by Canonne, Kamath and Steinke 2020. Two neighbouring
+data sets differ in one patient, who is added or removed.
 """
 
 import math
@@ -12,26 +12,26 @@ from functools import lru_cache
 from fedsilo.models.contract.errors import SettingError
 
 SPENT = "epsilon is spent"  # starts a site's refusal; the server recognises it by these words
-# Noise multiplier z and sampling rate q -> how many releases; q = 1: every patient is in each
+# (noise multiplier z, sampling rate q) -> number of releases; q = 1 means no sampling
 Releases = Mapping[tuple[float, float], int]
-# Without sampling orders from just above 1, for almost no noise, to what tiny epsilons need. With
-# too few orders the bound is valid but loose. Those of a sampled mechanism are costly, and near 1
-# its series does not converge: whole ones from 2
+# Rényi orders. With too few orders the bound is valid but loose. Without sampling they reach from
+# just above 1, which almost no noise needs, to what tiny epsilons need. With sampling each order is
+# costly, and near 1 the series does not converge: hence whole orders from 2
 _FINE = tuple(1 + 2 ** (step / 32) for step in range(-208, 449))
 _WHOLE = (*range(2, 65), *range(68, 129, 4), 160, 192, 256, 384, 512, 1024)
 # The library's rounding may bring a divergence of almost nothing below 0. So many releases as no
 # computer can make, but a server can ask for, would then take back what others have spent
 _LEAST = 2.0**-46
 _MOST_NOISE = 2.0**20
-_PRECISION = 1e-3  # relative, of the noise that a budget needs
+_PRECISION = 1e-3  # relative precision of the noise for a budget
 _OF_COUNTS = 0.25  # share of a hospital's epsilon that its counts cost by default
-_LEAST_COUNTS, _MOST_COUNTS = 0.5, 1e4  # noise of that default, in patients
+_LEAST_COUNTS, _MOST_COUNTS = 0.5, 1e4  # bounds of the default noise on counts, in patients
 
 
 def epsilon(releases: Releases, delta: float) -> float:
-    """Return the epsilon of all ``releases`` together at ``delta``, an upper bound.
+    """Compute an upper bound of epsilon for all ``releases`` together at ``delta``.
 
-    It is 0 for none and infinite without noise.
+    It is 0 without releases, and infinite if one release has no noise.
     """
     made = tuple(sorted((kind, count) for kind, count in releases.items() if count))
     return _epsilon(made, delta) if made else 0.0
@@ -53,7 +53,7 @@ def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float
 
 @lru_cache(maxsize=256)
 def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the Rényi divergence of one release at each order."""
+    """Compute the Rényi divergence of one release at each order."""
     if rate >= 1:
         return tuple(order / (2 * noise**2) for order in orders)
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
@@ -61,23 +61,24 @@ def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, .
 
     accountant = RdpAccountant(list(orders))
     accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)))
-    # It has no public name for them
+    # dp_accounting has no public name for the divergences
     return tuple(max(float(divergence), _LEAST) for divergence in accountant._rdp)
 
 
 def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) -> float:
-    """Return the least noise multiplier with which what a run makes stays within a budget.
+    """Find the least noise multiplier for which a run stays within a budget.
 
-    It may be a thousandth more than is needed.
+    The result may be a thousandth larger than necessary, but never smaller.
 
     Args:
-        budget: epsilon.
-        delta: at which it holds.
-        made: returns the releases of a run with a noise multiplier; more noise, less epsilon.
+        budget: the largest epsilon.
+        delta: the delta at which epsilon is computed.
+        made: noise multiplier -> releases of the run. More noise must not raise epsilon.
 
     Raises:
-        SettingError: no noise is enough.
+        SettingError: no noise is enough, because other releases exceed the budget already.
     """
+    # Doubling finds an upper end; bisection then keeps ``high`` within the budget
     low, high = 0.0, 1.0
     while epsilon(made(high), delta) > budget:
         if high >= _MOST_NOISE:
@@ -93,10 +94,11 @@ def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) ->
 
 
 def counts_noise_for(budget: float, delta: float) -> float:
-    """Return the deviation of the noise on counts that costs a quarter of a budget, in patients.
+    """Compute the standard deviation of the noise on counts, in patients.
 
-    Of what a Gaussian release adds, one over the square of its noise, a quarter of epsilon is a
-    sixteenth: counts leave nearly all of the budget.
+    The counts alone cost a quarter of the budget. A Gaussian release adds 1 / noise², which goes
+    with the square of epsilon. So a quarter of epsilon is a sixteenth of that sum, and nearly all
+    of the budget is left for training.
     """
     usual = noise_for(_OF_COUNTS * budget, delta, lambda noise: {(noise, 1.0): 1})
     return min(max(usual, _LEAST_COUNTS), _MOST_COUNTS)

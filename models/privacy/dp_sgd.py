@@ -5,7 +5,7 @@ Equations:
   (clipping) g(x) / max(1, ||g(x)||_2 / C), summed over the batch -> clipped_gradients
   (noise) (sum + N(0, (zC)^2 I)) / L, L the batch's expected size -> noisy_mean
 
-Clipping and noise are in whole numbers: ``models.privacy.release``.
+Clipping and noise use whole numbers, see ``models.privacy.release``.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,25 +18,33 @@ from fedsilo.models.privacy.gaussian_mechanism import uniforms
 from fedsilo.models.privacy.release import Release, apart
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-_HELD = 2**25  # numbers of gradients that are held at once
-# Of one sample: a sum beyond float32 would be an error, by which one sample would be seen
+_HELD = 2**25  # numbers of gradients in memory at once
+# The largest loss of one sample. A sum beyond float32 would raise an error, which would reveal that
+# sample
 _LARGEST_LOSS = 1e27
-_STEP = 2.0**-53  # between two uniform numbers
+_STEP = 2.0**-53  # distance between two uniform numbers
 
 
 def poisson_batch(count: int, rate: float, rng: torch.Generator | None) -> Tensor:
-    """Return the numbers of the samples of a batch; it may be empty. With rate 1 it is all.
+    """Draw a batch in which each of ``count`` samples is with probability ``rate``, independently.
 
-    ``rng`` is the source, or None for batches that nobody can repeat.
+    Args:
+        count: number of samples.
+        rate: q, above 0; with 1 or more the batch has all samples.
+        rng: the generator, or None for a batch from the operating system, which nobody can repeat.
+
+    Returns:
+        Rows of the samples, ascending; the batch may be empty.
     """
     if rate >= 1:
         return torch.arange(count)
-    # These are q 2^53, rounded down, among the numbers k / 2^53: never a share above q
+    # Uniform numbers are k / 2^53. Exactly floor(q 2^53) of them pass, so that the real rate is
+    # never above q, for which epsilon is computed; without the added step one more could pass
     return torch.nonzero(uniforms(count, rng) + _STEP <= rate).flatten()
 
 
 class _WithLoss(nn.Module):
-    """A network whose forward is a loss, so that its parameters can be exchanged for a moment."""
+    """A network whose ``forward`` is the loss, as ``functional_call`` needs it."""
 
     def __init__(self, network: nn.Module, loss: Loss) -> None:
         super().__init__()
@@ -44,7 +52,7 @@ class _WithLoss(nn.Module):
         self._loss = loss
 
     def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss of a batch."""
+        """Compute the mean loss of a batch, a scalar."""
         return self._loss(inputs, labels)
 
 
@@ -56,19 +64,19 @@ def clipped_gradients(
     release: Release,
     size: int = 0,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Add up a batch's gradients, each sample's clipped, and its losses.
+    """Clip the gradient of each sample in a batch, and add up gradients and losses.
 
     Args:
-        network: in training mode; its layers keep samples apart (no batch norm).
+        network: the network in training mode. Its layers must keep samples apart (no batch norm).
         loss: the mean loss of inputs (batch, ...) and labels (batch,), computed with ``network``.
         inputs: (batch, ...) float.
-        labels: (batch,).
-        release: bounds a sample's gradient over all parameters, and says whether each is computed
-            apart from the others.
+        labels: (batch,) int64.
+        release: bounds the gradient of a sample over all parameters, and says whether each gradient
+            is computed alone.
         size: samples whose gradients are in memory at once, or 0 for as many as fit.
 
     Returns:
-        Sums of gradients by parameter, in the release's units, and the sum of losses.
+        Sums of gradients by parameter, int64 in the units of the release, and the sum of losses.
     """
     parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
     if release.alone:
@@ -86,7 +94,8 @@ def clipped_gradients(
 
 
 def _finite(losses: Tensor) -> Tensor:
-    """Return losses as they are added up: bounded, and 0 where they are none."""
+    """Bound losses (n,), and replace those that are not finite by 0."""
+    # An infinite sum would show that one sample has such a loss
     finite = torch.nan_to_num(losses, nan=0.0, posinf=0.0, neginf=0.0)
     return finite.clamp(-_LARGEST_LOSS, _LARGEST_LOSS)
 
@@ -98,10 +107,9 @@ def _alone(
     labels: Tensor,
     release: Release,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Do what ``clipped_gradients`` does, one sample at a time.
-
-    A sample's gradient is one vector at once: clipped array by array it takes twice the time.
-    """
+    """Do what ``clipped_gradients`` does, one sample at a time."""
+    # The gradient of a sample is joined to one vector, because clipping array by array takes twice
+    # the time
     trained = list(parameters.values())
     sizes = [p.numel() for p in trained]
     whole = torch.zeros(sum(sizes), dtype=torch.int64, device=inputs.device)
@@ -121,15 +129,16 @@ def _alone(
 def _together(
     network: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the gradients (batch, ...) of each sample of a batch, and their losses (batch,)."""
+    """Compute each sample's gradients by parameter, (batch, ...), and the losses (batch,)."""
     with_loss = _WithLoss(network, loss)
 
     def of_sample(values: Mapping[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
         result: Tensor = functional_call(with_loss, dict(values), (one[None], label[None]))
         return result
 
-    # Each sample has parameters of its own, equal in value, whose gradients are then the sample's,
-    # and a dropout mask of its own. torch.func.grad does the same and imports torch._dynamo for it
+    # Each sample gets its own view of the parameters, so that the gradient of the sum of losses is
+    # one gradient per sample. With "different" randomness each sample has its own dropout mask.
+    # torch.func.grad does the same, but imports torch._dynamo, which takes seconds
     copies = {
         name: p.detach().expand(len(labels), *p.shape).requires_grad_()
         for name, p in with_loss.named_parameters()
@@ -143,16 +152,16 @@ def _together(
 
 
 def noisy_mean(sums: Mapping[str, Tensor], release: Release, expected: float) -> dict[str, Tensor]:
-    """Return clipped gradients with noise, as the mean over a batch of the ``expected`` size.
+    """Add noise to sums of clipped gradients, and divide by the expected size of a batch.
 
-    The batch's real size would tell who is in it, so it is not what the sum is divided by.
+    The real size of a batch depends on the patients in it, so that dividing by it would reveal it.
 
     Args:
-        sums: of ``clipped_gradients``.
-        release: as there.
-        expected: the size.
+        sums: the sums of ``clipped_gradients``.
+        release: the same release as there.
+        expected: the expected size, the sampling rate times the number of samples.
 
     Returns:
-        The gradients, float64, on the CPU.
+        Mean gradients by parameter, float64, on the CPU.
     """
     return {name: value / expected for name, value in release.with_noise(sums).items()}

@@ -1,8 +1,8 @@
 """Measurements with Gaussian noise: means of bounded numbers, released as one noisy message.
 
-Where each patient is to be hidden exact measurements have no place. Of the received model, and of
-validation and test data, three leave: ``accuracy``, ``loss`` (each sample's at most ``LOSS_BOUND``)
-and ``entropy``. Each is a mean of a number between 0 and its range.
+Exact measurements would reveal single patients. So three measurements leave a private site, for the
+received model on validation and test data: ``accuracy``, ``loss`` (each sample at most
+``LOSS_BOUND``) and ``entropy``. Each is the mean of a number between 0 and its range.
 """
 
 import math
@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from fedsilo.models.privacy.release import Release
 from fedsilo.models.privacy.summed_metrics import split_of
 
-LOSS_BOUND = 3.0  # nats; a sample's loss counts as this much at most
+LOSS_BOUND = 3.0  # nats; a sample with a larger loss counts with this one
 
 
 def bounded_parts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Compute each sample's part in the sum of a measurement: (n,) in [0, 1], by metric.
+    """Compute each sample's part in the sum of a measurement: metric -> (n,) in [0, 1].
 
-    A sample without finite probabilities counts as one of which nothing is known: a sum that is
-    not finite would tell that it is there.
+    A sample whose probabilities are not finite counts with equal probabilities, because a sum that
+    is not finite would reveal that sample.
 
     Args:
         probabilities: (n, classes) float64.
-        labels: (n,).
+        labels: (n,) int64.
     """
     classes = probabilities.shape[1]
     known = probabilities.isfinite().all(dim=1, keepdim=True)
@@ -41,14 +41,17 @@ def bounded_parts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def range_of(name: str, classes: int) -> float:
-    """Return the largest value of a measurement, of which the least is 0."""
+    """Return the largest value of the measurement ``name``; the smallest is 0."""
     return {"accuracy": 1.0, "loss": LOSS_BOUND, "entropy": math.log(classes)}[
         name.rpartition(".")[2]
     ]
 
 
 def parts_bound(parts: Mapping[str, Tensor]) -> float:
-    """Return the largest norm of a patient's part: it is in one split, by m numbers of [0, 1]."""
+    """Return the largest L2 norm of one patient's part.
+
+    A patient is in one split, and so contributes to its m measurements a number in [0, 1] each.
+    """
     most = max(Counter(split_of(name) for name in parts).values())
     return math.sqrt(most)
 
@@ -56,16 +59,19 @@ def parts_bound(parts: Mapping[str, Tensor]) -> float:
 def noisy_metrics(
     parts: Mapping[str, Tensor], reported: Mapping[str, int], classes: int, release: Release
 ) -> dict[str, float]:
-    """Return measurements with noise, as one message.
+    """Compute measurements with noise, as one message.
 
-    Each sum is divided by the samples that the site has reported, because the real number is not
-    known outside.
+    Each sum is divided by the number of samples that the site has reported, because the real number
+    must not become known.
 
     Args:
-        parts: of each sample of a measurement's split (n,), in [0, 1], by measurement.
-        reported: samples of each split, as the site has reported them.
-        classes: of the task, which bound the entropy.
-        release: whose bound is that of ``parts_bound``.
+        parts: measurement -> parts in [0, 1] of the samples in its split, (n,).
+        reported: split -> number of samples, as the site has reported it.
+        classes: number of classes, which bounds the entropy.
+        release: the release, whose bound must be that of ``parts_bound``.
+
+    Returns:
+        Measurement -> value, within its range: noise beyond the range is clipped.
     """
     sums: dict[str, Tensor] = {}
     for split in sorted({split_of(name) for name in parts}):

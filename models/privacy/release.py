@@ -1,22 +1,24 @@
-"""The one gate by which anything leaves under differential privacy, in whole numbers.
+"""The only gate for differentially private releases; it computes in whole numbers.
 
-A patient's part is a vector of numbers. Here it is clipped to a norm C and written in whole units
-of C / 2^24; the parts are added as whole numbers, and so is the noise. What follows, multiplying by
-the unit and dividing by an expected batch, is of numbers that are private already.
+One patient contributes a vector of numbers, the patient's part. It is clipped to a norm C and
+written in whole units of C / 2^24. Parts and noise are added as whole numbers. The later steps,
+multiplying by the unit and dividing by an expected batch, see only numbers that are private
+already.
 
-Why one patient moves the sum by at most C, whatever the numbers are:
+One patient moves the sum by at most C, whatever the numbers are, for these reasons:
 
-- The norm is taken in float64 of the vector divided by its largest number. So it is between 1 and
-  the root of the length, and neither overflows nor vanishes, as the norm of (1e-24, 1e-24) in
-  float32 does.
-- Scaled numbers are cut off towards zero, which makes none larger. Rounded to the nearest, each
-  could be half a unit larger, and the bound would have to be (Casacuberta et al. 2022).
-- The whole numbers are then measured again, without any error: units below 2^24 have squares below
-  2^48, and a float64 adds whole numbers up to 2^53 exactly. A longer part counts as 0.
-- Whole numbers are added exactly, in any order. Sums of floats move by more than C with one number
-  (Casacuberta et al. 2022), and noise of floats tells what it was added to (Mironov 2012).
+- The vector is divided by its largest number before its norm is taken in float64. The norm is then
+  between 1 and the root of the length. It cannot overflow, nor vanish as the norm of (1e-24, 1e-24)
+  does in float32.
+- Scaled numbers are cut off towards zero, which makes no number larger. Rounding to the nearest
+  could make each half a unit larger, and the bound with it (Casacuberta et al. 2022).
+- The norm of the whole numbers is then computed again, without any error: units below 2^24 have
+  squares below 2^48, and float64 adds whole numbers up to 2^53 exactly. A part that is still too
+  long counts as 0.
+- Whole numbers are added exactly, in any order. One number can move a sum of floats by more than C
+  (Casacuberta et al. 2022), and floating-point noise reveals what it was added to (Mironov 2012).
 
-``rounded_gaussian`` says why rounding the noise costs nothing, ``accountant`` adds releases up.
+``rounded_gaussian`` explains why rounding the noise costs nothing; ``accountant`` adds up releases.
 """
 
 import math
@@ -33,14 +35,14 @@ UNITS = 2**24  # a part of norm C is a vector of whole numbers of this norm
 
 @dataclass
 class Release:
-    """Sums of patients' parts that have been paid for: bound, noise and how many may leave.
+    """Noisy sums of patients' parts whose epsilon has been charged already.
 
     Attributes:
         bound: C, the largest norm of a patient's part.
-        noise: z; the noise's deviation is zC, or up to a unit more.
-        releases: how many the ledger has been charged for.
-        source: a simulation's, or None for the operating system's noise.
-        made: of these, so far.
+        noise: z; the standard deviation of the noise is zC, or up to a unit more.
+        releases: the number of releases that the ledger has been charged for.
+        source: generator of a simulation, or None for noise from the operating system.
+        made: the number of releases made so far.
     """
 
     bound: float
@@ -51,22 +53,23 @@ class Release:
 
     @property
     def alone(self) -> bool:
-        """Whether each patient's part must be computed apart from all others'.
+        """Whether each patient's part must be computed without any other patient.
 
-        In one batch a sample's last bits depend on how many others there are, and weights made for
-        the purpose let them decide everything. The noise of a simulation protects nobody.
+        In a batch the last bits of a sample depend on the size of the batch, and a server could
+        craft weights that turn last bits into large differences. A simulation's noise protects
+        nobody, so that it may take whole batches.
         """
         return self.source is None
 
     def parts(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Write patients' parts in units of the bound, none longer than it.
+        """Clip patients' parts to the bound, and write the parts in whole units.
 
         Args:
-            rows: arrays (n, ...) by name; those of one patient are one vector together. What is
-                not finite counts as 0: by it one patient would be seen.
+            rows: arrays (n, ...) by name; all numbers of one patient together are one vector. A
+                number that is not finite counts as 0, because an error would reveal the patient.
 
         Returns:
-            The same in units, int64.
+            The same arrays in units, int64.
         """
         shapes = {name: array.shape for name, array in rows.items()}
         flat = {
@@ -84,13 +87,15 @@ class Release:
         squares = torch.zeros_like(largest)
         for values in scaled.values():
             squares = squares + values.square().sum(dim=1)
-        # The first is infinite for a tiny bound; then the second, which clips, is less
+        # The first factor keeps the norm, the second clips it to the bound. For a tiny bound the
+        # first may be infinite, and the second is then the smaller one
         scale = torch.minimum(largest * (UNITS / self.bound), UNITS / squares.sqrt())
         scale = torch.where(largest > 0, scale, 0.0)
         whole = {name: (values * scale[:, None]).trunc() for name, values in scaled.items()}
         length = torch.zeros_like(largest)
         for values in whole.values():
             length = length + values.square().sum(dim=1)
+        # Rounding in the factor may still leave a part too long; comparing whole numbers cannot err
         within = length <= float(UNITS**2)
         return {
             name: torch.where(within[:, None], values, 0.0).long().reshape(shapes[name])
@@ -98,24 +103,25 @@ class Release:
         }
 
     def sums(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add up the parts of patients, int64, in units; ``rows`` are as of ``parts``."""
+        """Add up the parts of patients, int64 in units; ``rows`` are those of ``parts``."""
         return {name: part.sum(dim=0) for name, part in self.parts(rows).items()}
 
     def with_noise(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add noise to sums of parts and return them in the parts' own measure.
+        """Add noise to sums of parts, and convert the units back.
 
         Args:
-            sums: int64, in units.
+            sums: sums of parts by name, int64 in units.
 
         Returns:
             The same arrays, float64, on the CPU.
 
         Raises:
-            RuntimeError: nobody has paid for it; a fault of the program.
+            RuntimeError: more releases are made than were charged, which is a fault of the program.
         """
         if self.made >= self.releases:
-            raise RuntimeError(f"{self.releases} release(s) were paid for, and one more is made")
+            raise RuntimeError(f"{self.releases} release(s) were charged, but one more is made")
         self.made += 1
+        # Rounded up, because less noise than charged would break the promise
         deviation = math.ceil(self.noise * UNITS)
         left = {}
         for name, total in sorted(sums.items()):
@@ -127,10 +133,10 @@ class Release:
 
 
 def apart(samples: Tensor, number: int) -> Tensor:
-    """Return a sample (1, ...) in memory of its own.
+    """Copy sample ``number`` of a batch, (1, ...), to memory of its own.
 
-    Libraries may compute other last bits where memory begins at another place, and where a sample
-    is in a batch depends on who comes before it.
+    Libraries may compute other last bits if memory begins at another address, and the address of a
+    sample within a batch depends on the patients before it.
     """
     return samples[number : number + 1].clone()
 

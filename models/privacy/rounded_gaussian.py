@@ -1,15 +1,15 @@
-"""Gaussian noise as whole numbers: a normal number of a deviation, rounded, sampled exactly.
+"""Exact sampling of Gaussian noise that is rounded to whole numbers.
 
-A floating-point normal number misses some values, and which ones it misses tells what was added to
-it (Mironov 2012). A whole number k comes here with exactly the probability that N(0, s^2) lies
-between k - 1/2 and k + 1/2. Rounding does not see a whole number that is added: round(x + k) is
-round(x) + k. So whole numbers with this noise are the Gaussian mechanism's answer, rounded
-afterwards, and have its (epsilon, delta) without any loss, also of random batches.
+Floating-point noise cannot take some values, and the missing values reveal the number that it was
+added to (Mironov 2012). A whole number k comes here with exactly the probability that N(0, s^2)
+lies between k - 1/2 and k + 1/2. Rounding commutes with adding a whole number: round(x + k) is
+round(x) + k. So whole numbers with this noise equal the answer of the Gaussian mechanism, rounded
+afterwards, and have its (epsilon, delta) without loss, for random batches too.
 
-The method is Marsaglia's polar one (1964): of a point (u, v) drawn within the unit circle, with
-w = u^2 + v^2, u f and v f are two normal numbers, where f = sqrt(-2 ln(w) / w). A computer knows u
-and v to so many bits, and logarithms with an error. A draw counts when all that u, v and the
-errors leave open rounds to the same whole numbers; otherwise more random bits decide it.
+The method is Marsaglia's polar method (1964). For a random point (u, v) within the unit circle and
+w = u^2 + v^2, the numbers u f and v f with f = sqrt(-2 ln(w) / w) are normal. A computer has only
+finitely many bits of u and v, and logarithms with an error. A draw is accepted if all numbers
+within these errors round to the same whole numbers; otherwise more random bits decide the draw.
 """
 
 import os
@@ -21,29 +21,29 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# A float64 of more has no room for the digits behind the point
+# A float64 beyond has too few digits behind the point to be rounded reliably
 LARGEST_DEVIATION = 2**46
 Bytes = Callable[[int], bytes]
 _Floats = npt.NDArray[np.float64]
 _Whole = npt.NDArray[np.int64]
-# Bits of u and of v at first, and those that an undecided draw gets at a time
+# First bits of u and of v, and further bits per step of an undecided draw
 _BITS, _MORE = 53, 64
-# The bits of u leave open so much on both sides of the middle
+# Half of the interval that the first bits of u leave open
 _HALF = 2.0**-53
 # The relative error of f. Libraries promise 4 units in the last place, 2^-50; this is 16 times that
 _LIBRARY = 2.0**-46
-# Pairs that are drawn at once, and the share that is accepted: pi / 4
+# Pairs drawn at once, and the accepted share: the circle covers pi / 4 of its square
 _AT_ONCE, _ACCEPTED = 2**18, 0.785
 
 
 def rounded_normals(deviation: int, count: int, source: torch.Generator | None) -> Tensor:
-    """Draw whole numbers (count,), int64, of normal numbers of a deviation, rounded.
+    """Draw normal numbers that are rounded to whole numbers, (count,) int64.
 
     Args:
         deviation: standard deviation, at most ``LARGEST_DEVIATION``.
-        count: how many.
-        source: of a simulation, whose numbers are the same for the same seed, and are rounded
-            floating-point ones; None for exact ones of the operating system.
+        count: how many numbers.
+        source: generator of a simulation, which gives the same numbers for the same seed, but not
+            exactly distributed ones; None for exact numbers from the operating system.
     """
     if source is not None:
         drawn = torch.randn(count, generator=source, dtype=torch.float64)
@@ -56,8 +56,8 @@ def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) 
 
     Args:
         deviation: standard deviation, at most ``LARGEST_DEVIATION``.
-        count: how many.
-        random_bytes: returns so many random bytes.
+        count: how many numbers.
+        random_bytes: number -> that many random bytes.
     """
     found: list[_Whole] = []
     missing = count
@@ -69,15 +69,16 @@ def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) 
 
 
 def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
-    """Draw pairs and return the numbers of those within the circle, a pair's one after another."""
+    """Draw pairs; return the numbers of pairs within the circle, the two of a pair in sequence."""
     words = np.frombuffer(random_bytes(16 * pairs), dtype=np.uint64) >> np.uint64(64 - _BITS)
     bits = words.astype(np.int64).reshape(pairs, 2)
-    # (2k + 1) / 2^53 - 1 is the middle of what the bits k leave open, and exact in float64
+    # (2k + 1) / 2^53 - 1 is the middle of the interval that the bits k leave open; float64 holds it
+    # exactly
     middle = (2 * bits + 1 - 2**_BITS).astype(np.float64) * 2.0**-_BITS
     squared = np.square(middle)
     w = squared[:, 0] + squared[:, 1]
     outside = w > 1 + 2.0**-40
-    # More bits decide where the formulas below are too steep for their bound of the error
+    # Near 0 and 1 the formulas are too steep for their error bound, so that more bits decide there
     steep = ~outside & ((w < 2.0**-60) | (w > 1 - 2.0**-40))
     values, error = _pairs_with_error(middle, np.where(outside | steep, 0.5, w))
     values, error = deviation * values, deviation * error
@@ -86,7 +87,8 @@ def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
     undecided = steep | (~outside & (differ[:, 0] | differ[:, 1]))
     whole = low.astype(np.int64)
     for row in np.flatnonzero(undecided):
-        # They stay in place: appended, they would be those that are left over more often
+        # Undecided draws keep their place. At the end of the array they would be cut off more often
+        # than others, which would change the distribution
         pair = _decide_by_more_bits(deviation, int(bits[row, 0]), int(bits[row, 1]), random_bytes)
         outside[row] = pair is None
         whole[row] = pair or (0, 0)
@@ -95,10 +97,11 @@ def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
 
 
 def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
-    """Return u f and v f (n, 2) and by how much each may be wrong, four times what is needed.
+    """Compute u f and v f (n, 2), and a bound of their errors (n, 2), four times the needed one.
 
-    The bits leave w open by less than 2^-50 sqrt(w) + 2^-104, rounding included; of this f has
-    |1/2 - 1/(2 ln w)| times the relative part, and u f has f times what is open of u.
+    The first bits leave w uncertain by less than 2^-50 sqrt(w) + 2^-104, rounding included. The
+    relative error of f is |1/2 - 1/(2 ln w)| times the relative error of w. The error of u f has
+    two parts: u times the error of f, and f times the error of u.
     """
     logarithm = np.log(w)
     f = np.sqrt(-2 * logarithm / w)
@@ -111,9 +114,12 @@ def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
 def _decide_by_more_bits(
     deviation: int, u: int, v: int, random_bytes: Bytes
 ) -> tuple[int, int] | None:
-    """Decide a draw by more bits: its two whole numbers, or None where it is outside.
+    """Decide a draw by more random bits, as many as it takes.
 
-    ``u`` and ``v`` are the first bits of each.
+    ``u`` and ``v`` are the first bits of each number.
+
+    Returns:
+        The two whole numbers, or None if the point is outside the circle.
     """
     bits = _BITS
     while True:
@@ -128,7 +134,7 @@ def _decide_by_more_bits(
 
 
 def _interval(number: int, bits: int) -> tuple[int, int, int]:
-    """Return the sign of u, and between which whole multiples of 2^(1-bits) its size is."""
+    """Return the sign of u, and two neighbouring multiples of 2^(1-bits) that enclose its size."""
     half = 1 << (bits - 1)
     if number >= half:
         return 1, number - half, number - half + 1
@@ -138,12 +144,15 @@ def _interval(number: int, bits: int) -> tuple[int, int, int]:
 def _from_intervals(
     deviation: int, u: tuple[int, int, int], v: tuple[int, int, int], bits: int
 ) -> list[int] | None:
-    """Return two whole numbers, none of them where bits are missing, or None for a draw outside.
+    """Round the draw by interval arithmetic.
 
-    Each line bounds from below with ``down`` and from above with ``up``. Roots and logarithms of
-    ``decimal`` are the nearest number, so their neighbours bound them.
+    Returns:
+        Two whole numbers, an empty list if more bits are needed, or None for a draw outside.
     """
-    digits = bits  # more than three times what the bits tell
+    # Each line is bounded from below with ``down`` and from above with ``up``. decimal returns the
+    # nearest number for roots and logarithms, so that its two neighbours enclose the true value.
+    # A decimal digit is worth more than three bits, so that these are more digits than needed
+    digits = bits
     down = Context(prec=digits, rounding=ROUND_FLOOR, Emin=-(10**6), Emax=10**6)
     up = Context(prec=digits, rounding=ROUND_CEILING, Emin=-(10**6), Emax=10**6)
     one = 1 << 2 * (bits - 1)

@@ -1,9 +1,9 @@
-"""Measurements as parts of a secure sum: of a known range, weighted by the samples behind them.
+"""Measurements in a secure sum: scaled to a known range, weighted by samples.
 
-A site masks (v - low) / (high - low) of each, from 0 to 1, times the samples of the split over B
-('secure-samples' of the site files), and next to it those samples. The ratio of both sums is the
-mean over the samples of all sites that have a value. A site without one, or with one that is not
-finite, adds 0 to both, so the mean is right without it and nobody sees which site that was.
+For each measurement v a site masks (v - low) / (high - low), from 0 to 1, times w, and w itself.
+The weight w is the number of samples in the split over B ('secure-samples' of the site files). The
+ratio of both sums is the mean over the samples of all sites that have a value. A site without a
+finite value adds 0 to both sums: the mean is right without it, and nobody sees which site it was.
 """
 
 import math
@@ -11,20 +11,20 @@ from collections.abc import Sequence
 
 from fedsilo.models.contract.messages import INCOMING, TRAINED, measurement
 
-LARGEST_LOSS = 10.0  # nats; a site's mean loss beyond is counted as this
-_STEPS = "steps"  # of an optimiser, FedNova's
-_MOST_STEPS = 2.0**16
+LARGEST_LOSS = 10.0  # nats; a larger mean loss of a site counts as this one
+_STEPS = "steps"  # optimiser steps of a round, which FedNova averages
+_MOST_STEPS = 2.0**16  # more steps count as this many
 MEASURED = ("accuracy", "entropy", "loss")
 TRAIN_LOSS = measurement(TRAINED, "train", "loss")
 
 
 def summed_metrics(trains: bool, measures: bool, splits: Sequence[str]) -> list[str]:
-    """Return which measurements sites add up: of the splits that all of them measure.
+    """List the measurements that sites add up in a phase.
 
     Args:
         trains: whether sites train in the phase.
-        measures: whether they measure the model that comes.
-        splits: which all sites measure.
+        measures: whether sites measure the incoming model.
+        splits: the splits that all sites measure; others would show which sites lack them.
     """
     names = [TRAIN_LOSS] if trains and "train" in splits else []
     return names + [
@@ -36,12 +36,12 @@ def summed_metrics(trains: bool, measures: bool, splits: Sequence[str]) -> list[
 
 
 def split_of(name: str) -> str:
-    """Return the split that a metric is of; empty where it is of none, such as steps."""
+    """Return the split in a metric's name; empty if it has none, such as 'steps'."""
     return name.partition(".")[2].partition(".")[0]
 
 
 def bounds(name: str, classes: int) -> tuple[float, float] | None:
-    """Return the least and the largest value of a metric that can be summed; None for others."""
+    """Return the least and the largest value of a metric; None if the metric cannot be summed."""
     metric = name.rpartition(".")[2]
     if name not in (_STEPS, TRAIN_LOSS) and name not in summed_metrics(True, True, ("val", "test")):
         return None
@@ -54,10 +54,7 @@ def bounds(name: str, classes: int) -> tuple[float, float] | None:
 
 
 def portion(value: float | None, low: float, high: float) -> float | None:
-    """Place ``value`` between ``low`` and ``high``: from 0 to 1, beyond is cut.
-
-    None where there is no value, or one that is not finite.
-    """
+    """Scale ``value`` from ``low``..``high`` to 0..1, clipped; None without a finite value."""
     if value is None or not math.isfinite(value):
         return None
     return min(max((value - low) / (high - low), 0.0), 1.0)

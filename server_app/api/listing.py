@@ -145,20 +145,24 @@ def _section() -> Iterator[str]:
             group = line.strip("[]").removeprefix(_SECTION).lstrip(".")
         key = ".".join(filter(None, (group, line.partition(" = ")[0])))
         rule = rules.get(key)
-        help_ = "; ".join(filter(None, (rule.help, rule.allowed()))) if rule else ""
+        help_ = "; ".join(filter(None, (rule.help, rule.describe_range()))) if rule else ""
         yield f"{line}  # {help_}" if help_ else line
 
 
 def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[str]:
     """List the methods: ours, those of installed packages and of plugins."""
     from fedsilo.models.contract.methods import METHODS, about, load_plugin_files
-    from fedsilo.models.contract.plugs import file_digests, module_of, offered
+    from fedsilo.models.contract.plugs import file_digests, find_plugins, module_of
     from fedsilo.server_app.config.trusted_plugins import remember_plugins
 
     entries = plugin_texts(plugin)
     load_plugin_files(", ".join(entries))
     remember_plugins(file_digests(entries))
-    for name in [*sorted(METHODS), *sorted(offered("method", METHODS)), *map(module_of, entries)]:
+    for name in [
+        *sorted(METHODS),
+        *sorted(find_plugins("method", METHODS)),
+        *map(module_of, entries),
+    ]:
         yield f"{name}: {about(name)}"
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from fedsilo.datasets.io.declarations import FileModel, checked, misfit, within
+from fedsilo.datasets.io.declarations import FileModel, check_content, misfit, within
 from fedsilo.datasets.io.yaml_text import read_yaml
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import METHODS
@@ -93,7 +93,7 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
     raw = read_simulation(path).get("experiments")
     if not isinstance(raw, dict):
         raise SettingError(f"{path} has no mapping 'experiments'")
-    declared: dict[str, Experiment] = checked(
+    declared: dict[str, Experiment] = check_content(
         dict[Annotated[str, AfterValidator(_one_line)], Experiment],
         raw,
         lambda sentence: SettingError(f"{path}: experiment {sentence}"),
@@ -121,7 +121,7 @@ def _based(
         loop = " -> ".join((*chain, name))
         raise SettingError(f"{path}: experiments {loop} are based on one another")
     own = declared[name]
-    if "base" not in own.given():
+    if "base" not in own.stated_fields():
         return own
     base = _based(own.base, declared, path, (*chain, name))
     update = {part: getattr(base, part) | getattr(own, part) for part in _INHERITED}

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from fedsilo.datasets.io.declarations import FileModel, checked, misfit, whole
+from fedsilo.datasets.io.declarations import FileModel, check_content, misfit, whole
 from fedsilo.datasets.io.yaml_text import read_yaml
 from fedsilo.datasets.silo.declared_silos import SiteName
 from fedsilo.models.contract.errors import SettingError
@@ -91,4 +91,6 @@ def _registered(path: Path) -> Mapping[str, _Entry]:
 def _by_site(path: Path, kind: Any) -> Any:
     """Return what ``path`` has of each site, each of a ``kind``."""
     content = read_yaml(path, SettingError)
-    return checked(dict[SiteName, kind], content, lambda said: SettingError(f"{path}: {said}"))
+    return check_content(
+        dict[SiteName, kind], content, lambda said: SettingError(f"{path}: {said}")
+    )

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedsilo.datasets.io.declarations import checked, misfit
+from fedsilo.datasets.io.declarations import check_content, misfit
 from fedsilo.datasets.silo.declared_silos import SiteName
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.contract.one_line import one_line, shown
@@ -62,7 +62,7 @@ def read_content(text: str, path: Path) -> Any:
 
 def check(form: Any, content: Any, where: str) -> None:
     """Raise a RunDirectoryError, which names the place, for a content not of the type ``form``."""
-    checked(form, content, lambda sentence: _other_form(where, sentence), quoted=True)
+    check_content(form, content, lambda sentence: _other_form(where, sentence), quoted=True)
 
 
 def check_columns(name: str, columns: Iterable[str], where: str) -> None:

@@ -15,4 +15,4 @@ def worst(values: Mapping[str, float], *, high_is_worse: bool = False) -> list[s
 
 def listed(names: Sequence[str]) -> str:
     """Return names in a sentence, of many the first five and how many more there are."""
-    return one_line.listed(names, MANY if len(names) <= MANY else _WORST)
+    return one_line.join_names(names, MANY if len(names) <= MANY else _WORST)

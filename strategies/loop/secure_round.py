@@ -26,7 +26,7 @@ from fedsilo.models.privacy.secure_sum import (
     SAMPLES,
     Quantisation,
     Words,
-    masked,
+    mask_arrays,
     needed_sites,
     quantisation,
     why_too_coarse,
@@ -205,7 +205,7 @@ class SecureSum:
             SiteError: too few have answered, or their shares do not fit together.
         """
         self._refuse_few(replies, "helped to take the masks off")
-        sums = masked(self._sums, *self._masks_left(replies))
+        sums = mask_arrays(self._sums, *self._masks_left(replies))
         samples, self.failed = map(int, sums.pop(COUNTS))
         none = np.zeros(0, np.uint32)
         portions, behind = sums.pop(METRICS, none), sums.pop(MEASURED, none)

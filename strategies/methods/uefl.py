@@ -218,4 +218,4 @@ class UEFL(Method):
 
     def disclosures(self) -> Disclosures:
         """Name the weights, codebooks and centroids."""
-        return Disclosures(*self.settings.disclosed())
+        return Disclosures(*self.settings.list_disclosures())

@@ -19,7 +19,12 @@ from fedsilo.client_app.privacy.round_secrets import RoundSecrets, read_secrets
 from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
-from fedsilo.models.privacy.secure_sum import masked, needed_sites, quantisation, tolerated
+from fedsilo.models.privacy.secure_sum import (
+    mask_arrays,
+    needed_sites,
+    quantisation,
+    tolerated_colluders,
+)
 from fedsilo.strategies.wire.secure_keys import Shares, joined, mask_key, new_key_pair, opened
 from fedsilo.strategies.wire.signatures import (
     bound_to,
@@ -133,7 +138,7 @@ class Attacker:
         plus, minus = [], [own_mask]
         for other in self.round.names[1:]:  # all come after the victim: it has added their masks
             minus.append(mask_key(private, bytes(self.round.keys[other]["mask-key"]), bound))
-        left = masked(self.received[self.victim], plus, minus)["w"]
+        left = mask_arrays(self.received[self.victim], plus, minus)["w"]
         way = quantisation(self.round.common, len(self.round.names), SAMPLES)
         return way.total(left, 1).tolist()
 
@@ -166,15 +171,15 @@ def test_as_many_sites_as_the_theorem_excludes_open_the_victim(
 
 
 def test_default_threshold_bears_just_under_a_third() -> None:
-    borne = {n: tolerated(needed_sites(COMMON, n), n) for n in (3, 4, 5, 6, 7, 9, 10)}
+    borne = {n: tolerated_colluders(needed_sites(COMMON, n), n) for n in (3, 4, 5, 6, 7, 9, 10)}
     assert borne == {3: 1, 4: 1, 5: 2, 6: 3, 7: 2, 9: 4, 10: 3}
     assert all(borne[n] >= (n - 1) // 3 for n in borne)
 
 
 def test_the_smallest_sum_hides_a_site_among_those_that_do_not_collude(tmp_path: Path) -> None:
-    """With t - 1 colluding sites a sum of t sites is the victim's own: ``tolerated`` is t - 2."""
+    """With t - 1 colluding sites a sum of t sites is the victim's own, so t - 2 are tolerated."""
     attacker = Attacker(a_round(tmp_path, 3, 3), 1)
-    assert tolerated(3, 3) == 1
+    assert tolerated_colluders(3, 3) == 1
     listed = list(attacker.round.names)
     assert attacker.shares(attacker.honest, listed).keys() == set(listed), "the whole sum"
     few = Attacker(a_round(tmp_path / "few", 4, 3), 1)
@@ -260,7 +265,9 @@ def test_a_server_cannot_choose_weights(tmp_path: Path) -> None:
             own.append(disk(round_, name).own_mask)
         zeros = {"secure/counts": np.zeros(2, np.uint32), "w": total}
         sums.append(
-            quantisation(round_.common, 3, SAMPLES).total(masked(zeros, [], own)["w"], 3).tolist()
+            quantisation(round_.common, 3, SAMPLES)
+            .total(mask_arrays(zeros, [], own)["w"], 3)
+            .tolist()
         )
     assert sums[0] == sums[1] == pytest.approx([1.5, -1.5], abs=1e-6)
 
@@ -285,7 +292,7 @@ def test_what_one_site_alone_is_asked_to_train_is_in_no_sum(tmp_path: Path) -> N
         masks = site.masked(updates, CAME, {})
         total = total + masks["a" if name == "s0" else "secure/counts"]
         own.append(disk(round_, name).own_mask)
-    read = quantisation(round_.common, 3, SAMPLES).total(masked({"w": total}, [], own)["w"], 1)
+    read = quantisation(round_.common, 3, SAMPLES).total(mask_arrays({"w": total}, [], own)["w"], 1)
     assert read != pytest.approx(VICTIM, abs=1e-6)
 
 
@@ -342,4 +349,4 @@ def test_no_method_that_needs_more_than_sums_tells_how_many_patients_there_are(
     named = {"method": "picsr", "picsr.prototype-min-count": least}
     site = hospital(node={"trust": "sums"}, unchecked=named, **SUMS)
     assert site.send("query.hello") is None
-    assert "method 'picsr' needs more of the sites' arrays than a sum" in site.refusals[0]
+    assert "method 'picsr' needs more than the sum of the sites' arrays" in site.refusals[0]

@@ -107,7 +107,7 @@ def test_a_data_set_without_files_needs_no_data_directory(tmp_path: Path, contex
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ({"fedsilo-version": "9.0"}, f"s1a: the site runs fedsilo {FEDSILO} and the server 9.0: "),
+        ({"fedsilo-version": "9.0"}, f"s1a: the site runs fedsilo {FEDSILO}, but the server 9.0: "),
         ({"flower-version": "9.0"}, "s1a: the site runs Flower 1."),
     ],
 )

@@ -392,7 +392,7 @@ def test_a_plug_is_a_data_set_or_its_class(plugged: ModuleType, name: str) -> No
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("ward_data:number", "is 'int', which is no DataSet"),
+        ("ward_data:number", "must be a DataSet"),
         ("ward_data:digits", "calls itself 'digits', and that name is taken"),
         ("ward_data:none", "has no 'none'"),
         ("digitz", "unknown data set 'digitz'.* did you mean 'digits'"),

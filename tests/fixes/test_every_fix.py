@@ -18,7 +18,7 @@ _NAMES_A_SETTING = re.compile(
 _SHORTEST = 14  # characters, without what an error fills in
 # Tried in other files than those beside this one: a part of the text -> the file
 ELSEWHERE = {
-    "a sum has room for numbers of a known size": "tests/test_secure_end_to_end.py",
+    "a sum has room only for numbers of a known size": "tests/test_secure_end_to_end.py",
     "training samples decide a step": "tests/attacks/test_floors.py",
     "bits moves the mean by": "tests/models/privacy/test_secure_sum.py",
     "data are fewer or of another kind than": "tests/attacks/test_oracles_at_sums.py",
@@ -38,7 +38,7 @@ ELSEWHERE = {
     "of the others, and {x} are to be borne": "tests/attacks/test_secure_sums.py",
     "needs at least {x} sites, but there are": "tests/strategies/loop/test_robust.py",
     "needs at least three sites": "tests/test_secure_end_to_end.py",
-    "needs more of the sites' arrays than a sum": "tests/test_secure_end_to_end.py",
+    "needs more than the sum of the sites' arrays": "tests/test_secure_end_to_end.py",
     "trains sites as one: take --engine inline, or": "tests/client_app/test_together.py",
     "would always be 0: list the values that mean": "tests/datasets/tables/test_dataset.py",
     "contains non-finite values, which cannot travel": "tests/strategies/wire/test_compressed.py",

@@ -25,13 +25,13 @@ from tests.support.tiny import VIT, VIT_FIELDS
 
 # Parts of the errors that the functions below try
 TRIED = (
-    "network 'vit' takes grey or colour images, and",
+    "network 'vit' takes grey or colour images, but",
     "Swin Transformers take images whose sides are multiples",
     "network 'unet' divides images by 8",
     "network 'transunet' halves images until a patch",
     "the feature map of the",
     "transport costs or masses contain non-finite values",
-    "its closeness is not to be relied on",
+    "so that the closeness is not reliable",
 )
 DIGITS: Values = {**tiny("fedavg", rounds=1, mc_passes=0), "silo-train-size": 10}
 COLOUR: Values = {**DIGITS, "dataset": "cifar10", "silos": 2, "silo-test-size": 2}
@@ -61,7 +61,7 @@ CASES = [
         {"another 'network'": {"network": "conv"}},
     ),
     Case(
-        "which leaves nothing of 16x16 pixels; choose another 'network'",
+        "which leaves nothing of 16x16 pixels: choose another 'network'",
         {**DIGITS, "network": "vgg16-bn"},
         {"choose another 'network'": {"network": "conv"}},
     ),
@@ -191,22 +191,22 @@ def test_distillation_at_lower_rate_does_not_diverge() -> None:
 
     said = refused(lambda: distil(1e12))
     assert "the feature map of the teacher contains non-finite values" in said
-    assert "its training diverged; lower 'learning-rate'" in said
+    assert "its training diverged: lower 'learning-rate'" in said
     assert not refused(lambda: distil(0.001))
 
 
 def test_emd_of_moderate_maps_is_computed_and_of_diverged_maps_refused() -> None:
     maps = torch.randn(2, 2, 2, 16, generator=torch.Generator().manual_seed(0))
     said = refused(lambda: batch_closeness(1e25 * maps, 1e25 * maps, FedEFMSettings()))
-    assert "costs or masses contain non-finite values: what is compared has" in said
-    assert "diverged; lower 'learning-rate'" in said
+    assert "costs or masses contain non-finite values, because one of" in said
+    assert "diverged: lower 'learning-rate'" in said
     assert not refused(lambda: batch_closeness(maps, 10 * maps, FedEFMSettings()))
 
 
 def test_emd_that_sinkhorn_cannot_solve_with_exact_solver_is_computed() -> None:
     own = torch.randn(2, 2, 2, 16, generator=torch.Generator().manual_seed(0))
     near = own + 0.01 * torch.randn(own.shape, generator=torch.Generator().manual_seed(1))
-    with pytest.warns(RuntimeWarning, match="not to be relied on; choose 'fedefm.emd-solver' 'po"):
+    with pytest.warns(RuntimeWarning, match="not reliable: choose 'fedefm.emd-solver' 'po"):
         batch_closeness(own, near, FedEFMSettings(emd_solver="sinkhorn"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -26,7 +26,7 @@ TRIED = (
 )
 CASES = [
     Case(
-        "the server would see what single sites answer; set it to 'secagg'",
+        "the server would see replies of single sites; set it to 'secagg'",
         {**tiny("fedavg"), "trust": "sums", "clip-norm": 2.0},
         {"set it to 'secagg'": {"secure-aggregation": "secagg"}},
     ),
@@ -45,7 +45,7 @@ CASES = [
         },
     ),
     Case(
-        "which nobody has measured of noisy ones: set",
+        "which has not been tested with noise: set",
         {
             **tiny("fedavg"),
             "sample-clip-norm": 1.0,
@@ -55,7 +55,7 @@ CASES = [
         {"set 'wire-precision' and 'wire-down' to 'fp32'": {"wire-precision": "fp32"}},
     ),
     Case(
-        "masks cancel in whole sums alone; set",
+        "masks cancel only in sums of whole updates; set",
         {**tiny("fedavg"), **SECURE, "clip-norm": 2.0, "wire-down": "bf16"},
         {"set 'wire-precision' and 'wire-down' to 'fp32'": {"wire-down": "fp32"}},
     ),

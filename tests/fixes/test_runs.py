@@ -77,7 +77,7 @@ CASES = [
         {"to 'random'": VIT},
     ),
     Case(
-        "t-prompts would have none",
+        "t-prompts would have no layer",
         tiny("fedevprompt", basic_layers=2),
         {"lower it": {"basic-layers": 1}, "set 'prompt-sets' to 'g'": {"prompt-sets": "g"}},
     ),

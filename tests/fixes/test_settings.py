@@ -52,7 +52,7 @@ CASES = [
         {"remove it": {"evidence": GONE}, "set 'loss' to 'evidential'": {"loss": "evidential"}},
     ),
     Case(
-        "there is no epsilon: set both, or remove",
+        "there is no epsilon without",
         tiny("fedavg", max_epsilon=4.0),
         {
             "set both": {"sample-clip-norm": 1.0, "noise-multiplier": 2.0},
@@ -65,12 +65,12 @@ CASES = [
         {"set both": {"noise-multiplier": 2.0}, "or neither": {"sample-clip-norm": GONE}},
     ),
     Case(
-        "means and deviations of a site's own rows have no noise; set",
+        "means and deviations of a site's rows have no noise; set",
         HEART | {"method": "fedavg", "sample-clip-norm": 1.0, "noise-multiplier": 1.0},
         {"set 'standardise' to 'declared'": {"standardise": "declared"}},
     ),
     Case(
-        "private batches are drawn for each step alone, a gradient at a time; leave",
+        "private batches are drawn anew for each step, a gradient at a time; leave",
         tiny("fedavg", sample_clip_norm=1.0, noise_multiplier=1.0)
         | {"network": "resnet22", "gradient-checkpointing": True},
         {"leave 'gradient-checkpointing'": {"gradient-checkpointing": GONE}},
@@ -173,7 +173,7 @@ CASES = [
         },
     ),
     Case(
-        "all prototypes coincide and the router is blind",
+        "all prototypes are equal",
         HEART | {"method": "picsr", "standardise": "site"},
         {
             "set it to 'pooled'": {"standardise": "pooled"},

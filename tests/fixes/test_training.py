@@ -132,7 +132,7 @@ CASES = [
         },
     ),
     Case(
-        "the counts of patients that they are made of have no noise; set",
+        "these weights come from counts of patients without noise; set",
         fedavg(class_weights="balanced", **PRIVATE),
         {
             "set 'class-weights' to numbers": {"class-weights": "1,1,1,1,1,1,1,1,1,2"},
@@ -140,7 +140,7 @@ CASES = [
         },
     ),
     Case(
-        "gradients of single samples are not scaled, and would be lost; set",
+        "gradients of single samples are not scaled and would become 0; set",
         fedavg(precision="fp16", **PRIVATE),
         {"set 'precision' to 'bf16'": {"precision": "bf16"}, "to 'fp32'": {"precision": "fp32"}},
     ),

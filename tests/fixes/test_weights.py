@@ -65,7 +65,7 @@ CASES = [
         {"set 'classifier' to 'seed'": {"classifier": "seed"}},
     ),
     Case(
-        "'published', which tells malignant from not, and the data",
+        "'published', which has two classes, malignant or not, but the data",
         {
             **ON_DIGITS,
             "network": "resnet22",

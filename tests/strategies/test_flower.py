@@ -66,7 +66,7 @@ def test_strategy_reports_training_each_round_and_the_final_measurement(tiny: Ti
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"secure-aggregation": "secagg"}, "method 'uefl' needs more of the sites' arrays than a"),
+        ({"secure-aggregation": "secagg"}, "method 'uefl' needs more than the sum of"),
         ({"rounds": 1}, "'rounds' is 1, not more than 'uefl.iteration-rounds' .20.: no codebook"),
     ],
 )

@@ -22,7 +22,7 @@ from fedsilo.models.contract.messages import (
     TRAIN,
     Instruction,
 )
-from fedsilo.models.maths.standardisation import pooled_statistics, standardised, sums_of
+from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.wire.records import to_record, unbundle
 
@@ -119,7 +119,7 @@ class Hospital:
         figures = pooled_statistics([sums_of(inputs)])
         if self.run.get("standardise") == "declared" and silo.declared is not None:
             figures = silo.declared
-        return np.asarray(standardised(inputs, figures), dtype=np.float64)
+        return np.asarray(standardise(inputs, figures), dtype=np.float64)
 
     def recovered(self, candidates: Iterable[np.ndarray[Any, Any]], error: float = 0.1) -> int:
         """Return how many training rows some candidate is within ``error`` sd of (rms)."""

@@ -33,7 +33,7 @@ from fedsilo.models.contract.messages import (
     SECURE_UNMASK,
     Instruction,
 )
-from fedsilo.models.privacy.secure_sum import masked, needed_sites, quantisation
+from fedsilo.models.privacy.secure_sum import mask_arrays, needed_sites, quantisation
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.wire.records import record_bytes, to_record, unbundle
 from fedsilo.strategies.wire.secure_keys import (
@@ -254,7 +254,7 @@ class Federation:
         for part in came.values():
             total = {name: total[name] + words for name, words in part.items()}
         threshold = needed_sites(resolve(RUN).common, len(came))
-        left = masked(total, [], [joined(shares[site][:threshold]) for site in sorted(came)])
+        left = mask_arrays(total, [], [joined(shares[site][:threshold]) for site in sorted(came)])
         way = quantisation(resolve(RUN).common, len(came))
         whole = {COUNTS, MEASURED}
         return {

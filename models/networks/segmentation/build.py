@@ -1,4 +1,4 @@
-"""Segmentation networks and their loss: an encoder of several scales and a U-Net's decoder.
+"""Segmentation networks, an encoder of several scales with a U-Net's decoder, and their loss.
 
 The four encoders of ``pyramids`` and ``swin``, the backbones of FedEFM's paper, share one decoder
 (Ronneberger et al. 2015); ``swinunet`` has its own (``swin``). The loss is cross-entropy plus soft
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.segmentation.pyramids import (
@@ -22,13 +22,13 @@ from fedsilo.models.networks.segmentation.pyramids import (
     ViTPyramid,
     convolution,
     pixel_head,
-    resized,
+    resize_maps,
 )
 from fedsilo.models.networks.segmentation.swin import SwinPyramid, SwinUnet
 
 
 class PyramidNetwork(Segmenter):
-    """A pyramid and a U-Net's decoder: enlarge, concatenate the finer map, convolve twice."""
+    """A pyramid with a U-Net's decoder: enlarge, concatenate the finer map, convolve twice."""
 
     def __init__(self, pyramid: Pyramid, classes: int) -> None:
         super().__init__(classes)
@@ -43,17 +43,20 @@ class PyramidNetwork(Segmenter):
         """Map images (batch, channels, h, w), scaled, to logits (batch, classes, h, w)."""
         *finer, x = self.pyramid(images)
         for skip, block in zip(reversed(finer), reversed(self.decoder), strict=True):
-            x = block(torch.cat([resized(x, skip.shape[-2:]), skip], dim=1))
+            x = block(torch.cat([resize_maps(x, skip.shape[-2:]), skip], dim=1))
         logits: Tensor = self.head(x)
         return logits
 
     def coarsest(self, images: Tensor) -> Tensor:
-        """Return the pyramid's last map."""
+        """Return the pyramid's last map (batch, c, rows, columns)."""
         last: Tensor = self.pyramid(images)[-1]
         return last
 
     def trunk(self) -> nn.Module | None:
-        """Return a ViT as a run's network, or a convolutional encoder under its name there."""
+        """Return the part that shares its array names with a run's network, or None.
+
+        It is the ViT itself, or the convolutional encoder under the name 'encoder'.
+        """
         if isinstance(self.pyramid, ConvPyramid):
             return nn.ModuleDict({"encoder": self.pyramid.encoder})
         return self.pyramid.network if isinstance(self.pyramid, ViTPyramid | TransPyramid) else None
@@ -62,16 +65,16 @@ class PyramidNetwork(Segmenter):
 def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segmenter:
     """Build a segmentation network for images of ``task``, with weights keyed on the seed.
 
-    ``kind`` is ``unet``, ``vit``, ``swin``, ``transunet`` or ``swinunet``; all their parts are
-    trained, also a ViT's backbone. The task's classes include the background.
+    ``kind`` is ``unet``, ``vit``, ``swin``, ``transunet`` or ``swinunet``. All parts are trained,
+    including a ViT's backbone. The classes of ``task`` include the background.
 
     Raises:
-        SettingError: images do not fit the network.
+        SettingError: the images do not fit the network.
     """
     channels, height, width = task.input_shape
     base, size = settings.width, (height, width)
     pyramid: Pyramid
-    with seeded(settings.seed, "initial-weights"):
+    with seed_generators(settings.seed, "initial-weights"):
         if kind == "swinunet":
             return SwinUnet(in_channels=channels, size=size, width=base, classes=task.classes)
         if kind == "swin":
@@ -84,7 +87,8 @@ def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segme
                 )
             pyramid = ConvPyramid(in_channels=channels, width=base)
         else:
-            from fedsilo.models.networks.prompted_vit import PromptedViT, build_vit  # imports timm
+            # Imported here, because timm takes seconds to import
+            from fedsilo.models.networks.prompted_vit import PromptedViT, build_vit
 
             vit = PromptedViT(build_vit(settings, task), task, settings)
             encoder = ViTPyramid if kind == "vit" else TransPyramid
@@ -93,19 +97,20 @@ def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segme
 
 
 def segmentation_loss(logits: Tensor, masks: Tensor) -> Tensor:
-    """Return mean cross-entropy plus soft Dice loss.
+    """Compute the mean cross-entropy plus the soft Dice loss, a scalar.
 
     The soft Dice loss is 1 - (2 sum p t + 1) / (sum p + sum t + 1), with sums over all pixels of
-    the batch, averaged over the classes but the background.
+    the batch, averaged over the classes other than the background.
 
     Args:
         logits: (batch, classes, h, w).
-        masks: (batch, h, w), the classes' numbers, 0 the background.
+        masks: (batch, h, w), each pixel's class; 0 is the background.
     """
     truth = masks.long()
     entropy = nn.functional.cross_entropy(logits.float(), truth)
-    # A catheter covers a few per cent of the pixels: cross-entropy alone is near its minimum with
-    # nothing but background. Summing over the batch keeps images without a catheter defined
+    # A catheter covers a few per cent of the pixels, so that cross-entropy alone is near its
+    # minimum if all pixels are called background. Dice is summed over the batch, because for one
+    # image without a catheter the ratio would be 0 / 0
     shares = logits.float().softmax(dim=1)[:, 1:]
     wanted = nn.functional.one_hot(truth, logits.shape[1]).permute(0, 3, 1, 2)[:, 1:]
     both = (shares * wanted).sum(dim=(0, 2, 3))

@@ -21,10 +21,10 @@ from fedsilo.models.networks.encoders import ConvEncoder, ResidualBlock
 if TYPE_CHECKING:
     from fedsilo.models.networks.prompted_vit import PromptedViT
 
-_CONV_WIDTHS = (1, 2, 4)  # of ConvEncoder's stages, times its width
-# The first logits of a class lie this far below the background's, a share of about 2 %: a network
-# that began with even odds would spend its first epochs learning that most pixels are background
-# (Lin et al. 2017, RetinaNet's prior)
+_CONV_WIDTHS = (1, 2, 4)  # channels of ConvEncoder's stages, in multiples of its width
+# A class's logits begin this far below those of the background, which is a share of about 2 %. With
+# even odds a network spends its first epochs learning that most pixels are background (Lin et al.
+# 2017, RetinaNet's prior)
 _RARE = 4.0
 
 
@@ -32,7 +32,7 @@ class Segmenter(nn.Module):
     """A network that classifies each pixel.
 
     Attributes:
-        classes: their number; the first is the background.
+        classes: the number of classes; the first class is the background.
     """
 
     def __init__(self, classes: int) -> None:
@@ -56,7 +56,7 @@ class Pyramid(nn.Module):
     """An encoder of several scales.
 
     Attributes:
-        widths: channels of each map, from the finest, of the image's size, to the coarsest.
+        widths: channels of each map, from the finest, which has the image's size, to the coarsest.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ class Pyramid(nn.Module):
 
 
 class ConvPyramid(Pyramid):
-    """``ConvEncoder``: its maps before each max-pool, at 1/1, 1/2 and 1/4, and the last at 1/8."""
+    """``ConvEncoder`` as a pyramid: maps before each max-pool (1/1, 1/2, 1/4) and the last map."""
 
     def __init__(self, *, in_channels: int, width: int) -> None:
         super().__init__((width, 2 * width, 4 * width, 4 * width))
@@ -77,16 +77,17 @@ class ConvPyramid(Pyramid):
         self.bottom = ResidualBlock(4 * width)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Return maps of 1/1, 1/2, 1/4 and 1/8 of the image's size."""
+        """Map images to maps at 1/1, 1/2, 1/4 and 1/8 of the image's size."""
         maps, last = _before_pools(self.encoder.stages, images)
         return [*maps, self.bottom(last)]
 
 
 class ViTPyramid(Pyramid):
-    """A ViT: the image itself, then the patch tokens of ever deeper layers, ever less enlarged.
+    """A ViT as a pyramid: deeper layers give coarser maps.
 
-    A patch of p pixels gives round(log2 p) scales below the image's own; the coarsest is the grid
-    of patches with the last layer's tokens.
+    The finest map is a convolution of the image. A patch of p pixels gives round(log2 p) further
+    scales; the coarsest is the grid of patches with the tokens of the last layer. Tokens of earlier
+    layers are enlarged to their scale.
     """
 
     def __init__(self, network: PromptedViT, *, in_channels: int, width: int) -> None:
@@ -95,30 +96,33 @@ class ViTPyramid(Pyramid):
         super().__init__([width * 2**step for step in range(steps + 1)])
         self.network = network
         depth, channels = len(network.vit.blocks), network.vit.embed_dim
-        # What enters block i is what block i - 1 returned
+        # Entry i of ``encode_with_layers`` is the input of block i, which block i - 1 returned.
+        # Entry 0 is only the embedding, and the last one is the output: both are left out
         self.layers = [min(max(1, depth * step // steps), depth - 1) for step in range(1, steps)]
         self.stem = convolution(in_channels, width)
         self.project = nn.ModuleList(nn.Conv2d(channels, w, 1) for w in self.widths[1:])
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Return maps of 1/1, 1/2, ... of the image's size, the last of one cell a patch."""
+        """Map images to maps at 1/1, 1/2, ... of their size; the last has one cell per patch."""
         tokens = self.network.encode_with_layers(images)
         deep = [tokens[layer] for layer in self.layers] + [tokens[-1]]
         maps = [self.stem(images)]
         for step, (entering, project) in enumerate(zip(deep, self.project, strict=True), start=1):
             x = project(entering.permute(0, 3, 1, 2))
             if step <= len(self.layers):
-                x = resized(x, tuple(-(-side // 2**step) for side in images.shape[-2:]))
+                # -(-a // b) rounds up, as the pooled maps of an odd side would not fit otherwise
+                x = resize_maps(x, tuple(-(-side // 2**step) for side in images.shape[-2:]))
             maps.append(x)
         return maps
 
 
 class TransPyramid(Pyramid):
-    """TransUNet's encoder: a ViT on the maps of a convolutional one, which gives the finer maps.
+    """TransUNet's encoder: a ViT on the maps of a convolutional encoder, which gives finer maps.
 
-    The paper puts a ViT of 16 pixels a patch on ResNet-50's maps at 1/16. Here a patch of 2^s
-    pixels takes ``ConvEncoder``'s maps at 1/2^s; from the fourth halving on a strided convolution
-    does the rest. The ViT loses its embedding of images and keeps all else.
+    The paper puts a ViT of 16 pixels per patch on ResNet-50's maps at 1/16. Here a ViT of 2^s
+    pixels per patch reads ``ConvEncoder``'s maps at 1/2^s. ``ConvEncoder`` halves three times only,
+    so that a strided convolution does the further halvings. The ViT loses its embedding of images
+    and keeps all other parts.
     """
 
     def __init__(self, network: PromptedViT, *, in_channels: int, width: int) -> None:
@@ -126,7 +130,8 @@ class TransPyramid(Pyramid):
         steps = _halvings(max(vit.patch_embed.patch_size))
         encoder = ConvEncoder(in_channels=in_channels, width=width)
         kept = min(steps, len(_CONV_WIDTHS))
-        # Each max-pool's input is a map; its output is one too where a strided convolution follows
+        # The input of each max-pool is a map. The output of the last one is a map too if a strided
+        # convolution follows, because it is then finer than the ViT's grid
         fine = [*_CONV_WIDTHS[:kept], *(_CONV_WIDTHS[-1:] if steps > kept else ())]
         super().__init__([*(width * factor for factor in fine), 4 * width])
         pools = [at for at, one in enumerate(encoder.stages) if isinstance(one, nn.MaxPool2d)]
@@ -138,7 +143,7 @@ class TransPyramid(Pyramid):
         self.project = nn.Conv2d(vit.embed_dim, self.widths[-1], 1)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Return maps of 1/1, 1/2, ... of the image's size, the last of one cell a patch."""
+        """Map images to maps at 1/1, 1/2, ... of their size; the last has one cell per patch."""
         maps, last = _before_pools(self.stages, images)
         if len(maps) + 1 < len(self.widths):
             maps.append(last)
@@ -147,7 +152,7 @@ class TransPyramid(Pyramid):
 
 
 def _before_pools(stages: nn.Sequential, x: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Run ``stages`` and return what enters each max-pool, and the result."""
+    """Run ``stages``; return the inputs of all max-pools, and the final output."""
     maps = []
     for layer in stages:
         if isinstance(layer, nn.MaxPool2d):
@@ -157,18 +162,22 @@ def _before_pools(stages: nn.Sequential, x: Tensor) -> tuple[list[Tensor], Tenso
 
 
 def _halvings(patch: int) -> int:
-    """Return how often an image is halved until a patch is one cell."""
+    """Return log2 of the patch size: the halvings after which a patch is one cell.
+
+    Raises:
+        SettingError: the patch size is not a power of two, or is 1.
+    """
     steps = patch.bit_length() - 1
     if patch != 2**steps or steps == 0:
         raise SettingError(
-            f"network 'transunet' halves images until a patch is one cell, and the ViT's patches "
+            f"network 'transunet' halves images until a patch is one cell, but the ViT's patches "
             f"have {patch} pixels: set 'backbone-patch' to 8 or 16, or choose another network"
         )
     return steps
 
 
 def convolution(before: int, after: int, *, stride: int = 1) -> nn.Sequential:
-    """Return a 3x3 convolution with batch norm and ReLU."""
+    """Build a 3x3 convolution with batch norm and ReLU; it keeps the size at stride 1."""
     return nn.Sequential(
         nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False),
         nn.BatchNorm2d(after),
@@ -176,15 +185,15 @@ def convolution(before: int, after: int, *, stride: int = 1) -> nn.Sequential:
     )
 
 
-def resized(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Return maps (batch, c, ., .) at ``size``, bilinearly."""
+def resize_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Resize maps (batch, c, h, w) bilinearly to ``size``, (height, width)."""
     if tuple(maps.shape[-2:]) == tuple(size):
         return maps
     return nn.functional.interpolate(maps, tuple(size), mode="bilinear", align_corners=False)
 
 
 def pixel_head(channels: int, classes: int) -> nn.Conv2d:
-    """Return the last layer, which at first calls almost all pixels background."""
+    """Build the last layer, whose initial bias calls almost all pixels background."""
     head = nn.Conv2d(channels, classes, 1)
     head.bias = nn.Parameter(torch.tensor([0.0] + [-_RARE] * (classes - 1)))
     return head

@@ -17,17 +17,20 @@ from fedsilo.models.networks.segmentation.pyramids import (
     pixel_head,
 )
 
-_DEPTHS = (2, 2, 6, 2)  # of Swin-T; with 'width' 16 its channels are Swin-T's too
+_DEPTHS = (2, 2, 6, 2)  # blocks per stage of Swin-T; at 'width' 16 the channels are Swin-T's too
 _PATCH = 4
 _LARGEST_WINDOW = 8
-_BLOCKS = 2  # of each decoder stage of Swin-Unet, as published
+_BLOCKS = 2  # blocks per decoder stage of Swin-Unet, as published
 
 
 def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
-    """Return timm's Swin Transformer, which maps images to a list of maps (batch, h, w, c).
+    """Build timm's Swin Transformer, which maps images to a list of maps (batch, h, w, c).
 
-    It has about ``6 * width`` channels at 1/4 of the image's size, doubled at each further stage.
-    Images are refused as by ``swin_shape``.
+    The first map, at 1/4 of the image's size, has about ``6 * width`` channels; each further stage
+    doubles them.
+
+    Raises:
+        SettingError: see ``swin_shape``.
     """
     stages, window = swin_shape(size)
     import timm  # takes seconds
@@ -39,6 +42,7 @@ def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
         img_size=size,
         in_chans=in_channels,
         window_size=window,
+        # The channels must be a multiple of the heads, so that they are rounded down to one
         embed_dim=6 * width // heads * heads,
         depths=_DEPTHS[:stages],
         num_heads=tuple(heads * 2**stage for stage in range(stages)),
@@ -47,11 +51,12 @@ def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
 
 
 def _heads(width: int) -> int:
-    return max(1, 6 * width // 32)  # of the finest stage, of 32 channels each at Swin-T's width
+    """Return the heads of the finest stage; at Swin-T's width each has 32 channels."""
+    return max(1, 6 * width // 32)
 
 
 class SwinPyramid(Pyramid):
-    """A Swin Transformer, and two convolutions for the scales that it lacks, 1/1 and 1/2."""
+    """A Swin Transformer with two convolutions for the scales that it lacks, 1/1 and 1/2."""
 
     def __init__(self, *, in_channels: int, size: tuple[int, int], width: int) -> None:
         stages, _ = swin_shape(size)
@@ -65,18 +70,18 @@ class SwinPyramid(Pyramid):
         self.project = nn.ModuleList(nn.Conv2d(before, after, 1) for before, after in pairs)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Return maps of 1/1, 1/2, 1/4, ... of the image's size."""
+        """Map images to maps at 1/1, 1/2, 1/4, ... of their size."""
         fine = self.stem(images)
         deep = zip(self.swin(images), self.project, strict=True)
         return [fine, self.halved(fine), *(project(x.permute(0, 3, 1, 2)) for x, project in deep)]
 
 
 class SwinUnet(Segmenter):
-    """Swin-Unet: a Swin Transformer and its mirror, with patch expanding in place of merging.
+    """Swin-Unet: a Swin Transformer and its mirror image, with patch expanding for merging.
 
-    At each scale the encoder's map is concatenated to the expanded one, and a linear layer reduces
-    both to the scale's channels before two Swin blocks (figure 1 of Cao et al. 2021). At the end
-    each cell of 4 pixels a side is expanded to its pixels.
+    At each scale the encoder's map is concatenated to the expanded map, and a linear layer reduces
+    both to the channels of the scale before two Swin blocks (figure 1 of Cao et al. 2021). Finally
+    each cell of 4 x 4 pixels is expanded to its pixels.
     """
 
     def __init__(
@@ -109,7 +114,7 @@ class SwinUnet(Segmenter):
         return logits
 
     def coarsest(self, images: Tensor) -> Tensor:
-        """Return the last stage's map, normalised."""
+        """Return the last stage's normalised map (batch, c, rows, columns)."""
         last: Tensor = self.norm(self.swin(images)[-1])
         return last.permute(0, 3, 1, 2)
 
@@ -129,6 +134,8 @@ class PatchExpand(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, h, w, before) to (batch, factor h, factor w, after)."""
         batch, rows, columns, _ = x.shape
+        # (batch, row, column, row in cell, column in cell): the two middle axes are swapped, so
+        # that a cell's rows follow each other; without that the image would be shuffled
         cells = self.linear(x).reshape(batch, rows, columns, self.factor, self.factor, -1)
         sides = (rows * self.factor, columns * self.factor)
         expanded: Tensor = self.norm(cells.transpose(2, 3).reshape(batch, *sides, -1))
@@ -136,7 +143,7 @@ class PatchExpand(nn.Module):
 
 
 def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -> nn.Module:
-    """Return Swin blocks on the grid of an encoder's ``stage``."""
+    """Build Swin blocks for the grid of an encoder's ``stage``, from 0."""
     from timm.models.swin_transformer import SwinTransformerStage
 
     rows, columns = (side // _PATCH // 2**stage for side in size)
@@ -152,11 +159,12 @@ def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -
 
 
 def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
-    """Return the stages of a Swin Transformer on images of ``size``, and its window.
+    """Return the number of stages and the window of a Swin Transformer for images of ``size``.
 
-    Each stage halves the grid of 4-pixel patches, as long as 4 cells a side are left. The window is
-    the largest up to 8 that divides the last grid, and therefore all: images of 224 pixels have
-    four stages and a window of 7, as published, those of 64 pixels three stages and 4.
+    Each stage halves the grid of 4-pixel patches, as long as at least 4 cells per side are left.
+    The window is the largest up to 8 that divides the last grid, and therefore all grids. For
+    images of 224 pixels these are four stages and a window of 7, as published; for 64 pixels three
+    stages and a window of 4.
 
     Raises:
         SettingError: the image is too small, or its sides are not multiples of 8.
@@ -164,7 +172,7 @@ def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
     sides = [side // _PATCH for side in size]
     if any(side % (2 * _PATCH) for side in size) or min(sides) < 4:
         raise SettingError(
-            "Swin Transformers take images whose sides are multiples of 8 and at least 16, and "
+            "Swin Transformers take images whose sides are multiples of 8 and at least 16, but "
             f"these are {size[0]}x{size[1]}: set 'image-size', or choose another network"
         )
     stages = 1

@@ -21,7 +21,7 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.models.contract.errors import ExportError, needs_extra
 from fedsilo.models.contract.seeding import generator
-from fedsilo.models.maths.standardisation import standardised
+from fedsilo.models.maths.standardisation import standardise
 from fedsilo.models.networks.probability_model import ProbabilityModel
 from fedsilo.server_app.studies.predict.model import SiteModel
 
@@ -106,7 +106,7 @@ def made_up_inputs(model: SiteModel) -> Tensor:
 def _prepared(model: SiteModel, vectors: Tensor) -> Tensor:
     """Return raw inputs prepared as a silo of the run does it."""
     if figures := model.silo.figures:
-        return standardised(vectors, figures)
+        return standardise(vectors, figures)
     if pixels := model.pixel_figures():
         return (vectors / 255 - pixels[0]) / pixels[1]
     return vectors

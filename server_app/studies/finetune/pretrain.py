@@ -23,7 +23,7 @@ from fedsilo.datasets.io.state_files import save_state
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.seeding import derive_seed, seeded
+from fedsilo.models.contract.seeding import derive_seed, seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with, setting
 from fedsilo.models.measures.classification_metrics import classification_metrics
@@ -139,7 +139,7 @@ class _Trainer:
         self.held_out = rows[::_HELD_OUT]
         self.trained = rows[torch.arange(len(rows)) % _HELD_OUT != 0]
         task = Task(tuple(public.inputs.shape[1:]), classes)
-        with seeded(recipe.seed, "pretraining", "weights"):
+        with seed_generators(recipe.seed, "pretraining", "weights"):
             self.vit = build_vit(common, task, drop_path_rate=recipe.drop_path)
             head = nn.Linear(self.vit.num_features, classes)
         scale, offset = pixel_scale(self.vit, task.input_shape[0])
@@ -163,7 +163,7 @@ class _Trainer:
     def run(self, say: Callable[[str], None]) -> dict[str, float]:
         """Train for all epochs and return the metrics on the held-out images."""
         began, recipe, metrics = time.monotonic(), self.recipe, {}
-        with seeded(recipe.seed, "pretraining", "steps", device=self.compute.device):
+        with seed_generators(recipe.seed, "pretraining", "steps", device=self.compute.device):
             for epoch in range(1, recipe.epochs + 1):
                 loss = self._epoch()
                 self.network.eval()

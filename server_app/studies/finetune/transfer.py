@@ -13,13 +13,13 @@ from fedsilo.datasets.silo.silos import Split
 from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.datasets.weights.initial_weights import load_initial_weights
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import keys_with
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.prompted_vit import PromptedViT
-from fedsilo.models.networks.segmentation.pyramids import Segmenter, resized
+from fedsilo.models.networks.segmentation.pyramids import Segmenter, resize_maps
 from fedsilo.server_app.studies.finetune.request import Classes, RunModel, Source
 from fedsilo.server_app.studies.finetune.tasks import cosine_epochs
 
@@ -182,7 +182,7 @@ def distil(
     teacher = compute.place(vit_of(source, settings, shape)).eval()
     with torch.no_grad():
         channels = network.coarsest(compute.bring(images.inputs[:2]).float()).shape[1]
-    with seeded(settings.seed, "distil"):
+    with seed_generators(settings.seed, "distil"):
         project = compute.place(nn.Conv2d(channels, teacher.vit.embed_dim, 1))
 
     def objective(inputs: Tensor, labels: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
     Tokens are normalised over their channels, so that maps of zeros have a loss of 1.
     """
     wanted = nn.functional.layer_norm(tokens.float(), tokens.shape[-1:])
-    given = resized(maps.float(), tokens.shape[1:3]).permute(0, 2, 3, 1)
+    given = resize_maps(maps.float(), tokens.shape[1:3]).permute(0, 2, 3, 1)
     return nn.functional.mse_loss(given, wanted)
 
 

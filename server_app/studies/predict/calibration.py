@@ -23,7 +23,7 @@ from fedsilo.models.measures.conformal import (
     rows_needed,
     threshold,
 )
-from fedsilo.models.measures.temperature import fit_temperature, mean_loss, tempered
+from fedsilo.models.measures.temperature import apply_temperature, fit_temperature, mean_loss
 from fedsilo.server_app.studies.finetune.request import refuse_target
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model, refuse_other_rows
 from fedsilo.server_app.studies.predict.request import check_coverage
@@ -66,7 +66,7 @@ class Calibration:
 
     def tempered(self, probabilities: Tensor) -> Tensor:
         """Return the model's own probabilities (n, classes) at the temperature."""
-        return tempered(probabilities, self.temperature)
+        return apply_temperature(probabilities, self.temperature)
 
     def lines(self, coverage: float) -> list[str]:
         """Return what the calibration says and what it does not, a sentence each."""
@@ -137,7 +137,7 @@ def _calibrated(model: SiteModel, coverage: float) -> Calibration:
         rows=len(own),
         temperature=temperature,
         loss=mean_loss(probabilities, own.labels),
-        tempered_loss=mean_loss(tempered(probabilities, temperature), own.labels),
+        tempered_loss=mean_loss(apply_temperature(probabilities, temperature), own.labels),
         scores=tuple(conformity_scores(probabilities, own.labels).tolist()),
     )
 

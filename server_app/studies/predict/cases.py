@@ -17,7 +17,7 @@ from fedsilo.models.contract.metric_names import CONFIDENCE
 from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.measures.intervals import wilson
-from fedsilo.models.measures.outcome_counts import Bin, bins, merged
+from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
 from fedsilo.server_app.studies.predict.answers import Predictions
 from fedsilo.server_app.studies.predict.inputs import table_schema
 from fedsilo.server_app.studies.predict.model import SiteModel
@@ -217,7 +217,7 @@ def _texts(model: SiteModel, found: Predictions) -> ValueTexts | None:
 def _reliability(model: SiteModel) -> list[Bin]:
     """Return the clinic report's bins: others would give the difference away."""
     run = ShownRun(model.run.path)
-    return merged(bins(final_figures(run).values(), CONFIDENCE), run.floor)
+    return merge_bins(bins(final_figures(run).values(), CONFIDENCE), run.floor)
 
 
 def _sentence(found: Predictions, model: SiteModel) -> str:

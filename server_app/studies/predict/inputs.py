@@ -24,7 +24,7 @@ from fedsilo.datasets.tables.dataset import TableDataSet
 from fedsilo.datasets.tables.new_rows import parse_new_rows, read_table
 from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.maths.standardisation import standardised
+from fedsilo.models.maths.standardisation import standardise
 from fedsilo.server_app.studies.predict.model import (
     SiteModel,
     refuse_other_rows,
@@ -216,7 +216,7 @@ def table_inputs(model: SiteModel, path: Path, id_column: str | None) -> RowInpu
         faults=faults,
         ids=[as_cell(new.ids[number]) for number in numbers] if new.ids else (),
         notes=unread if new.unread else (),
-        inputs=standardised(torch.from_numpy(new.rows), statistics),
+        inputs=standardise(torch.from_numpy(new.rows), statistics),
         read=torch.from_numpy(new.rows),
     )
 

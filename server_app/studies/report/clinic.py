@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsilo.models.contract.metric_names import CERTAINTY, CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.models.measures.intervals import Estimate, of_auc, of_share, wilson
-from fedsilo.models.measures.outcome_counts import Bin, bins, merged
+from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
 from fedsilo.server_app.studies.compare.results import Figures, last_figures
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.numbers import NONE, share, with_interval
@@ -124,7 +124,7 @@ def _certainty(run: ReportedRun, figures: Figures) -> dict[str, Any]:
         UNCERTAINTY: ("uncertainty", "uncertainty"),
         CERTAINTY: ("vacuity", "vacuity (1: no evidence)"),
     }
-    found = {family: merged(bins(figures.values(), family), run.floor) for family in families}
+    found = {family: merge_bins(bins(figures.values(), family), run.floor) for family in families}
     return {
         "confidence": _bin_rows(found[CONFIDENCE]),
         "uncertainty": _bin_rows(found[UNCERTAINTY]),

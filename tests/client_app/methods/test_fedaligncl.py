@@ -21,7 +21,7 @@ from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.methods.fedaligncl import Discriminator, FedAlignCLSettings, noised
+from fedsilo.models.methods.fedaligncl import Discriminator, FedAlignCLSettings, add_noise
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
@@ -275,7 +275,7 @@ def test_a_discriminator_that_is_none_is_refused(
 def test_a_target_has_the_noise_that_it_would_leave_with_and_its_own_gradient() -> None:
     own = torch.ones(4000, WIDTH, requires_grad=True)
     settings = FedAlignCLSettings(noise_variance=0.04)
-    noisy = noised(own, settings, torch.Generator().manual_seed(7))
+    noisy = add_noise(own, settings, torch.Generator().manual_seed(7))
     assert (noisy - own).std().item() == pytest.approx(0.2, rel=0.02)
     noisy.sum().backward()
     assert own.grad is not None

@@ -215,10 +215,10 @@ def test_masks_cancel_only_for_sites_that_were_sent_the_same(ready: Round) -> No
             total += ready.site(name, sites=NAMES).masked(SENT, received, {})["w"]
         for name in NAMES:  # own masks come off
             own = json.loads((ready.folder / name / SECRETS).read_text())["own_mask"]
-            from fedsilo.models.privacy.secure_sum import masked
+            from fedsilo.models.privacy.secure_sum import mask_arrays
 
             zeros = {"secure/counts": np.zeros(2, np.uint32), "w": np.zeros(2, np.uint32)}
-            total -= masked(zeros, [bytes.fromhex(own)])["w"]
+            total -= mask_arrays(zeros, [bytes.fromhex(own)])["w"]
         return int(total[0])
 
     half = 4 * round((2**30 - 1) / 2)  # four sites' quantised zeros, at the middle of 30 bits

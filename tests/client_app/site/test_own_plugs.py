@@ -10,7 +10,7 @@ from flwr.app import Context
 
 from fedsilo.client_app.site.identity import site_settings
 from fedsilo.models.contract.errors import RefusedError, SettingError
-from fedsilo.models.contract.plugs import load_plugins, located, plug_digests
+from fedsilo.models.contract.plugs import load_plugins, locate_plugin, plug_digests
 
 _TEXT = "executed = True\n\n\ndef build(input_shape, classes): ...\n"
 
@@ -39,7 +39,7 @@ def node(context: Callable[..., Context], own_file: Path) -> Callable[..., Conte
 
 def _pins(path: Path) -> str:
     load_plugins(str(path), ())
-    digest = plug_digests([located("network", "ward_nets:build", ())])["ward_nets"]
+    digest = plug_digests([locate_plugin("network", "ward_nets:build", ())])["ward_nets"]
     return f"ward_nets={digest}"
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedsilo.datasets.images.dataset import Classes, ImageDataSet
 from fedsilo.datasets.images.decoding import Decoded
-from fedsilo.datasets.images.index import ImageIndex, in_public, joined, take_share
+from fedsilo.datasets.images.index import ImageIndex, in_public, join_indices, take_share
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import check_data_settings
 from fedsilo.datasets.silo.silos import Silo, Split, fingerprint
@@ -322,10 +322,13 @@ def test_images_of_several_sites_are_told_apart_by_their_sites() -> None:
         for where, told in (("a", ("line 2", "line 3")), ("b", ("line 2", "line 3")))
     ]
     lines = ("line 2 of a", "line 3 of a", "line 2 of b", "line 3 of b")
-    assert joined("all", parts).safe_names == lines
-    assert joined("all", parts).take(np.array([3, 0])).safe_names == ("line 3 of b", "line 2 of a")
+    assert join_indices("all", parts).safe_names == lines
+    assert join_indices("all", parts).take(np.array([3, 0])).safe_names == (
+        "line 3 of b",
+        "line 2 of a",
+    )
     public = [dataclasses.replace(part, safe_names=part.names) for part in parts]
-    assert joined("all", public).safe_names == joined("all", public).names
+    assert join_indices("all", public).safe_names == join_indices("all", public).names
 
 
 def test_a_given_split_with_one_content_on_two_sides_is_refused(places: Places) -> None:

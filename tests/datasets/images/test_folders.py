@@ -129,7 +129,7 @@ def test_a_class_that_no_manifest_can_name_is_refused_and_nothing_is_written(
 ) -> None:
     data = write_sorted(tmp_path / "data")
     (data / "south" / "b").rename(data / "south" / name)
-    with pytest.raises(DataError, match=r"begins with a space, or .*: rename its folders"):
+    with pytest.raises(DataError, match=r"must not begin with a space .*: rename its folders"):
         write_folder_manifests(data)
     assert not list(data.rglob("manifest.csv"))
     assert name in load_silo("south", settings(write_spaced(data, name), "folder")).classes

@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 from fedsilo.datasets.io.declarations import (
     FileModel,
     Text,
-    checked,
+    check_content,
     number,
     whole,
 )
@@ -32,7 +32,7 @@ class Hospital(FileModel):
 
 def refusal(content: Any) -> str:
     with pytest.raises(DataError) as caught:
-        checked(Hospital, content, lambda sentence: DataError(f"h.yaml: {sentence}"))
+        check_content(Hospital, content, lambda sentence: DataError(f"h.yaml: {sentence}"))
     return str(caught.value)
 
 
@@ -67,6 +67,6 @@ def test_a_fault_is_one_line_with_place_and_what_must_stand_there(content: Any, 
 
 
 def test_what_the_file_names_is_told_from_defaults() -> None:
-    model = checked(Hospital, {"wards": [], "share": 0}, DataError)
-    assert model.given() == {"wards": [], "share": 0.0}
+    model = check_content(Hospital, {"wards": [], "share": 0}, DataError)
+    assert model.stated_fields() == {"wards": [], "share": 0.0}
     assert model.by_name == {}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.io.sealed_folders import json_digest
 from fedsilo.datasets.partition import cuts
-from fedsilo.datasets.partition.cuts import dealt, dirichlet_shares, label_shares
+from fedsilo.datasets.partition.cuts import deal_rows, dirichlet_shares, label_shares
 from fedsilo.datasets.partition.pool import CutPool, open_cut_pool
 from fedsilo.datasets.registry import (
     DATA_SETS,
@@ -74,7 +74,7 @@ def test_each_silo_holds_so_many_labels_and_no_label_is_left(
 def test_every_row_is_at_one_silo(labels: list[int], silos: int) -> None:
     part = np.array(labels, np.int64)
     shares = dirichlet_shares(4, silos, 0.5, _draw(1))
-    found = dealt({"train": part}, shares, _draw(2))
+    found = deal_rows({"train": part}, shares, _draw(2))
     rows = np.concatenate([own["train"] for own in found])
     assert sorted(rows.tolist()) == list(range(len(labels)))
     for silo, own in enumerate(found):
@@ -109,8 +109,8 @@ def test_the_cut_is_decided_by_fold_seed_and_no_run_seed(small_places: Places) -
 def test_all_silos_of_a_cut_are_dealt_at_once(
     small_places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted = Mock(side_effect=dealt)
-    monkeypatch.setattr(cuts, "dealt", counted)
+    counted = Mock(side_effect=deal_rows)
+    monkeypatch.setattr(cuts, "deal_rows", counted)
     cuts._last_rows.clear()
     for name, seed, deals in (("silo-1", 5, 1), ("silo-2", 5, 1), ("silo-1", 6, 2)):
         load_silo(name, dataclasses.replace(SMALL, fold_seed=seed), small_places)
@@ -247,7 +247,7 @@ def test_a_plug_cuts_silos_in_which_each_row_is_once(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("partitioner", "told"),
     [
-        (3, "'ward_cuts:cut' is 'int', which is no function"),
+        (3, "'ward_cuts:cut' must be a function"),
         (lambda *_: [], "must return, for each of 3 silos"),
         (lambda *_: 1 / 0, "fails .ZeroDivisionError"),
         (lambda labels, silos, _: [3] * silos, "fails .AttributeError"),

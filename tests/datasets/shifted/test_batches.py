@@ -39,7 +39,7 @@ Publish = Callable[[Path, bytes], None]
 def publish(monkeypatch: pytest.MonkeyPatch) -> Publish:
     """Return a function that writes a file and makes it a published one."""
     published: dict[str, str] = {}
-    monkeypatch.setattr(batches, "_published", lambda layout: published)
+    monkeypatch.setattr(batches, "_published_digests", lambda layout: published)
 
     def write(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def test_a_python_batch_that_was_not_published_is_refused_and_runs_nothing(
 
 def test_the_published_batches_are_those_of_both_sets() -> None:
     for layout in (CIFAR10, CIFAR100):
-        digests = batches._published(layout)
+        digests = batches._published_digests(layout)
         assert digests.keys() == {*layout.train, layout.test}
         assert {len(digest) for digest in digests.values()} == {32}
 

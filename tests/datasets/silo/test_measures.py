@@ -22,7 +22,7 @@ def test_levels_are_counted_by_their_place() -> None:
 
 
 def test_without_edges_or_levels_there_is_no_histogram() -> None:
-    assert not Measure("age", {"train": np.zeros(3)}).counted
+    assert not Measure("age", {"train": np.zeros(3)}).has_histogram
 
 
 def test_an_empty_split_has_empty_cells() -> None:

@@ -19,13 +19,13 @@ def test_grid_of_two_pixels_has_their_middles() -> None:
 
 
 def test_round_blob_covers_its_own_area_and_is_half_at_its_edge() -> None:
-    weight = Blob(0.2, -0.1, 0.5, soft=0.02).weight(256)
+    weight = Blob(0.2, -0.1, 0.5, soft=0.02).soft_mask(256)
     assert 4 * weight.mean() == pytest.approx(np.pi * 0.5**2, rel=0.01)
-    assert Blob(0, 0, 0.5).weight(2)[0, 0] < 0.5 < Blob(0, 0, 0.75).weight(2)[0, 0]
+    assert Blob(0, 0, 0.5).soft_mask(2)[0, 0] < 0.5 < Blob(0, 0, 0.75).weight(2)[0, 0]
 
 
 def test_lobed_blob_reaches_further_at_its_lobes_than_between_them() -> None:
-    weight = Blob(0, 0, 0.5, lobes=2, depth=0.4, soft=0.05).weight(64)
+    weight = Blob(0, 0, 0.5, lobes=2, depth=0.4, soft=0.05).soft_mask(64)
     x, y = grid(64)
     inside = weight > 0.5
     assert np.abs(x[inside]).max() == pytest.approx(0.7, abs=0.05)

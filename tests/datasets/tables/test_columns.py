@@ -51,7 +51,7 @@ def test_columns_are_counted_as_declared() -> None:
     assert measures["ward"].counts("train") == [1, 0, 1]
     assert measures["dose"].edges == (4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0)
     assert measures["dose"].counts("train") == [0, 1, 0, 0, 1, 0, 0, 0]
-    assert not measures["weight"].counted
+    assert not measures["weight"].has_histogram
 
 
 def test_imputed_rows_count_as_without_a_value() -> None:
@@ -89,6 +89,6 @@ def test_every_sample_of_a_silo_is_in_one_cell(name: str) -> None:
     measures = data_set(name).measures(silo, settings.common, places)
     assert measures
     for measure in measures:
-        assert measure.counted
+        assert measure.has_histogram
         for split, rows in silo.splits().items():
             assert sum(measure.counts(split)) == len(rows)

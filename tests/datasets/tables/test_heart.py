@@ -74,7 +74,7 @@ def test_a_real_patient_is_read_by_hand(places: Places) -> None:
 
 
 def test_the_schema_declares_figures_for_the_real_and_the_made_up_hospitals(tmp_path: Path) -> None:
-    figures = HEART.schema(Places(None, tmp_path)).declared()
+    figures = HEART.schema(Places(None, tmp_path)).declared_statistics()
     assert figures is not None
     assert figures.mean.shape == figures.std.shape == (13,)
     assert figures.mean[:2].tolist() == [55, 0.5]

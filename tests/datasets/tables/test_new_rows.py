@@ -172,7 +172,7 @@ def test_a_value_beyond_the_schemas_range_is_refused(data: st.DataObject) -> Non
     column = data.draw(st.sampled_from([c for c in HEART.columns if c.range]))
     low, high = column.range
     far = st.floats(high, 1e30, exclude_min=True) | st.floats(-1e30, low, exclude_max=True)
-    values = dict.fromkeys(HEART.used(), "1") | {"trestbps": "120", "thalach": "150"}
+    values = dict.fromkeys(HEART.used_columns(), "1") | {"trestbps": "120", "thalach": "150"}
     values[column.name] = repr(data.draw(far))
     new = parse_new_rows([(1, [*values]), (2, [*values.values()])], HEART, "new.csv")
     assert f"column '{column.name}'" in new.faults[2]

@@ -11,7 +11,7 @@ from fedsilo.datasets.io.text_files import read_text
 from fedsilo.datasets.tables.parsing import Table, parse_table
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.contract.errors import DataError
-from fedsilo.models.maths.standardisation import standardised
+from fedsilo.models.maths.standardisation import standardise
 
 SCHEMA = TableSchema.model_validate(
     {
@@ -73,7 +73,9 @@ def test_an_indicator_is_the_last_feature_and_1_where_the_value_is_imputed() -> 
     assert np.isnan(table.rows[:, 1]).tolist() == [True, False, True]
     named = {"name": "pulse", "mean": 70.0, "std": 10.0, "unmeasured": [0], "indicator": True}
     age = Column(name="age", mean=50.0, std=10.0)
-    declared = schema.model_copy(update={"columns": [age, Column.model_validate(named)]}).declared()
+    declared = schema.model_copy(
+        update={"columns": [age, Column.model_validate(named)]}
+    ).declared_statistics()
     assert declared is not None
     assert (declared.mean.tolist(), declared.std.tolist()) == ([50, 70, 0.5], [10, 10, 0.5])
 
@@ -266,20 +268,20 @@ def test_declared_figures_shift_one_hot_features_by_an_equal_share_of_each_level
             strict=True,
         )
     )
-    figures = SCHEMA.model_copy(update={"columns": columns}).declared()
+    figures = SCHEMA.model_copy(update={"columns": columns}).declared_statistics()
     assert figures is not None
     assert figures.mean.tolist() == [50, 70, 1 / 2, 1 / 3, 1 / 3]
     assert figures.std.tolist() == [10, 5, 1, 1, 1]
     # A missing category becomes 0, and 0 is that share
-    gaps = standardised(torch.tensor([[60.0, 65.0, *[math.nan] * 3]]), figures)
+    gaps = standardise(torch.tensor([[60.0, 65.0, *[math.nan] * 3]]), figures)
     assert gaps.tolist() == [[1.0, -1.0, 0.0, 0.0, 0.0]]
-    known = standardised(torch.tensor([[50.0, 70.0, 1.0, 0.0, 1.0]]), figures)[0]
+    known = standardise(torch.tensor([[50.0, 70.0, 1.0, 0.0, 1.0]]), figures)[0]
     assert known.tolist() == pytest.approx([0.0, 0.0, 1 / 2, -1 / 3, 2 / 3])
 
 
 def test_figures_of_some_numeric_columns_only_are_none() -> None:
     columns = [Column(name="a", mean=1.0, std=2.0), Column(name="b")]
-    assert SCHEMA.model_copy(update={"columns": columns}).declared() is None
+    assert SCHEMA.model_copy(update={"columns": columns}).declared_statistics() is None
 
 
 @settings(max_examples=25, deadline=None)

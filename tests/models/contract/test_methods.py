@@ -281,7 +281,7 @@ def test_a_class_of_several_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     two = type("Two", (FedAvg,), {})
     name = _plugged(monkeypatch, One=type("One", (FedAvg,), {}), Two=two)
     assert server_class(f"{name}:Two") is two
-    with pytest.raises(SettingError, match=r"'ward\.own_method:three' is 'int', which is no class"):
+    with pytest.raises(SettingError, match=r"'ward\.own_method:three' must be a class.* is 'int'"):
         server_class(f"{_plugged(monkeypatch, three=3)}:three")
 
 

@@ -6,28 +6,28 @@ from hypothesis import strategies as st
 
 from fedsilo.models.contract.errors import DataError, FedsiloError
 from fedsilo.models.contract.one_line import (
+    abbreviate,
     as_word,
-    counted,
-    listed,
+    format_count,
+    join_names,
     one_line,
     printable,
-    shortened,
-    shown,
+    quote_value,
 )
 
 
 @given(st.text(max_size=2000))
 def test_whatever_is_told_is_one_printable_line_of_its_length(text: str) -> None:
-    for told in (one_line(text, 50), shortened(text, 120, 40), str(FedsiloError(text))):
+    for told in (one_line(text, 50), abbreviate(text, 120, 40), str(FedsiloError(text))):
         assert told.isprintable()
     assert len(one_line(text, 50)) <= 50
-    assert len(shortened(text, 120, 40)) <= 120
+    assert len(abbreviate(text, 120, 40)) <= 120
     assert len(str(FedsiloError(text))) <= 1500
 
 
 def test_a_plain_line_stays_as_it_is() -> None:
     line = "data/north.csv, line 3, column 'age': '12 é' is not a number"
-    assert one_line(line) == shortened(line) == printable(line) == str(DataError(line)) == line
+    assert one_line(line) == abbreviate(line) == printable(line) == str(DataError(line)) == line
 
 
 def test_control_characters_and_line_ends_become_spaces() -> None:
@@ -46,24 +46,28 @@ def test_of_a_long_error_the_end_stays_which_says_what_to_do() -> None:
     [("a\nb", r"'a\nb'"), (1.5, "1.5"), ([1, "x"], "[1, 'x']"), ("y" * 500, "'" + "y" * 98 + "…")],
 )
 def test_a_value_is_shown_as_python_writes_it(value: object, told: str) -> None:
-    assert shown(value) == told
+    assert quote_value(value) == told
 
 
 def test_what_python_cannot_write_is_told_by_its_kind() -> None:
-    assert shown(10**5000) == "a int that is too large to show"
+    assert quote_value(10**5000) == "a int that is too large to show"
     assert one_line(10**5000) == "a int that is too large to show"
 
 
 def test_of_many_names_the_first_are_listed() -> None:
-    assert listed(["b", "a"]) == "b, a"
-    assert listed(range(40), 3) == "0, 1, 2 and 37 more"
-    assert listed(["b", "y" * 500]) == "b, " + "y" * 79 + "…"
+    assert join_names(["b", "a"]) == "b, a"
+    assert join_names(range(40), 3) == "0, 1, 2 and 37 more"
+    assert join_names(["b", "y" * 500]) == "b, " + "y" * 79 + "…"
 
 
 def test_one_of_a_noun_is_singular_and_a_hiss_gets_its_e() -> None:
-    assert [counted(number, "site") for number in (0, 1, 2)] == ["0 sites", "1 site", "2 sites"]
-    assert counted(1, "process") == "1 process"
-    assert counted(1200, "process") == "1,200 processes"
+    assert [format_count(number, "site") for number in (0, 1, 2)] == [
+        "0 sites",
+        "1 site",
+        "2 sites",
+    ]
+    assert format_count(1, "process") == "1 process"
+    assert format_count(1200, "process") == "1,200 processes"
 
 
 def test_a_path_with_a_space_is_one_word_and_one_below_here_is_relative() -> None:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.seeding import derive_seed, generator, seeded
+from fedsilo.models.contract.seeding import derive_seed, generator, seed_generators
 
 _KEYS = st.lists(st.one_of(st.integers(-9, 99), st.text("ab0:", max_size=3)), max_size=3).map(tuple)
 
@@ -37,11 +37,11 @@ def test_generators_of_one_key_draw_the_same_whatever_was_drawn_between() -> Non
 
 def test_a_seeded_block_repeats_its_draws_and_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    with seeded(1, "dropout"):
+    with seed_generators(1, "dropout"):
         first = torch.rand(4)
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(7)
-    with seeded(1, "dropout"):
+    with seed_generators(1, "dropout"):
         assert torch.equal(torch.rand(4), first)
-    with seeded(1, "weights"):
+    with seed_generators(1, "weights"):
         assert not torch.equal(torch.rand(4), first)

@@ -163,7 +163,7 @@ def test_a_common_setting_is_taken_with_its_own_type_or_refused(key: str, value:
     except SettingError:
         unwritable = isinstance(value, str) and (not value.isprintable() or value[:1] == "~")
         infinite = value in (float("inf"), float("-inf"))
-        assert rule_of(CommonSettings, key).allowed() or unwritable or infinite
+        assert rule_of(CommonSettings, key).describe_range() or unwritable or infinite
         return
     assert type(built) is wanted
     assert built == value

@@ -28,7 +28,7 @@ def test_another_version_is_refused_by_both_numbers(
 ) -> None:
     with pytest.raises(SiteError) as caught:
         refuse_other_versions(own_versions() | server)
-    told = f"the site runs {here} and the server {there}: install the same version"
+    told = f"the site runs {here}, but the server {there}: install the same version"
     assert str(caught.value) == told
 
 

@@ -82,7 +82,7 @@ def test_prior_weights_are_positive_and_sum_to_the_number_of_classes(counts: lis
 
 @pytest.mark.parametrize("counts", [[5], [0, 0], [0, 0, 0]])
 def test_a_prior_needs_two_classes_and_a_sample(counts: list[int]) -> None:
-    with pytest.raises(SettingError, match=rf"two classes and samples; the counts are \{counts}"):
+    with pytest.raises(SettingError, match=rf"two classes and samples, but counts are \{counts}"):
         skewed_prior(torch.tensor(counts))
 
 

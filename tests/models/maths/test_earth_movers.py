@@ -191,7 +191,7 @@ def test_pooling_to_the_grid() -> None:
 
 def test_closeness_of_maps_that_cannot_be_compared_raises() -> None:
     u, v = _maps(0)
-    with pytest.raises(SiteError, match="must be of one network"):
+    with pytest.raises(SiteError, match="student and teacher"):
         closeness(u, v[:, :4])
     broken = v.clone()
     broken[0, 0, 0] = float("nan")

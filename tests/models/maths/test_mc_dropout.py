@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.mc_dropout import (
     mc_dropout_probabilities,
@@ -58,7 +58,7 @@ def test_probabilities_are_averaged_over_the_passes_and_not_logits() -> None:
 
 def test_passes_differ_with_dropout_on_and_agree_in_eval_mode() -> None:
     network, images = _network(), _images()
-    with torch.no_grad(), only_dropout_active(network), seeded(0, "passes"):
+    with torch.no_grad(), only_dropout_active(network), seed_generators(0, "passes"):
         tokens = network.encode(images)
         assert torch.equal(tokens, network.encode(images))
         assert not torch.equal(network.classify(tokens), network.classify(tokens))
@@ -78,7 +78,7 @@ def test_batch_norm_statistics_are_untouched_by_dropout_passes() -> None:
 
 def test_dropout_rests_too_where_it_is_not_wanted() -> None:
     network, images = _network().train(), _images()
-    with torch.no_grad(), only_dropout_active(network, dropout=False), seeded(0, "passes"):
+    with torch.no_grad(), only_dropout_active(network, dropout=False), seed_generators(0, "passes"):
         assert not any(part.training for part in network.modules())
         tokens = network.encode(images)
         first = network.classify(tokens)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsilo.models.contract.site_facts import FeatureStatistics
-from fedsilo.models.maths.standardisation import pooled_statistics, standardised, sums_of
+from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
 
 NAN = math.nan
 # Two hospitals: an age that both know, a pulse that one row lacks, a constant, and an unknown.
@@ -73,7 +73,7 @@ def test_standardised_constant_feature_is_only_shifted(value: float, count: int)
     rows = torch.full((count, 1), value)
     figures = pooled_statistics([sums_of(rows)])
     assert figures.std.tolist() == [1]
-    assert standardised(rows, figures).abs().max().item() <= 1e-9 * abs(value)
+    assert standardise(rows, figures).abs().max().item() <= 1e-9 * abs(value)
 
 
 def test_pooled_statistics_do_not_depend_on_the_partition() -> None:
@@ -96,7 +96,7 @@ def test_equal_sums_in_the_same_order_make_the_same_bits() -> None:
 def test_rows_become_standard_deviations_from_the_mean_and_what_is_missing_zero() -> None:
     figures = FeatureStatistics(np.array([3.0, 15.0]), np.array([2.0, 5.0]))
     rows = torch.tensor([[1.0, 10.0], [3.0, NAN], [8.0, 25.0]])
-    found = standardised(rows, figures)
+    found = standardise(rows, figures)
     assert found.tolist() == [[-1.0, -1.0], [0.0, 0.0], [2.5, 2.0]]
     assert found.dtype == torch.float32
     assert rows[1].isnan().tolist() == [False, True], "the rows themselves stay as they were"
@@ -104,7 +104,7 @@ def test_rows_become_standard_deviations_from_the_mean_and_what_is_missing_zero(
 
 def test_standardised_no_rows_are_no_rows() -> None:
     figures = FeatureStatistics(np.zeros(2), np.ones(2))
-    assert standardised(torch.empty(0, 2), figures).shape == (0, 2)
+    assert standardise(torch.empty(0, 2), figures).shape == (0, 2)
 
 
 @settings(max_examples=50, deadline=None)
@@ -112,7 +112,7 @@ def test_standardised_no_rows_are_no_rows() -> None:
 def test_standardised_by_own_statistics_a_sites_mean_row_is_zero(rows: list[Tensor]) -> None:
     for one in rows:
         figures = pooled_statistics([sums_of(one)])
-        found = standardised(one, figures).double()
+        found = standardise(one, figures).double()
         # a float32 cell is off by 6e-8 of its size, and so is their mean
         bound = 1e-6 * max(1.0, found.abs().max().item())
         assert found.mean(dim=0).abs().max().item() <= bound
@@ -124,7 +124,7 @@ def test_pooled_standardised_rows_have_mean_zero_and_deviation_one_or_none(
     rows: list[Tensor],
 ) -> None:
     figures = pooled_statistics([sums_of(one) for one in rows])
-    found = torch.cat([standardised(one, figures) for one in rows]).double().numpy()
+    found = torch.cat([standardise(one, figures) for one in rows]).double().numpy()
     stacked = np.concatenate([one.numpy() for one in rows]).astype(np.float64)
     for feature in range(3):
         spread, size = stacked[:, feature].std(), np.abs(stacked[:, feature]).max()

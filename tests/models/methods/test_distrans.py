@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.methods.distrans import (
@@ -20,7 +20,7 @@ from fedsilo.models.methods.distrans import (
     first_offset,
     from_pixels,
     to_pixels,
-    transformed,
+    transform_images,
 )
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
@@ -45,7 +45,7 @@ def double(alpha: float = 0.2, task: Task = DIGITS, **values: Any) -> DoubleChan
 
 def test_two_pixels_are_moved_to_the_offset_and_from_it() -> None:
     image, offset = torch.tensor([[[[1.0, -1.0]]]]), torch.tensor([[[[0.5, 0.0]]]])
-    first, second = transformed(image, offset, 0.2)
+    first, second = transform_images(image, offset, 0.2)
     # 0.8 * 1 + 0.2 * 0.5 and 0.8 * -1; 1.2 * 1 - 0.2 * 0.5 and 1.2 * -1
     torch.testing.assert_close(first, torch.tensor([[[[0.9, -0.8]]]]))
     torch.testing.assert_close(second, torch.tensor([[[[1.1, -1.2]]]]))
@@ -54,7 +54,7 @@ def test_two_pixels_are_moved_to_the_offset_and_from_it() -> None:
 def test_the_gradient_of_two_pixels_by_hand() -> None:
     """Of first + 3 second the offset's gradient is alpha (1 - 3), at each pixel of each image."""
     images, offset = torch.rand(4, 1, 1, 2), torch.zeros(1, 1, 2, requires_grad=True)
-    first, second = transformed(images, offset.expand(4, 1, 1, 2), 0.25)
+    first, second = transform_images(images, offset.expand(4, 1, 1, 2), 0.25)
     (first + 3 * second).sum().backward()  # type: ignore[no-untyped-call]
     assert offset.grad is not None
     torch.testing.assert_close(offset.grad, torch.full((1, 1, 2), 4 * 0.25 * -2))
@@ -66,7 +66,7 @@ def test_the_image_is_the_mean_of_its_channels_and_the_offset_can_be_had_back(
 ) -> None:
     draw = torch.Generator().manual_seed(seed)
     images, offsets = torch.randn(2, 3, 1, 4, 4, generator=draw).double()
-    first, second = transformed(images, offsets, alpha)
+    first, second = transform_images(images, offsets, alpha)
     torch.testing.assert_close((first + second) / 2, images)
     torch.testing.assert_close(images - (second - first) / (2 * alpha), offsets)
 
@@ -99,7 +99,7 @@ def test_the_network_is_the_transformation_the_encoder_and_the_head_in_turn() ->
     network = double(0.3).eval()
     images = torch.rand(3, 1, 16, 16)
     offset = network.offset.weight.detach().reshape(1, 1, 16, 16)
-    channels = transformed(images, offset, 0.3)
+    channels = transform_images(images, offset, 0.3)
     plain = [TokenClassifier.encode(_bare(network), one) for one in channels]
     expected = network.head(torch.cat(plain, dim=1).flatten(1))
     torch.testing.assert_close(network(images), expected)
@@ -136,9 +136,9 @@ def test_the_first_offset_is_the_seeds_and_within_the_pixels_range() -> None:
 def test_building_it_leaves_other_draws_alone() -> None:
     common = settings()
     single = build_classifier(common, DIGITS)
-    with seeded(3, "elsewhere"):
+    with seed_generators(3, "elsewhere"):
         expected = torch.rand(2)
-    with seeded(3, "elsewhere"):
+    with seed_generators(3, "elsewhere"):
         double_channels(single, common, DisTransSettings(), (1, 16, 16))
         build_embedding(3, 10, 256)
         assert torch.equal(torch.rand(2), expected)

@@ -15,7 +15,7 @@ from fedsilo.models.methods.fedaligncl import (
     curriculum_scores,
     discriminator_loss,
     paired_alignment_loss,
-    perturbed,
+    perturb_arrays,
 )
 
 
@@ -143,7 +143,7 @@ SETTINGS = FedAlignCLSettings()
 
 
 def test_the_noise_has_the_stated_variance_and_leaves_buffers_alone() -> None:
-    found = perturbed(ARRAYS, {"weight"}, SETTINGS, torch.Generator().manual_seed(0))
+    found = perturb_arrays(ARRAYS, {"weight"}, SETTINGS, torch.Generator().manual_seed(0))
     noise = found["weight"] - 2
     assert noise.var().item() == pytest.approx(0.001, rel=0.05)
     assert noise.mean().item() == pytest.approx(0, abs=1e-3)
@@ -153,14 +153,14 @@ def test_the_noise_has_the_stated_variance_and_leaves_buffers_alone() -> None:
 def test_relative_noise_is_a_factor_of_the_arrays_own_spread() -> None:
     spread = {"weight": torch.linspace(-30, 30, 40_000)}
     settings = replace(SETTINGS, noise_scale="relative")
-    found = perturbed(spread, {"weight"}, settings, torch.Generator().manual_seed(0))
+    found = perturb_arrays(spread, {"weight"}, settings, torch.Generator().manual_seed(0))
     expected = 0.001 * spread["weight"].std(correction=0).item()
     assert (found["weight"] - spread["weight"]).std().item() == pytest.approx(expected, rel=0.02)
-    level = perturbed(ARRAYS, {"weight"}, settings, torch.Generator().manual_seed(0))
+    level = perturb_arrays(ARRAYS, {"weight"}, settings, torch.Generator().manual_seed(0))
     assert torch.equal(level["weight"], ARRAYS["weight"])  # all values the same: no spread
 
 
 def test_without_variance_nothing_is_touched() -> None:
     settings = replace(SETTINGS, noise_variance=0.0)
-    found = perturbed(ARRAYS, {"weight"}, settings, torch.Generator())
+    found = perturb_arrays(ARRAYS, {"weight"}, settings, torch.Generator())
     assert found == ARRAYS

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsilo.models.contract.array_names import by_site
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods import fedefm
-from fedsilo.models.methods.decentralised import mixed
+from fedsilo.models.methods.decentralised import mix_models
 from fedsilo.models.methods.fedefm import (
     FedEFMSettings,
     batch_closeness,
@@ -90,7 +90,7 @@ def test_a_negative_closeness_weighs_nothing() -> None:
 
 def test_mixing_by_hand_and_without_a_model_that_did_not_come() -> None:
     models = {"b": {"w": torch.tensor([2.0])}, "a": {"w": torch.tensor([6.0])}}
-    assert mixed(models, {"a": 0.25, "b": 0.75})["w"].tolist() == [3.0]
+    assert mix_models(models, {"a": 0.25, "b": 0.75})["w"].tolist() == [3.0]
     # c is missing: the weights that are left are scaled to 1
-    assert mixed(models, {"a": 0.125, "b": 0.375, "c": 0.5})["w"].tolist() == [3.0]
+    assert mix_models(models, {"a": 0.125, "b": 0.375, "c": 0.5})["w"].tolist() == [3.0]
     assert by_site({"a/w.x": 1, "b/w.x": 2}) == {"a": {"w.x": 1}, "b": {"w.x": 2}}

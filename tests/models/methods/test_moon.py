@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.seeding import seeded
+from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.methods.moon import MoonSettings, Projection, build_projection, contrastive_loss
 
@@ -89,9 +89,9 @@ def test_the_head_projects_the_mean_of_the_tokens_through_two_layers() -> None:
 
 
 def test_the_head_is_the_seeds_and_leaves_other_draws_alone() -> None:
-    with seeded(3, "elsewhere"):
+    with seed_generators(3, "elsewhere"):
         expected = torch.rand(2)
-    with seeded(3, "elsewhere"):
+    with seed_generators(3, "elsewhere"):
         first = build_projection(7, 4)
         assert torch.equal(torch.rand(2), expected)
     again, other = build_projection(7, 4), build_projection(8, 4)

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.maths.standardisation import pooled_statistics, standardised, sums_of
+from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
 from fedsilo.models.methods.picsr import (
     PICSRNetwork,
     PICSRSettings,
     Router,
     build_router,
-    inverted,
+    invert_distances,
     prototype,
 )
 from fedsilo.models.networks.build import build_classifier
@@ -92,8 +92,8 @@ def test_distances_are_euclidean_between_embeddings() -> None:
 
 def test_similarities_fall_with_distance() -> None:
     distances = torch.tensor([0.0, 1.0, 4.0])
-    assert inverted(distances, "negative").tolist() == [0.0, -1.0, -4.0]
-    assert inverted(distances, "reciprocal").tolist() == [1.0, 0.5, pytest.approx(0.2)]
+    assert invert_distances(distances, "negative").tolist() == [0.0, -1.0, -4.0]
+    assert invert_distances(distances, "reciprocal").tolist() == [1.0, 0.5, pytest.approx(0.2)]
 
 
 @pytest.mark.parametrize("inversion", ["negative", "reciprocal"])
@@ -174,10 +174,10 @@ def test_prototypes_coincide_with_standardisation_by_site_and_not_pooled() -> No
     sites = [
         torch.randn(30, 2, generator=draw) * (1 + at) + 10 * at for at in range(3)
     ]  # three hospitals far apart
-    blind = [prototype(standardised(rows, pooled_statistics([sums_of(rows)]))) for rows in sites]
+    blind = [prototype(standardise(rows, pooled_statistics([sums_of(rows)]))) for rows in sites]
     assert torch.allclose(torch.stack(blind), torch.zeros(3, 2), atol=1e-6)
     figures = pooled_statistics([sums_of(rows) for rows in sites])
-    seeing = torch.stack([prototype(standardised(rows, figures)) for rows in sites])
+    seeing = torch.stack([prototype(standardise(rows, figures)) for rows in sites])
     router = build_router(PICSRSettings(), (2,), 3, seed=0)
     patient = torch.tensor([[1.0, -1.0]])
     apart = router.distances(patient, torch.stack(blind))[0]

@@ -97,7 +97,7 @@ def test_a_site_is_uncertain_above_one_plus_gamma_times_the_least_entropy(
 
 def test_segments_divide_the_channels_or_are_refused() -> None:
     assert segment_dimension(64, 4) == 16
-    with pytest.raises(SettingError, match=r"'segments' is 3.*64 channels"):
+    with pytest.raises(SettingError, match=r"'uefl.segments' .*64 channels, but is 3"):
         segment_dimension(64, 3)
 
 

@@ -347,8 +347,12 @@ def test_the_vit_is_evidential_unless_the_settings_say_not() -> None:
 @pytest.mark.parametrize(
     ("changes", "task", "said"),
     [
-        ({"basic_layers": 3}, COLOUR, r"'basic-layers' is 3 and the backbone has 3 layers"),
-        ({"basic_layers": 9}, COLOUR, r"'basic-layers' is 9 .*or set 'prompt-sets' to 'g'"),
+        (
+            {"basic_layers": 3},
+            COLOUR,
+            r"'basic-layers' must be below .* 3 layers, but is 3",
+        ),
+        ({"basic_layers": 9}, COLOUR, r"'basic-layers' .* is 9.*or set 'prompt-sets' to 'g'"),
         ({"backbone": "resnet18"}, COLOUR, r"'backbone' is 'resnet18', which timm cannot build"),
         (
             {"backbone": "vit_base_patch16_siglip_224"},

@@ -71,11 +71,11 @@ def _plain(state: State) -> State:
         ),
         (_without("features.1.running_mean"), r"1 arrays are missing \(features.1.running_mean\)"),
         (lambda state: {**state, "features.44.bias": torch.ones(2)}, r"1 too many \(features.44"),
-        (_plain, "of another network than VGG16 with batch norm: 7[0-9] arrays are missing"),
+        (_plain, "VGG16 with batch norm, but is of another network: 7[0-9] arrays are missing"),
         (lambda state: {**state, "features.3.bias": "text"}, r"missing \(features.3.bias\)"),
         (
             lambda state: {**state, "features.0.weight": torch.ones(2, 1, 3, 3)},
-            "takes images of 1 channels, and those of the run have 3",
+            "takes images of 1 channels, but those of the run have 3",
         ),
         (
             lambda state: _drawn(VggEncoder(in_channels=3, width=32)),

@@ -68,7 +68,7 @@ def test_no_more_leaves_than_was_paid_for() -> None:
     release = Release(1.0, 1.0, 2, None)
     for _ in range(2):
         release.with_noise({"w": torch.zeros(1, dtype=torch.int64)})
-    with pytest.raises(RuntimeError, match="paid for"):
+    with pytest.raises(RuntimeError, match="charged"):
         release.with_noise({"w": torch.zeros(1, dtype=torch.int64)})
 
 

@@ -12,11 +12,11 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.privacy.secure_sum import (
     MaskStream,
     Quantisation,
-    masked,
+    mask_arrays,
     needed_sites,
     quantisation,
-    tolerated,
-    weight,
+    tolerated_colluders,
+    weigh_site,
     why_too_coarse,
 )
 
@@ -30,7 +30,7 @@ def settings(**changes: Any) -> CommonSettings:
 def test_two_numbers_of_three_sites_by_hand() -> None:
     way = Quantisation(2.0, 2)  # -2, -2/3, 2/3, 2
     assert way.step == pytest.approx(4 / 3)
-    whole = [way.quantised(np.array(values)) for values in ([2.0, -2.0], [0.6, 0.0], [-0.7, 9.0])]
+    whole = [way.quantise(np.array(values)) for values in ([2.0, -2.0], [0.6, 0.0], [-0.7, 9.0])]
     assert [list(part) for part in whole] == [[3, 0], [2, 2], [1, 3]]
     sums = np.sum(whole, axis=0, dtype=np.uint32)
     assert list(sums) == [6, 5]
@@ -46,7 +46,7 @@ def test_masks_of_three_sites_go_out_of_their_sum() -> None:
     }
     total: Any = np.zeros(2, np.uint32)
     for site, (plus, minus) in pairs.items():
-        sent = masked(
+        sent = mask_arrays(
             {"w": np.array(values[site], np.uint32)},
             [KEYS[name] for name in plus],
             [KEYS[name] for name in minus],
@@ -54,12 +54,14 @@ def test_masks_of_three_sites_go_out_of_their_sum() -> None:
         assert (sent > 10**4).all(), "what leaves looks like no small number"
         total = total + sent
     own = [KEYS["a"], KEYS["b"], KEYS["c"]]
-    assert list(masked({"w": total}, [], own)["w"]) == [111, 222]
+    assert list(mask_arrays({"w": total}, [], own)["w"]) == [111, 222]
 
 
 def test_a_mask_runs_on_through_arrays_by_name_and_is_drawn_evenly() -> None:
     whole = MaskStream(KEYS["ab"]).words((6,))
-    parts = masked({"b": np.zeros(4, np.uint32), "a": np.zeros((2, 1), np.uint32)}, [KEYS["ab"]])
+    parts = mask_arrays(
+        {"b": np.zeros(4, np.uint32), "a": np.zeros((2, 1), np.uint32)}, [KEYS["ab"]]
+    )
     assert list(parts["a"].ravel()) + list(parts["b"]) == list(whole)
     drawn = MaskStream(KEYS["ac"]).words((100, 1000))
     assert drawn.shape == (100, 1000)
@@ -74,7 +76,7 @@ def test_a_mask_runs_on_through_arrays_by_name_and_is_drawn_evenly() -> None:
 @given(st.lists(st.lists(st.floats(-2, 2), min_size=3, max_size=3), min_size=3, max_size=9))
 def test_a_sum_is_the_plain_one_within_half_a_step_a_site(values: list[list[float]]) -> None:
     way = quantisation(settings(), len(values))
-    sums = np.sum([way.quantised(np.array(row)) for row in values], axis=0, dtype=np.uint32)
+    sums = np.sum([way.quantise(np.array(row)) for row in values], axis=0, dtype=np.uint32)
     plain = np.sum(values, axis=0)
     error = np.abs(way.total(sums, len(values)) - plain)
     assert (error <= len(values) * way.step / 2 + 1e-9).all()
@@ -85,7 +87,7 @@ def test_whatever_is_not_finite_counts_as_0(values: list[float]) -> None:
     """The cast of a nan to an integer is undefined: on this processor it was 2^31 or 0."""
     way = quantisation(settings(), 3)
     finite = [value if math.isfinite(value) else 0.0 for value in values]
-    assert (way.quantised(np.array(values)) == way.quantised(np.array(finite))).all()
+    assert (way.quantise(np.array(values)) == way.quantise(np.array(finite))).all()
 
 
 def test_as_many_bits_as_the_sum_has_room_for() -> None:
@@ -93,7 +95,7 @@ def test_as_many_bits_as_the_sum_has_room_for() -> None:
     assert quantisation(settings(), 4).bits == 30
     assert quantisation(settings(), 5).bits == 29
     largest = quantisation(settings(), 5)
-    assert 5 * int(largest.quantised(np.array([2.0]))[0]) < 2**32
+    assert 5 * int(largest.quantise(np.array([2.0]))[0]) < 2**32
 
 
 def test_why_too_coarse_grows_with_the_bound_on_samples() -> None:
@@ -109,8 +111,8 @@ def test_why_too_coarse_grows_with_the_bound_on_samples() -> None:
 
 def test_weight_is_a_site_s_share_of_the_most_samples() -> None:
     way = quantisation(settings(), 3, 200)
-    assert weight(way, 50) == 0.25
-    assert weight(way, 201) == 1, "a refusal would tell its number"
+    assert weigh_site(way, 50) == 0.25
+    assert weigh_site(way, 201) == 1, "a refusal would tell its number"
 
 
 def test_samples_of_all_sites_fit_into_a_word() -> None:
@@ -123,12 +125,12 @@ def test_a_threshold_is_more_than_half_of_at_least_three() -> None:
     assert [needed_sites(settings(), sites) for sites in (3, 4, 5, 6, 9)] == [3, 3, 4, 5, 7]
     assert needed_sites(settings(secure_threshold=5), 6) == 5
     for wrong in (3, 7):
-        with pytest.raises(SettingError, match=f"is {wrong}, and of 6 sites .* from 4 to 6"):
+        with pytest.raises(SettingError, match=f"from 4 to 6 for 6 sites, but is {wrong}"):
             needed_sites(settings(secure_threshold=wrong), 6)
-    with pytest.raises(SettingError, match="at least three sites, and there are 2"):
+    with pytest.raises(SettingError, match="at least three sites, but there are 2"):
         needed_sites(settings(), 2)
 
 
 def test_tolerated_sites_are_those_of_theorem_6_5() -> None:
-    assert [tolerated(t, 6) for t in (4, 5, 6)] == [1, 3, 4]  # 2t - n - 1, at most t - 2
-    assert [tolerated(3, n) for n in (3, 4, 5)] == [1, 1, 0]
+    assert [tolerated_colluders(t, 6) for t in (4, 5, 6)] == [1, 3, 4]  # 2t - n - 1, at most t - 2
+    assert [tolerated_colluders(3, n) for n in (3, 4, 5)] == [1, 1, 0]

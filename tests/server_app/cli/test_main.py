@@ -109,7 +109,10 @@ def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         ({"dataset": "mnist", "data_dir": "/nowhere"}, "train-images-idx3-ubyte.gz is missing in"),
         ({"device": "cuda:99"}, "usable GPU"),
         ({"device": "tpu"}, "auto, cpu, cuda or cuda:N"),
-        ({"method": "uefl", "uefl.segments": 3}, "does not divide the encoder's 16 channels"),
+        (
+            {"method": "uefl", "uefl.segments": 3},
+            "must divide the encoder's 16 channels, but is 3",
+        ),
     ],
 )
 def test_what_only_the_sites_can_see_is_told_too(

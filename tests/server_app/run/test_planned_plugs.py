@@ -64,7 +64,7 @@ def test_timms_networks_are_no_plugs() -> None:
         ({"network": "ward_nets.py:none"}, "module 'ward_nets' has no 'none'"),
         ({"network": "none.py:build"}, "none.py cannot be read"),
         ({"partition": "ward_cuts.py:none"}, "module 'ward_cuts' has no 'none'"),
-        ({"dataset": "ward_cuts.py:cut"}, "which is no DataSet"),
+        ({"dataset": "ward_cuts.py:cut"}, "must be a DataSet"),
         ({"method": "ward_cuts.py"}, "module 'ward_cuts' has 0 classes of Method"),
         ({"network": "ward_nets.build"}, "it must be .* timm:NAME or module:object"),
     ],

@@ -131,7 +131,7 @@ def test_without_noise_it_says_so_and_relative_noise_is_told_as_such(
     ("changes", "told"),
     [
         ({"epoch-steps": 0, "pace": 40}, "'epoch-steps' .120 in the paper."),
-        ({"epoch-steps": 4, "pace": 3}, "'pace' is 3 and does not divide"),
+        ({"epoch-steps": 4, "pace": 3}, "'pace' must divide 'epoch-steps' .4., but is 3"),
         ({"fedaligncl.warmup-epochs": 2}, "2 rounds end in epoch 1, .* would never begin"),
         (
             {"fedaligncl.noise-variance": -0.001},

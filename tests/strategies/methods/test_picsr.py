@@ -79,14 +79,14 @@ def refused(common: dict[str, Any], own: dict[str, Any]) -> str:
 
 def test_each_sites_own_figures_are_refused_as_they_blind_the_router() -> None:
     told = refused({"dataset": "heart", "standardise": "site"}, {})
-    assert "all prototypes coincide and the router is blind" in told
+    assert "all prototypes are equal" in told
     assert "'pooled' or 'declared'" in told
 
 
 def test_a_site_too_small_for_a_prototype_must_not_send_the_sums_that_hold_it() -> None:
     for dataset in ("heart", "heart-synthetic", "table"):
         told = refused({"dataset": dataset}, {"prototype_min_count": 11})
-        assert "'picsr.prototype-min-count' is 11 and 'sums-min-count' is 10" in told
+        assert "'picsr.prototype-min-count' is 11, but 'sums-min-count' is 10" in told
         assert told.endswith("raise 'sums-min-count'")
 
 
@@ -116,7 +116,7 @@ def test_a_run_without_a_round_for_the_router_is_refused(
     rounds: int, own: dict[str, Any], taken: int
 ) -> None:
     told = refused({"rounds": rounds}, own)
-    assert f"'rounds' is {rounds} and experts take {taken} of them" in told
+    assert f"'rounds' is {rounds}, but experts take {taken} of them" in told
     _check(CommonSettings(rounds=taken + 1), PICSRSettings(**own))
 
 

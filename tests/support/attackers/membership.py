@@ -15,7 +15,7 @@ from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.maths.standardisation import standardised
+from fedsilo.models.maths.standardisation import standardise
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.privacy.accountant import noise_for
@@ -53,7 +53,7 @@ def real(dataset: str) -> Population:
     inputs, labels = silo.train.inputs, silo.train.labels
     if heart:
         assert silo.declared is not None
-        inputs = torch.as_tensor(standardised(inputs, silo.declared), dtype=torch.float32)
+        inputs = torch.as_tensor(standardise(inputs, silo.declared), dtype=torch.float32)
     settings = settings_of(0.0, "logistic" if heart else "conv")
     everybody = Population(inputs, labels, inputs[:1], 0, silo.task.classes)
     network = trained(settings, everybody, inputs, labels, 0)

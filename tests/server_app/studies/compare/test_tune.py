@@ -304,7 +304,7 @@ def test_a_point_of_the_grid_that_cannot_be_is_named(
     assert _tune("impossible", simulation(SEARCH), out) == 1
     error = capsys.readouterr().err
     assert "grid point {" in error
-    assert "'picsr.expert-rounds': 8}: setting 'rounds' is 8 and experts take 8 of them" in error
+    assert "'picsr.expert-rounds': 8}: setting 'rounds' is 8, but experts take 8 of them" in error
     assert error.count("\n") == 1
     assert not out.exists()
 

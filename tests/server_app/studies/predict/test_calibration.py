@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsilo.models.measures.temperature import tempered
+from fedsilo.models.measures.temperature import apply_temperature
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.predict.calibration import calibrate
 from fedsilo.server_app.studies.predict.prediction import predict
@@ -45,7 +45,7 @@ def test_predictions_are_tempered_and_have_sets(run: Path) -> None:
     plain = predict(PredictRequest(run, site="hungary", split="test"))
     told = predict(PredictRequest(run, site="hungary", split="test", coverage=0.8))
     assert torch.equal(told.own, plain.own)
-    assert torch.equal(told.probabilities, tempered(plain.own, found.temperature))
+    assert torch.equal(told.probabilities, apply_temperature(plain.own, found.temperature))
     assert told.sets is not None
     limit = sorted(found.scores)[-(-4 * (found.rows + 1) // 5) - 1]
     assert torch.equal(told.sets, 1 - plain.own <= limit)

@@ -12,7 +12,7 @@ from fedsilo.datasets.tables.schema import Column
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.metric_names import CONFIDENCE
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.measures.outcome_counts import bins, merged
+from fedsilo.models.measures.outcome_counts import bins, merge_bins
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.predict import cases
 from fedsilo.server_app.studies.predict.calibration import calibrate
@@ -144,7 +144,9 @@ def test_intervals_are_of_the_clinic_reports_bins(tables: Path) -> None:
     shown = ShownRun(model.run.path)
     found = final_figures(shown)
     counts = [one.count for one in cases._reliability(model)]
-    assert counts == [one.count for one in merged(bins(found.values(), CONFIDENCE), shown.floor)]
+    assert counts == [
+        one.count for one in merge_bins(bins(found.values(), CONFIDENCE), shown.floor)
+    ]
     assert counts != [one.count for one in bins(found.values(), CONFIDENCE)]
 
 
