@@ -1,4 +1,4 @@
-"""FedNova at a site: FedAvg, and what is sent moved by the mean of the steps, not by all."""
+"""FedNova at a site: FedAvg, but the update that is sent is divided by the number of steps."""
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, exchanged_arrays
 from fedsilo.models.contract.array_names import is_statistic
@@ -6,10 +6,10 @@ from fedsilo.models.methods.fednova import STEPS
 
 
 class FedNovaSite(SiteMethod):
-    """Divides its update by the steps that it took."""
+    """Divides its update by its number of steps."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model; send where a step leads on average, and the number of steps."""
+        """Train the global model; send the mean update of one step, and the number of steps."""
         network, received = lab.open(), lab.arrays()
         lab.measure(network)
         steps: list[object] = []

@@ -1,4 +1,4 @@
-"""SCAFFOLD at the server; both ways: FedAvg's arrays, and control/<array> of what is trained."""
+"""SCAFFOLD at the server: FedAvg's messages, and ``control/<array>`` for each trained array."""
 
 from dataclasses import replace
 
@@ -18,13 +18,13 @@ class SCAFFOLD(FedAvg):
     beside = (CONTROL,)
 
     def initial_state(self) -> State:
-        """Return the network's initial weights, and control variates of 0."""
+        """Return the network's initial weights, and zero control variates."""
         model = self.starting_weights()
         trained = {name: np.zeros_like(a) for name, a in model.items() if not is_statistic(name)}
         return State(model | with_prefix(CONTROL, trained))
 
     def round(self, state: State, ask: Ask) -> State:
-        """Step towards the mean of the weights; move c as far as the sites that answered moved."""
+        """Step towards the mean weights, and move c by the mean change at replying sites."""
         model, controls = self.model(state), arrays_below(CONTROL, state.arrays)
         before, send = (dict.fromkeys(ask.sites, arrays) for arrays in (model, state.arrays))
         trained = ask(TRAIN, send, expect=send, reference=before)
@@ -36,6 +36,6 @@ class SCAFFOLD(FedAvg):
         return replace(state, arrays=after)
 
     def disclosures(self) -> Disclosures:
-        """Name the weights and the control variates."""
+        """Describe the weights and the control variates."""
         what = "the mean gradient of the round's steps, with the weights and protected as they are"
         return super().disclosures().also(what)
