@@ -370,7 +370,9 @@ def test_a_round_begun_anew_without_a_site_opens_no_second_sum(
     with pytest.raises(SiteError, match="site s2a, round 2, phase secure-unmask"):
         inline_run(two | {"min-sites": SILOS}, SILOS)
     monkeypatch.setattr(faulty, "change", staticmethod(gone))
-    with pytest.raises(SiteError, match=r"the sum of s1a, s1b, s2a, s3a was opened in this round"):
+    with pytest.raises(
+        SiteError, match=r"the sum of s1a, s1b, s2a, s3a was already unmasked in this round"
+    ):
         inline_run(two | {"min-sites": 3, "resume": True}, SILOS)
     monkeypatch.setattr(faulty, "change", staticmethod(lambda site, asked, reply: reply))
     resumed = inline_run(two | {"min-sites": 3, "resume": True}, SILOS)  # the fix

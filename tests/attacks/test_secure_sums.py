@@ -271,7 +271,7 @@ def test_a_server_cannot_change_the_settings_once_keys_are_signed(tmp_path: Path
     round_.masked("s0", VICTIM)
     altered = replace(round_.common, clip_norm=1e-6)
     others = replace(round_, common=altered, terms=b"other terms")
-    with pytest.raises(RefusedError, match="the run's settings are others than when the keys"):
+    with pytest.raises(RefusedError, match="the run's settings changed after the keys"):
         others.masked("s1", [0.5, 0.5])
 
 

@@ -27,11 +27,11 @@ ELSEWHERE = {
     "summed here before under other settings": "tests/attacks/test_oracles_at_sums.py",
     "were summed here before by": "tests/attacks/test_oracles_at_sums.py",
     "adds its part to sums by": "tests/attacks/test_oracles_at_sums.py",
-    "optimiser step(s) of the samples that this hospital declares": (
+    "optimiser step(s) over the samples that this hospital declares": (
         "tests/attacks/test_oracles_at_sums.py"
     ),
     "of the samples that this hospital declares": "tests/attacks/test_oracles_at_sums.py",
-    "this round's sum was opened before with a different part": (
+    "this round's sum was already unmasked with a different part": (
         "tests/client_app/privacy/test_secure_aggregation.py"
     ),
     "sites weigh themselves by their own samples": "tests/test_secure_end_to_end.py",

@@ -62,18 +62,20 @@ def test_agree_signs_one_list_by_the_keys_of_a_round(ready: Round) -> None:
     ready.all_masked()
     ready.signed("a", THREE)
     ready.signed("a", THREE)
-    with pytest.raises(RefusedError, match="another list of sites is signed already"):
+    with pytest.raises(RefusedError, match="another list of sites is already signed"):
         ready.signed("a", NAMES)
 
 
 def test_unmask_refuses_before_enough_sites_have_signed_the_same_list(ready: Round) -> None:
     ready.all_masked()
-    with pytest.raises(RefusedError, match="no site has agreed yet whose weights came"):
+    with pytest.raises(RefusedError, match="no site has signed yet whose weights arrived"):
         ready.unmask("a", {"signers": [], "signatures": []})
     of_three = {name: ready.signed(name, THREE) for name in ("a", "b")}
     of_four = {name: ready.signed(name, NAMES) for name in ("c", "d")}
     said = {"signers": THREE, "signatures": [*of_three.values(), of_four["c"]]}
-    with pytest.raises(RefusedError, match=r"2 sites have signed the list .* and 3 are needed"):
+    with pytest.raises(
+        RefusedError, match=r"2 sites have signed the same list .* but 3 are needed"
+    ):
         ready.unmask("a", said)
     with pytest.raises(SiteError, match="no sorted list of sites that have answered"):
         ready.unmask("a", {"signers": NAMES, "signatures": [*said["signatures"], of_four["d"]]})
@@ -85,7 +87,7 @@ def test_unmask_refuses_signatures_of_an_earlier_attempt(ready: Round) -> None:
     ready.begin()
     ready.all_masked()
     signatures = [ready.signed("a", THREE), *before.values()]
-    with pytest.raises(RefusedError, match="1 sites have signed the list"):
+    with pytest.raises(RefusedError, match="1 sites have signed the same list"):
         ready.unmask("a", {"signers": THREE, "signatures": signatures})
 
 
@@ -95,12 +97,12 @@ def test_a_round_that_is_begun_again_opens_no_other_sum(ready: Round) -> None:
     ready.begin()
     with pytest.raises(RefusedError, match=r"the sum of a, b, c was opened .* same sites answer"):
         ready.masked("a", [0.5, 0.5], sites=["a", "b", "d"])
-    with pytest.raises(RefusedError, match="opened before with a different part of this site"):
+    with pytest.raises(RefusedError, match="already unmasked with a different part"):
         ready.masked("a", [0.5, 0.25])
-    with pytest.raises(RefusedError, match="opened before with a different part of this site"):
+    with pytest.raises(RefusedError, match="already unmasked with a different part"):
         ready.masked("a", [0.5, 0.5], samples=9)
     ready.all_masked()
-    with pytest.raises(RefusedError, match="the sum of a, b, c was opened in this round before"):
+    with pytest.raises(RefusedError, match="the sum of a, b, c was already unmasked in this round"):
         ready.signed("a", NAMES)
     assert ready.unmask("a", ready.agree(THREE))["of"] == NAMES  # the fix
     (ready.folder / "a" / SUMS).write_text("[]")
@@ -121,7 +123,7 @@ def test_sums_of_few_sites_are_refused(ready: Round) -> None:
     ready.masked("a", [0.5, 0.5], sites=THREE)
     with pytest.raises(RefusedError, match=r"2 sites have sent their weights, and 3 are needed"):
         ready.signed("a", ["a", "b"])
-    with pytest.raises(RefusedError, match="that masks no weights is said to have sent some"):
+    with pytest.raises(RefusedError, match="that did not take part in masking"):
         ready.signed("a", ["a", "b", "d"])
 
 
@@ -151,7 +153,7 @@ def test_shared_refuses_keys_that_cannot_be_of_four_sites(
     with pytest.raises(SiteError, match=told):
         round_.site("a", **round_.all_keys(**changes)).answer(SECURE_SHARES)
     assert round_.site("a", **round_.all_keys()).answer(SECURE_SHARES)["to"] == ["b", "c", "d"]
-    with pytest.raises(RefusedError, match="shared already: begin the round again"):
+    with pytest.raises(RefusedError, match="already shared: begin the round again"):
         round_.site("a", **round_.all_keys()).answer(SECURE_SHARES)
 
 

@@ -243,7 +243,7 @@ def test_a_failure_is_logged_as_one_and_not_as_a_refusal(hospital: Hospital, mes
         (
             {"secure-aggregation": "required"},
             {},
-            "demands secure aggregation ('secure-aggregation': required) and the run has none: set",
+            "demands secure aggregation ('secure-aggregation': required), but the run has none: set",
         ),
     ],
     ids=str,
@@ -548,7 +548,7 @@ def test_a_log_that_cannot_be_opened_is_refused_before_data_are(
 ) -> None:
     reply = app(hello(), hospital({"audit-log": str(tmp_path / "no" / "audit.jsonl")}))
     assert reason_of(reply) == (
-        "site s1a: the site's audit log cannot be written (No such file or directory), and nothing "
+        "site s1a: the site's audit log cannot be written (No such file or directory), but nothing "
         "leaves unlogged: the hospital must see to its 'audit-log'"
     )
 
@@ -572,7 +572,7 @@ def test_on_a_full_disk_a_ready_answer_stays_at_the_site(
     node = hospital()
     monkeypatch.setattr("fedsilo.client_app.site.audit_log.os.write", fill)
     reply = app(message(TRAIN, weights), node)
-    assert "(No space left on device), and nothing leaves unlogged" in reason_of(reply)
+    assert "(No space left on device), but nothing leaves unlogged" in reason_of(reply)
 
 
 def test_an_unforeseen_fault_of_the_log_keeps_the_answer_too(

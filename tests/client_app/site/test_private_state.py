@@ -75,7 +75,7 @@ def test_a_resumed_run_ends_in_a_line_where_a_site_has_lost_its_newest_state(
     with pytest.raises(SiteError) as refused:
         inline_run(values | {"resume": True})
     said = str(refused.value)
-    assert "site s2a, round 3: the site kept one of round 2 and the newest in" in said
+    assert "site s2a, round 3: the site kept one from round 2, but the newest in" in said
     assert "is of round 1: bring the newer one back, or start a new run" in said
     assert "\n" not in said
     states[-1].write_bytes(newest)
