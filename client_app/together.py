@@ -105,7 +105,7 @@ def train_together(messages: Iterable[tuple[Message, Context]]) -> None:
     groups: dict[Hashable, list[_Site]] = {}
     for message, context in messages:
         with suppress(FedsiloError):
-            site = _opened(message, context)
+            site = _open_site(message, context)
             if site.instruction.phase == TRAIN:
                 groups.setdefault(site.alike(), []).append(site)
     for sites in groups.values():
@@ -114,7 +114,7 @@ def train_together(messages: Iterable[tuple[Message, Context]]) -> None:
                 _train(sites)
 
 
-def _opened(message: Message, context: Context) -> _Site:
+def _open_site(message: Message, context: Context) -> _Site:
     session, content = session_of(context), unbundle(message.content)
     instruction = Instruction.from_config(content[CONFIG])
     split = (session.silo_for(content) if session.silo.features else session.silo).train
@@ -160,7 +160,7 @@ def _steps(stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]) -> tuple[T
     optimiser = open_optimiser(nn.ParameterList(stack.parameters()), own)
     set_rates = rate_setter([optimiser], settings, *sites[0].counted)
     pick = compute.hold(torch.cat([site.split.inputs for site in sites]))
-    numbers, truths, sizes = _planned(sites)
+    numbers, truths, sizes = _plan_steps(sites)
     truths, lengths = compute.bring(truths), compute.bring(sizes)
     losses = torch.zeros(sizes.shape, device=compute.device)
     rates, going = list[float](), len(sites)
@@ -183,7 +183,7 @@ def _steps(stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]) -> tuple[T
     return losses.cpu(), rates
 
 
-def _planned(sites: Sequence[_Site]) -> tuple[Tensor, Tensor, Tensor]:
+def _plan_steps(sites: Sequence[_Site]) -> tuple[Tensor, Tensor, Tensor]:
     """Return the samples of all steps, their labels, and the number of samples in each step.
 
     The samples of all sites are numbered one site after another. A site with fewer samples in a

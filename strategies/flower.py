@@ -72,8 +72,10 @@ class FlowerStrategy(Strategy):
         Raises:
             SiteError: too few sites can take part, or too few gave a usable reply.
         """
-        loop = self._opened(grid, arrays)
-        assert self._session is not None  # ``_opened`` has set the session together with the loop
+        loop = self._open_loop(grid, arrays)
+        assert (
+            self._session is not None
+        )  # ``_open_loop`` has set the session together with the loop
         if not loop.method.why_finished(loop.current()):
             loop.run_round(self._session)
         return []
@@ -110,7 +112,7 @@ class FlowerStrategy(Strategy):
     def summary(self) -> None:
         """Print nothing, because the settings are already in the run config."""
 
-    def _opened(self, grid: Grid, arrays: ArrayRecord) -> RoundLoop:
+    def _open_loop(self, grid: Grid, arrays: ArrayRecord) -> RoundLoop:
         """Return the round loop; create it at the first call.
 
         The first call meets the sites and takes ``arrays``, unless they are empty, as the starting

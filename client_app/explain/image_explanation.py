@@ -140,19 +140,19 @@ def explain_logits(
 
 def draw_image(axes: Axes, image: Tensor) -> None:
     """Draw an image (channels, height, width) in the form in which a silo stores it."""
-    axes.imshow(_pixels(_reduced(image)))
+    axes.imshow(_pixels(_reduce(image)))
 
 
 def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
     """Draw a map over an image (channels, height, width) in the form in which a silo stores it."""
-    reduced = _reduced(image)
+    reduced = _reduce(image)
     share = saliency.shares((reduced.shape[1], reduced.shape[2])).numpy()
     axes.imshow(_pixels(reduced))
     # The square root makes weak places visible; unimportant places leave the image unchanged
     axes.imshow(share, cmap=SALIENCY, vmin=0.0, vmax=1.0, alpha=_OPACITY * np.sqrt(share))
 
 
-def _reduced(image: Tensor) -> Tensor:
+def _reduce(image: Tensor) -> Tensor:
     """Convert an image to floats from 0 to 1, scaled down to the longest side of a picture."""
     pixels = image.float()
     if image.dtype == torch.uint8:

@@ -38,7 +38,7 @@ from fedsilo.models.networks.resnet22 import still_statistics
 _MOMENTS = "discriminator-moments/"
 
 
-def embedded(network: TokenClassifier, inputs: Tensor) -> Tensor:
+def mean_embeddings(network: TokenClassifier, inputs: Tensor) -> Tensor:
     """Map inputs (batch, *input_shape) to embeddings (batch, c), the mean of the tokens."""
     return network.encode(inputs).mean(dim=1).float()
 
@@ -96,7 +96,7 @@ class Aligner:
 
     def _embed(self, inputs: Tensor) -> Tensor:
         with self.compute.autocast():
-            return embedded(self.network, float_inputs(inputs))
+            return mean_embeddings(self.network, float_inputs(inputs))
 
     def _teach(self, own: Tensor) -> None:
         """Take one step of the discriminator against each other site (eq. 2)."""

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedsilo.client_app.methods.adversarial_alignment import (
     Aligner,
-    embedded,
     kept_discriminator,
+    mean_embeddings,
     open_aligner,
     open_discriminator,
 )
@@ -89,7 +89,7 @@ class FedAlignCLSite(SiteMethod):
         # The site missed the end of the epoch before
         if right_epoch is None or int(right_epoch) != epoch - 1:
             return None
-        local_right, global_right = stored[_RIGHT].bool(), _right(lab, network)
+        local_right, global_right = stored[_RIGHT].bool(), _right_predictions(lab, network)
         refuse_other_data(len(local_right), len(global_right))
         forgotten = (local_right & ~global_right).double().mean().item()
         lab.metrics[measurement(INCOMING, "train", "forgotten")] = forgotten
@@ -126,7 +126,7 @@ class FedAlignCLSite(SiteMethod):
         round_ = lab.instruction.round
         epoch = epoch_of(round_, lab.common)
         if ends_epoch(round_, lab.common) and self.settings.orders(epoch + 1):
-            kept[_RIGHT] = _right(lab, network).to(torch.uint8)
+            kept[_RIGHT] = _right_predictions(lab, network).to(torch.uint8)
             kept[_RIGHT_EPOCH] = torch.tensor(epoch)
         return kept
 
@@ -157,11 +157,11 @@ class FedAlignCLSite(SiteMethod):
             size = batch_of(len(inputs), lab.common)
             for part in micro_batches(len(chosen), min(size, lab.common.micro_batch or size)):
                 batch = lab.compute.bring(inputs[chosen[part]])
-                embeddings.append(embedded(network, float_inputs(batch)).cpu())
+                embeddings.append(mean_embeddings(network, float_inputs(batch)).cpu())
         return torch.cat(embeddings)
 
 
-def _right(lab: Lab, network: SiteNetwork) -> Tensor:
+def _right_predictions(lab: Lab, network: SiteNetwork) -> Tensor:
     """Tell for each training sample whether the network predicts it right, in eval mode; (n,)."""
     train = lab.silo.train
     logits = over_batches(network, train.inputs, lab.compute, network)

@@ -41,12 +41,12 @@ class FedAvgFTSite(SiteMethod):
         network = lab.open()
         lab.measure(network)
         if lab.instruction.returns:
-            return self.shared(lab, network)
+            return self.train_shared(lab, network)
         rate = self.settings.finetune_learning_rate
         lab.fit(network, settings=replace(lab.sampling, learning_rate=rate), stays=True)
         return Outgoing(network, keep=exchanged_arrays(network))
 
-    def shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
+    def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
         """Train the received model, and send it."""
         lab.fit(network)
         return Outgoing(network)

@@ -34,11 +34,11 @@ class FedEFMSite(DecentralisedSite):
     def overseas(self, lab: Lab) -> Outgoing:
         """Train each visiting model on this silo's data (eq. 1) and send it back."""
         returned: dict[str, Tensor] = {}
-        for owner, trained in self._trained(lab, VISITOR).items():
+        for owner, trained in self._train_models(lab, VISITOR).items():
             returned |= with_prefix(f"{VISITOR}{owner}/", trained)
         return Outgoing(send=returned)
 
-    def _trained(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
+    def _train_models(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
         """Train the models received below ``prefix``; return their arrays by owner."""
         trained = {}
         for owner, arrays in by_site(lab.arrays(prefix)).items():
@@ -63,7 +63,7 @@ class FedEFMSite(DecentralisedSite):
         If 'fedefm.visit' is "average", they are half the own model and half the mean of the
         visitors.
         """
-        if visitors := self._trained(lab, NEIGHBOUR):
+        if visitors := self._train_models(lab, NEIGHBOUR):
             shares = dict.fromkeys(visitors, 0.5 / len(visitors))
             return mixed({**visitors, lab.site: self._home_model(lab)}, {**shares, lab.site: 0.5})
         return self._home_model(lab)

@@ -12,7 +12,10 @@ class FedPerSite(SiteMethod):
         """Join the received arrays with the site's own part, which starts from the seed."""
         network = lab.classifier(None)
         arrays = exchanged_arrays(network)
-        own = {n: (lab.arrays(START) | lab.state()).get(n, arrays[n]) for n in self._own(network)}
+        own = {
+            n: (lab.arrays(START) | lab.state()).get(n, arrays[n])
+            for n in self._personal_names(network)
+        }
         load_exchanged(network, {n: a for n, a in lab.arrays().items() if n in arrays} | own)
         return network
 
@@ -22,12 +25,12 @@ class FedPerSite(SiteMethod):
         lab.measure(network)
         self.fit(lab, network)
         arrays = exchanged_arrays(network)
-        own = {name: arrays.pop(name) for name in self._own(network)}
+        own = {name: arrays.pop(name) for name in self._personal_names(network)}
         return Outgoing(network, send=arrays, keep=own)
 
     def fit(self, lab: Lab, network: SiteNetwork) -> None:
         """Train both parts together."""
         lab.fit(network)
 
-    def _own(self, network: SiteNetwork) -> list[str]:
+    def _personal_names(self, network: SiteNetwork) -> list[str]:
         return list(self.settings.personal(network))

@@ -33,7 +33,7 @@ class MoonSite(SiteMethod):
         if lab.instruction.phase != EVALUATE:
             head = build_projection(lab.common.seed, network.channels)
             network.add_module("projection", head)
-        load_exchanged(network, _renamed(lab.arrays(), PROJECTION, _HEAD))
+        load_exchanged(network, _rename(lab.arrays(), PROJECTION, _HEAD))
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
@@ -43,7 +43,7 @@ class MoonSite(SiteMethod):
         lab.fit(network, objective=self._contrast(network, lab.state(_PREVIOUS)))
         arrays = exchanged_arrays(network)
         return Outgoing(
-            network, send=_renamed(arrays, _HEAD, PROJECTION), keep=with_prefix(_PREVIOUS, arrays)
+            network, send=_rename(arrays, _HEAD, PROJECTION), keep=with_prefix(_PREVIOUS, arrays)
         )
 
     def _contrast(self, network: TokenClassifier, stored: dict[str, Tensor]) -> Objective | None:
@@ -62,8 +62,8 @@ class MoonSite(SiteMethod):
             tokens = network.encode(inputs)
             task = network.criterion(network.classify(network.features(tokens)), labels)
             with torch.no_grad():
-                near, far = (_represented(net, net.encode(inputs)) for net in (incoming, previous))
-            representations = _represented(network, tokens)
+                near, far = (_represent(net, net.encode(inputs)) for net in (incoming, previous))
+            representations = _represent(network, tokens)
             return task + mu * contrastive_loss(representations, near, far, temperature)
 
         return loss
@@ -77,12 +77,12 @@ def twin(network: TokenClassifier) -> TokenClassifier:
     return copy.deepcopy(network, frozen)
 
 
-def _represented(network: TokenClassifier, tokens: Tensor) -> Tensor:
+def _represent(network: TokenClassifier, tokens: Tensor) -> Tensor:
     """Return the representations (batch, size) of tokens that ``network`` has encoded."""
     representations: Tensor = network.get_submodule("projection")(tokens)
     return representations
 
 
-def _renamed(arrays: dict[str, Tensor], before: str, after: str) -> dict[str, Tensor]:
+def _rename(arrays: dict[str, Tensor], before: str, after: str) -> dict[str, Tensor]:
     head = with_prefix(after, arrays_below(before, arrays))
     return {name: a for name, a in arrays.items() if not name.startswith(before)} | head

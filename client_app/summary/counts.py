@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from fedsilo.client_app.session import SiteSession
-from fedsilo.client_app.summary.suppression import at_least, suppressed
+from fedsilo.client_app.summary.suppression import at_least, suppress
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.partition.cuts import is_cut
 from fedsilo.datasets.registry import data_set
@@ -82,17 +82,17 @@ class Answering:
             on=datetime.now(UTC).date().isoformat(),
             floor=self.floor,
             classes=list(self.site.silo.class_names()),
-            features=[_declared(one) for one in measures],
-            file_features=[_declared(one) for one in files],
+            features=[_declare(one) for one in measures],
+            file_features=[_declare(one) for one in files],
         )
 
     def _cells(self, counts: list[int], *table: str) -> list[Count]:
-        return suppressed(counts, self.floor, self.secret, self.site.silo.name, *table)
+        return suppress(counts, self.floor, self.secret, self.site.silo.name, *table)
 
     def _histogram(self, measure: Measure, split: str, part: str) -> list[Count]:
         table, in_a_row = (self.site.silo.name, part, split, measure.name), not measure.levels
         counts = measure.counts(split)
-        return suppressed(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
+        return suppress(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
 
     def _left_out(self, rows: LeftOutRows) -> LeftOut:
         """Count the samples in no split, and per column those without a value."""
@@ -139,7 +139,7 @@ class Answering:
         return known if many else None
 
 
-def _declared(measure: Measure) -> Measured:
+def _declare(measure: Measure) -> Measured:
     return Measured(
         name=measure.name,
         edges=list(measure.edges),

@@ -100,7 +100,7 @@ def _allowed_parts(context: Context) -> set[str]:
 
 def _made(context: Context, secret: int) -> Kept:
     """Build an answer now; broken images are left out and counted."""
-    site, run = _opened(context)
+    site, run = _open_site(context)
     answer = Answering(site, secret).answer()
     return Kept(answer.to_config(), run, dict(fingerprint(site.silo)))
 
@@ -128,13 +128,13 @@ def _first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple
 
 def _again(context: Context, kept: Kept) -> dict[str, str]:
     """Return a stored answer; its part ``about`` tells whether the data have changed."""
-    now = _opened(replace(context, run_config={**context.run_config, **kept.settings}))[0].silo
+    now = _open_site(replace(context, run_config={**context.run_config, **kept.settings}))[0].silo
     about = json.loads(kept.parts[ABOUT])
     about["changed"] = dict(fingerprint(now)) != dict(kept.fingerprint)
     return {**kept.parts, ABOUT: json.dumps(about)}
 
 
-def _opened(context: Context) -> tuple[SiteSession, dict[str, Value]]:
+def _open_site(context: Context) -> tuple[SiteSession, dict[str, Value]]:
     """Open the site; return it with the run's settings that decided its silo."""
     run = dict(context.run_config)
     try:

@@ -24,7 +24,7 @@ import numpy as np
 from fedsilo.models.contract.seeding import derive_seed
 
 
-def suppressed(
+def suppress(
     counts: Sequence[int], floor: int, secret: int, *table: str, in_a_row: bool = False
 ) -> list[int | None]:
     """Return the counts of a table with None for those that stay at the site.
@@ -49,7 +49,7 @@ def suppressed(
 
 
 def secret_of(data: bytes) -> int:
-    """Return a secret for ``suppressed`` that is the same for the same data."""
+    """Return a secret for ``suppress`` that is the same for the same data."""
     return int.from_bytes(hashlib.sha256(data).digest()[:7], "big")
 
 

@@ -42,13 +42,13 @@ def augmenter(
 
     def augment(batch: Tensor) -> Tensor:
         with seeded(settings.seed, "augmentation", *key, next(numbers), device=device):
-            changed = [_changed(image, transform) for image in batch]
+            changed = [_change(image, transform) for image in batch]
         return torch.stack(changed) if changed else batch  # a private batch may be empty
 
     return augment
 
 
-def _changed(image: Tensor, transform: Transform) -> Tensor:
+def _change(image: Tensor, transform: Transform) -> Tensor:
     """Return the transformed image in its own type; int16 is transformed as floats from 0 to 1."""
     if image.dtype != torch.int16:
         return transform(image)
@@ -86,11 +86,11 @@ def _built(entries: Any) -> list[Any]:
                 arguments["transforms"] = _built(inner)
             built.append(known[name](**arguments))
         except (TypeError, ValueError) as error:
-            raise _refused(name, error) from None
+            raise _refusal(name, error) from None
     return built
 
 
-def _refused(name: str, error: Exception) -> SettingError:
+def _refusal(name: str, error: Exception) -> SettingError:
     reason = one_line(error, 200)
     return SettingError(f"transform '{name}' is refused ({reason}): change 'augmentation'")
 
@@ -121,9 +121,9 @@ def check_images(settings: CommonSettings, silo: Silo) -> None:
     transform = _transform(settings.augmentation)
     try:
         with seeded(settings.seed, "augmentation"):
-            changed = _changed(image, transform)
+            changed = _change(image, transform)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise _refused(settings.augmentation, error) from None
+        raise _refusal(settings.augmentation, error) from None
     if (changed.shape, changed.dtype) != (image.shape, image.dtype):
         raise SettingError(
             f"'augmentation' makes {tuple(changed.shape)} {changed.dtype} of images of "

@@ -60,7 +60,7 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     try:
         return eager(_KINDS[name])(groups, **options)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise _refused(settings, error) from None
+        raise _refusal(settings, error) from None
 
 
 def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
     return {n: tuple(value) if isinstance(value, list) else value for n, value in chosen.items()}
 
 
-def _refused(settings: CommonSettings, error: Exception) -> SettingError:
+def _refusal(settings: CommonSettings, error: Exception) -> SettingError:
     return SettingError(
         f"PyTorch's optimiser '{settings.optimiser}' does not take these settings "
         f"({one_line(error, 200)}): change 'optimiser', 'optimiser-arguments' or 'weight-decay'"
@@ -92,7 +92,7 @@ def check_optimiser(settings: CommonSettings) -> None:
     try:
         optimiser.step()
     except (TypeError, ValueError, RuntimeError, LookupError) as error:
-        raise _refused(settings, error) from None
+        raise _refusal(settings, error) from None
     shapes = {
         value.shape
         for weight in weights

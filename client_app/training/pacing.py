@@ -42,7 +42,7 @@ class Pacing:
         places = torch.arange(self.steps * self.size) + self.position * self.size
         return list(torch.split(self.order[places % len(self.order)], self.size))
 
-    def stored(self) -> dict[str, Tensor]:
+    def next_state(self) -> dict[str, Tensor]:
         """Return the arrays that the next round needs after this round's steps."""
         return {
             f"{PREFIX}{_EPOCH}": torch.tensor(self.epoch),
@@ -77,14 +77,14 @@ def train_continued(
 
     def new_order(epoch: int) -> Tensor:
         chosen = order(epoch) if order else None
-        return shuffled(training.samples, settings, epoch, site) if chosen is None else chosen
+        return shuffle_epoch(training.samples, settings, epoch, site) if chosen is None else chosen
 
     training.optimiser = open_optimiser(network, settings)
     kept: dict[str, Tensor] = {}
     if settings.epoch_steps:
         pacing = open_pacing(stored, round_, training.samples, settings, new_order)
         training.plan = [pacing.batches()]
-        kept = pacing.stored()
+        kept = pacing.next_state()
     restore_moments(training.optimiser, network, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))
     loss = training.run()
     for name, moment in moments_of(training.optimiser, network).items():
@@ -92,7 +92,7 @@ def train_continued(
     return loss, kept
 
 
-def shuffled(count: int, settings: CommonSettings, epoch: int, site: str) -> Tensor:
+def shuffle_epoch(count: int, settings: CommonSettings, epoch: int, site: str) -> Tensor:
     """Draw a random order (count,) of an epoch's training samples at a site."""
     rng = generator(settings.seed, "epoch-order", epoch, site)
     return torch.randperm(count, generator=rng)

@@ -42,7 +42,7 @@ def commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str
     Raises:
         SettingError: an argument is reserved for this program, or the node config cannot be read.
     """
-    given = _parsed(arguments)
+    given = _parse(arguments)
     for option in ("isolation", "superexec_auth_secret_file", "ssl_certfile"):
         if getattr(given, option):
             raise SettingError(
@@ -142,7 +142,7 @@ def _end(*processes: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of ``flower-supernode`` that concern the worker."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")

@@ -44,7 +44,7 @@ class InstalledApp:
         Raises:
             RefusedError: names files that differ.
         """
-        files = _unpacked(bundle)
+        files = _unpack(bundle)
         if _PACKAGE in files and f"fedsilo/{_PACKAGE}" not in files:
             files[f"fedsilo/{_PACKAGE}"] = files.pop(_PACKAGE)
         theirs = {name: _digest(data) for name, data in files.items() if _of_rooms(name)}
@@ -136,7 +136,7 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _unpacked(bundle: bytes) -> dict[str, bytes]:
+def _unpack(bundle: bytes) -> dict[str, bytes]:
     """Unpack the files of a bundle in memory, by name."""
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:

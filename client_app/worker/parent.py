@@ -166,13 +166,13 @@ def serve(worker: Worker, client: RuntimeHttpClient, hospital: int) -> None:
     interval, silent = PollInterval(), False
     while os.getppid() == hospital:
         worker.reap()
-        given = _acquired(client)
+        given = _acquire_task(client)
         if given is None and not silent:
             _log.warning("fedsilo: the SuperNode's Runtime API does not answer; the worker waits")
         silent = given is None
         if given and given.HasField("task") and given.token:
             worker.start(given.token)
-            interval.arrived()
+            interval.note_arrival()
             continue
         if not worker.running and worker.is_worn():
             # A new worker with the same process id, so that the hospital's process notices nothing
@@ -181,7 +181,7 @@ def serve(worker: Worker, client: RuntimeHttpClient, hospital: int) -> None:
         time.sleep(interval.seconds())
 
 
-def _acquired(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
+def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
     """Ask for a task; return None if the SuperNode does not answer yet."""
     try:
         return client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))

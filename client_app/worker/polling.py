@@ -25,7 +25,7 @@ class PollInterval:
     clock: Callable[[], float] = time.monotonic
     _arrived: float = field(default=float("-inf"), init=False)
 
-    def arrived(self) -> None:
+    def note_arrival(self) -> None:
         """Record an arrival, because more may follow soon."""
         self._arrived = self.clock()
 

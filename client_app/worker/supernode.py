@@ -48,7 +48,7 @@ class ShortWaits:
     def sleep(self, seconds: float) -> None:
         """Sleep less than ``seconds``."""
         if seconds < _IDLE:
-            self.interval.arrived()
+            self.interval.note_arrival()
             self._look_sometimes()
             time.sleep(SHORT)
         else:

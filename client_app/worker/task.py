@@ -51,7 +51,7 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
     context, status, details = None, SubStatus.FAILED, "the task was not answered"
     try:
         message, context, _, fab = pull_task_input(client)
-        reply = _answered(message, context, fab.content, answer)
+        reply = _answer(message, context, fab.content, answer)
         push_message(client, reply, context)
         status, details = SubStatus.COMPLETED, ""
     except Exception:  # no error may pass here: the SuperNode must hear that the task has ended
@@ -63,7 +63,7 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
     return status == SubStatus.COMPLETED
 
 
-def _answered(message: Message, context: Context, bundle: bytes, answer: Answer) -> Message:
+def _answer(message: Message, context: Context, bundle: bytes, answer: Answer) -> Message:
     """Answer a message; an uncaught error becomes an error reply without the error's text."""
     try:
         return answer(message, context, bundle)

@@ -107,7 +107,7 @@ class GridAsk(Ask):
         if not question.send:
             return Replies({})
         exchange = _Exchange(self, question)
-        usable = exchange.checked(exchange.answers())
+        usable = exchange.check_replies(exchange.answers())
         key = state_key(self.round, self._step)
         self.session.kept.update({s: key for s, r in usable.items() if r.keeps_state()})
         replies = Replies(usable)
@@ -178,7 +178,7 @@ class _Exchange:
         self.sent: dict[str, int] = {}
         self.failed: dict[str, str] = {}
         self.codes: dict[str, str] = {}
-        self.agreed = ask.session.participants.agreed()
+        self.agreed = ask.session.participants.agreed_samples()
 
     def answers(self) -> dict[str, Reply]:
         """Send the messages, wait, and return the replies that could be decoded, by site.
@@ -201,7 +201,7 @@ class _Exchange:
         answers: dict[str, Reply] = {}
         waits, asked = (session.timeout, session.common.away_timeout), list(messages.values())
         for node, message in arriving(session.grid, asked, *waits, away):
-            if reply := self._decoded(site_of[node], message):
+            if reply := self._decode(site_of[node], message):
                 answers[reply.site] = reply
             self._call("reply_came", site_of[node])
         for site in self.sites:
@@ -212,7 +212,7 @@ class _Exchange:
     def _call(self, event: str, *args: Any) -> None:
         self.ask.session.hooks.call(event, self.ask.round, self.question.phase, *args)
 
-    def _decoded(self, site: str, message: Message) -> Reply | None:
+    def _decode(self, site: str, message: Message) -> Reply | None:
         """Return a reply of the right form; else note the reason in ``failed`` and return None."""
         if message.has_error():
             reason = message.error.reason or f"error {message.error.code}"
@@ -241,7 +241,7 @@ class _Exchange:
             bytes_down=self.sent[site],
         )
 
-    def checked(self, answers: Mapping[str, Reply]) -> dict[str, Reply]:
+    def check_replies(self, answers: Mapping[str, Reply]) -> dict[str, Reply]:
         """Return the usable replies by site, and apply the failure policy to the others.
 
         Raises:
@@ -265,13 +265,13 @@ class _Exchange:
     def _fault(self, reply: Reply) -> str | None:
         """Explain why a reply is unusable, or return None.
 
-        Metrics are checked first, then the method's own rule, then the objections of hooks.
+        Metrics are check_replies first, then the method's own rule, then the objections of hooks.
         """
         question, session = self.question, self.ask.session
         facts, metrics = session.participants.facts[reply.site], reply.metrics
         trust = session.common.trust
         # A server that learns only sums gets neither times nor memory of a single site
-        needed = [] if trust == SUMS else [NUM_EXAMPLES, *self._needed(facts.held())]
+        needed = [] if trust == SUMS else [NUM_EXAMPLES, *self._needed_metrics(facts.held())]
         if trust == SERVER:
             needed += [SECONDS, PEAK_MEMORY]
         for key in (*needed, *question.metrics):
@@ -293,7 +293,7 @@ class _Exchange:
             return shortened(fault)  # shortened, because the text may quote the arrays
         return session.hooks.first("objection", self.ask.round, question.phase, reply)
 
-    def _needed(self, held: Collection[str]) -> Iterable[str]:
+    def _needed_metrics(self, held: Collection[str]) -> Iterable[str]:
         """Yield the names of the metrics that a reply must have.
 
         Args:

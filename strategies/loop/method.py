@@ -197,7 +197,7 @@ class Method(ABC):
         that could not answer weigh nothing.
         """
         every = {site: f.sizes().get("train", 1) for site, f in self.participants.facts.items()}
-        every |= self.participants.agreed()
+        every |= self.participants.agreed_samples()
         weights = float(sum(every[site] for site in replies))
         if replies.failed:  # nobody knows which sites failed, so the mean weight is taken off
             weights *= 1 - replies.failed / len(replies)

@@ -2,9 +2,9 @@
 
 Equations:
   (norm-clip) Sun et al. 2019, updates clipped to a norm, here the median -> norm_clipped_mean
-  (median) Yin et al. 2018, the median of each number -> _combined
+  (median) Yin et al. 2018, the median of each number -> _combine
   (trimmed) Yin et al. 2018, the mean of each number without the f smallest and f largest
-    -> _combined
+    -> _combine
   (multikrum) Blanchard et al. 2017, the mean of the n - f sites that are closest to their n - f - 2
     nearest other sites -> chosen_by_krum
 
@@ -69,12 +69,12 @@ def robust_mean(
         chosen = chosen_by_krum(ordered, before, FAULTY)
         ordered = {site: ordered[site] for site in chosen}
     return {
-        name: np.asarray(_combined(common, _stacked(ordered, name)), np.float32)
+        name: np.asarray(_combine(common, _stack(ordered, name)), np.float32)
         for name in sorted(before)
     }
 
 
-def _combined(common: CommonSettings, stacked: NDArray) -> NDArray:
+def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
     """Combine one array of all sites, ``stacked`` (sites, *shape), each site with the same weight.
 
     "trimmed" uses Flower's trimmed mean. "multikrum" takes the mean over the sites chosen before.
@@ -131,6 +131,6 @@ def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
     return sorted(sites[place] for place in ranking)
 
 
-def _stacked(replies: Replies, name: str) -> NDArray:
+def _stack(replies: Replies, name: str) -> NDArray:
     """Stack array ``name`` of all sites, (sites, *shape), float64."""
     return np.stack([reply.arrays[name].astype(np.float64) for reply in replies.values()])

@@ -38,7 +38,7 @@ from fedsilo.strategies.wire.secure_keys import (
     COUNTS,
     MEASURED,
     METRICS,
-    joined,
+    join_shares,
     mask_check,
     mask_key,
     public_half,
@@ -243,9 +243,9 @@ class SecureSum:
             # Rounding may move a variance of zero just below zero
             at_least = 0.0 if name.endswith(_VARIANCE) else -np.inf
             mean[name] = np.asarray(np.maximum(became, at_least), np.float32)
-        return mean, self._measured(replace(way, limit=1.0).total(portions, sites), behind)
+        return mean, self._metric_means(replace(way, limit=1.0).total(portions, sites), behind)
 
-    def _measured(self, portions: NDArray, behind: Words) -> dict[str, float]:
+    def _metric_means(self, portions: NDArray, behind: Words) -> dict[str, float]:
         """Return the mean of each metric over the samples of the sites that have a value.
 
         A metric without a finite value at any site is left out.
@@ -297,7 +297,7 @@ class SecureSum:
             if len(some) < self.threshold:
                 continue
             with suppress(SiteError):
-                if self._fits(site, secret := joined(some[: self.threshold])):
+                if self._fits(site, secret := join_shares(some[: self.threshold])):
                     return secret
         raise SiteError(
             f"round {self.round}: the masks of site {site} cannot be taken off: of "

@@ -62,11 +62,11 @@ class Participants:
         """Return the names of the sites, sorted."""
         return sorted(self.facts)
 
-    def simulated(self) -> bool:
+    def are_simulated(self) -> bool:
         """Tell whether all sites are simulated, in one process or on one machine."""
         return all(facts.simulated for facts in self.facts.values())
 
-    def agreed(self) -> dict[str, int]:
+    def agreed_samples(self) -> dict[str, int]:
         """Return each site's agreed training samples ('site-weights'); empty without that file."""
         weights = self.terms.weights
         return {site: weights.samples[site] for site in self.sites()} if weights else {}
@@ -179,7 +179,7 @@ def hear_sites(
     read = partial(read_hello, counted=settings.trust != SUMS)
     heard, refused = ask_nodes(grid, nodes, HELLO, read, settings.away_timeout)
     simulated = all(facts.simulated for _, facts, _ in heard)
-    heard = _admitted(heard, refused, terms, simulated)
+    heard = _admit(heard, refused, terms, simulated)
     doubles = _doubles(heard, simulated)
     _refuse_many(len(nodes) - len(doubles), silos)
     refused += dict.fromkeys(doubles.values())
@@ -196,7 +196,7 @@ def hear_sites(
     )
 
 
-def _admitted(heard: list[Heard], refused: list[str], terms: Terms, simulated: bool) -> list[Heard]:
+def _admit(heard: list[Heard], refused: list[str], terms: Terms, simulated: bool) -> list[Heard]:
     """Return the nodes that meet operator's and method's terms; add others to ``refused``."""
     faults = {node: terms.fault(node, facts, simulated) for node, facts, _ in heard}
     refused += [site_reason(fault) for fault in faults.values() if fault]
@@ -220,11 +220,13 @@ def _doubles(heard: list[Heard], simulated: bool) -> dict[int, str]:
                 f"{'two' if len(those) == 2 else len(those)} SuperNodes say that they are site "
                 f"'{site}': give each its own 'site' in its node config",
             )
-        found |= {node: _taken(site, node) for node in sorted(those)[1:] if not simulated}
+        found |= {
+            node: _second_node_refusal(site, node) for node in sorted(those)[1:] if not simulated
+        }
     return found
 
 
-def _taken(site: str, node: int) -> str:
+def _second_node_refusal(site: str, node: int) -> str:
     return (
         f"{site}: another SuperNode is that site already, and node {node} is left out: if it is to "
         "take its place it joins once that one is gone, else give it its own 'site'"
@@ -256,12 +258,15 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
         return participants, []
     counted = all(facts.label_counts for facts in participants.facts.values())
     heard, refused = ask_nodes(grid, new_nodes, HELLO, partial(read_hello, counted=counted))
-    heard = _admitted(heard, refused, participants.terms, participants.simulated())
+    heard = _admit(heard, refused, participants.terms, participants.are_simulated())
     asked = participants.asked | set(new_nodes)
     for node, facts, weight in heard:
         if participants.nodes.get(facts.site) in connected:
             asked -= {node}
-            if (refusal := _taken(facts.site, node)) not in (*participants.refused, *refused):
+            if (refusal := _second_node_refusal(facts.site, node)) not in (
+                *participants.refused,
+                *refused,
+            ):
                 refused.append(refusal)
             continue
         joined = replace(

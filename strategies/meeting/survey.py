@@ -47,7 +47,7 @@ def survey_sites(
     nodes = wait_for_nodes(grid, settings, silos)
     read = partial(read_survey, dataset=settings.dataset)
     heard, refused = ask_nodes(grid, nodes, SURVEY, read)
-    answers = _known([(node, answer) for node, answer, _ in heard], registry, refused)
+    answers = _answers_by_site([(node, answer) for node, answer, _ in heard], registry, refused)
     if not answers:
         raise SiteError(f"no site has answered the survey: {'; '.join(grouped_refusals(refused))}")
     return Surveyed(answers, tuple(refused))
@@ -71,7 +71,7 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
     return answer
 
 
-def _known(
+def _answers_by_site(
     heard: Sequence[tuple[int, Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
     """Return the answers by site; if two nodes claim one name, neither answer is used."""

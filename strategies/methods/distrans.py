@@ -70,7 +70,7 @@ class DisTrans(FedAvg):
         if self.settings.offset_aggregation == "embedding":
             pixels = len(arrays.pop(OFFSET))
             embedding = build_embedding(self.common.seed, task.classes, pixels)
-            arrays |= self._embedded(embedding)
+            arrays |= self._embedding_arrays(embedding)
         return State(arrays)
 
     def round(self, state: State, ask: Ask) -> State:
@@ -78,7 +78,7 @@ class DisTrans(FedAvg):
         trained = ask(TRAIN, {site: self.model_for(site, state) for site in ask.sites})
         arrays = self.average(trained, _network(state.arrays))
         if self.settings.offset_aggregation == "embedding":
-            arrays |= self._embedded(self._fitted(state, trained))
+            arrays |= self._embedding_arrays(self._fit_embedding(state, trained))
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
@@ -87,7 +87,7 @@ class DisTrans(FedAvg):
         own = state.arrays.get(f"{OFFSETS}{site}")
         return network if own is None else network | {OFFSET: own}
 
-    def _fitted(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
+    def _fit_embedding(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
         """Return the embedding after one step towards each site's offset, in site order."""
         some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
         classes = self.task.classes
@@ -103,7 +103,7 @@ class DisTrans(FedAvg):
             embedding.fit(self._shares(site), wanted, EMBEDDING_LEARNING_RATE)
         return embedding
 
-    def _embedded(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
+    def _embedding_arrays(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
         """Return the embedding's weights and the offset that it computes for each site, float32."""
         weights = with_prefix(_EMBEDDING, embedding.state_dict())
         with torch.no_grad():

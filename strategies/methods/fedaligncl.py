@@ -105,9 +105,9 @@ class FedAlignCL(FedAvg):
                 arrays[f"{_BUFFER}{site}"] = reply.arrays[EMBEDDINGS]
                 discriminator = arrays_below(DISCRIMINATOR, reply.arrays)
                 arrays |= with_prefix(f"{DISCRIMINATORS}{site}/", discriminator)
-        return replace(state, arrays=arrays, forgotten=self._forgotten(state, replies))
+        return replace(state, arrays=arrays, forgotten=self._forgotten_shares(state, replies))
 
-    def _forgotten(
+    def _forgotten_shares(
         self, state: FedAlignCLState, replies: Replies
     ) -> Mapping[str, Mapping[str, float]]:
         """Return the shares of forgotten samples, extended by those of this round."""

@@ -75,7 +75,7 @@ class FedEvPrompt(Method):
 
     def round(self, state: State, ask: Ask) -> State:
         """Send prompts and the other sites' maps, average the prompts, and replace the buffer."""
-        shared = _shared(state)
+        shared = _averaged_arrays(state)
         maps = {site: self._map_specs(site) for site in ask.sites}
         replies = ask(
             TRAIN,
@@ -91,7 +91,7 @@ class FedEvPrompt(Method):
 
     def model_for(self, site: str, state: State) -> Arrays:
         """Return the averaged arrays; each site adds its own prompts."""
-        return _shared(state)
+        return _averaged_arrays(state)
 
     def _map_specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the specs of the maps that ``site`` sends, one for each class that it has."""
@@ -123,7 +123,7 @@ class FedEvPrompt(Method):
         return cast("PromptedViT", self.blueprint).grid_size()
 
 
-def _shared(state: State) -> dict[str, Any]:
+def _averaged_arrays(state: State) -> dict[str, Any]:
     return {name: array for name, array in state.arrays.items() if not name.startswith(BUFFER)}
 
 

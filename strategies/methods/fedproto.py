@@ -59,7 +59,7 @@ class FedProto(ClassMeans):
         )
         arrays = dict(state.arrays)
         for label in range(self.task.classes):
-            counts = {site: self._weight(site, label) for site in replies}
+            counts = {site: self._prototype_weight(site, label) for site in replies}
             if sum(counts.values()):
                 arrays[f"{PROTOTYPE}{label}"] = _mean(f"{PROTOTYPE}{label}", replies, counts)
         return replace(state, arrays=arrays)
@@ -72,13 +72,13 @@ class FedProto(ClassMeans):
         """Return the global prototypes; empty for a site that cannot send any itself."""
         return state.arrays if self.held(site) else {}
 
-    def _weight(self, site: str, label: int) -> float:
+    def _prototype_weight(self, site: str, label: int) -> float:
         """Return the weight of a site's prototype: its count of the class.
 
         If 'site-weights' has an agreed number for the site, the count is scaled to it, so that a
         site cannot raise its weight.
         """
-        count, agreed = self.held(site).get(label, 0), self.participants.agreed()
+        count, agreed = self.held(site).get(label, 0), self.participants.agreed_samples()
         if site not in agreed:
             return count
         return count * agreed[site] / self.participants.facts[site].sizes()["train"]

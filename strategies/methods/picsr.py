@@ -88,7 +88,7 @@ class PICSR(Method):
         stage = self.settings.stage(state.round)
         if stage == EXPERTS:
             return self._experts_round(state, ask)
-        trained = self._trained(state)
+        trained = self._trained_arrays(state)
         replies = ask(
             TRAIN,
             dict.fromkeys(ask.sites, state.arrays),
@@ -113,7 +113,7 @@ class PICSR(Method):
         )
         if not collects:
             return state.with_keepers(replies)
-        return replace(state, arrays=self._collected(replies))
+        return replace(state, arrays=self._collect(replies))
 
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
         """Let sites measure the routed experts; in a run that stopped early, their own."""
@@ -149,7 +149,7 @@ class PICSR(Method):
         distances = prototype_distances(router, prototypes)
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 
-    def _collected(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
+    def _collect(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
         """Return the experts and prototypes from the replies, and a new router."""
         router = build_router(self.settings, self.task.input_shape, len(replies), self.common.seed)
         arrays = with_prefix(ROUTER, initial_weights(router))
@@ -159,7 +159,7 @@ class PICSR(Method):
             arrays[f"{PROTOTYPE}{site}"] = reply.arrays[OWN_PROTOTYPE]
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
-    def _trained(self, state: PersonalState) -> Arrays:
+    def _trained_arrays(self, state: PersonalState) -> Arrays:
         """Return the arrays that sites train in the next round: the network, or the router."""
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays

@@ -102,20 +102,20 @@ class UEFL(Method):
         """Train and average; at the end of an iteration extend the codebooks where needed."""
         if not state.round and self.settings.first_book == "kmeans":
             found = self._found(state, ask, ask.sites)
-            state = replace(self._refreshed(state, found), refreshed=())
+            state = replace(self._refresh(state, found), refreshed=())
         send = self._books(state, ask.sites)
         trained = ask(TRAIN, send, expect=send, reference=send)  # eq. 2 and 4 to 7 run at the sites
-        state = replace(state, arrays=self._averaged(state, trained), uncertain=())  # eq. 3
+        state = replace(state, arrays=self._average_books(state, trained), uncertain=())  # eq. 3
         own = self.settings
         if not own.ends_iteration(state.iteration, state.round + 1, self.common.rounds):
             return state
         books = self._books(state, ask.sites)
         entropies = ask(UNCERTAINTY, books, expect={}, metrics=[ENTROPY])  # eq. 8
-        state = self._judged(state, entropies)  # eq. 9
+        state = self._judge(state, entropies)  # eq. 9
         over = own.stop_when_certain and state.certain
         refreshes = own.refresh == "kmeans" and not over
         found = self._found(state, ask, ask.sites if refreshes else state.uncertain)
-        return self._refreshed(self._extended(state, found), found)
+        return self._refresh(self._extend(state, found), found)
 
     def _found(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
         """Return the replies of sites that found codewords (K-means, section 3.2)."""
@@ -140,7 +140,7 @@ class UEFL(Method):
     def _books(self, state: UEFLState, sites: Sequence[str]) -> dict[str, Arrays]:
         return {site: self.model_for(site, state) for site in sites}
 
-    def _averaged(self, state: UEFLState, trained: Replies) -> Arrays:
+    def _average_books(self, state: UEFLState, trained: Replies) -> Arrays:
         """Return the mean of the network over all sites, and of each book over its users."""
         books = {n: array for n, array in state.arrays.items() if n.startswith(CODEBOOK)}
         arrays = self.average(trained, {n: a for n, a in state.arrays.items() if n not in books})
@@ -149,7 +149,7 @@ class UEFL(Method):
             arrays |= self.average(users, {name: book})
         return arrays
 
-    def _judged(self, state: UEFLState, replies: Replies) -> UEFLState:
+    def _judge(self, state: UEFLState, replies: Replies) -> UEFLState:
         entropies = {site: reply.metrics[ENTROPY] for site, reply in replies.items()}
         uncertain = uncertain_sites(entropies, self.settings.gamma, self.settings.threshold)
         check = {"round": state.round + 1, "entropies": entropies, "uncertain": uncertain}
@@ -161,7 +161,7 @@ class UEFL(Method):
             entropies=[*state.entropies, check],
         )
 
-    def _extended(self, state: UEFLState, found: Replies) -> UEFLState:
+    def _extend(self, state: UEFLState, found: Replies) -> UEFLState:
         """Add a book for the uncertain sites that found codewords; record the round in any case."""
         if not state.uncertain:
             return state
@@ -173,7 +173,7 @@ class UEFL(Method):
         access = {**state.access, str(book): sites}
         return replace(state, arrays=arrays, access=access)
 
-    def _refreshed(self, state: UEFLState, found: Replies) -> UEFLState:
+    def _refresh(self, state: UEFLState, found: Replies) -> UEFLState:
         """Re-initialise the first book from the centroids of certain sites, if there are any."""
         certain = [site for site in found if site not in state.uncertain]
         if not certain:

@@ -81,7 +81,7 @@ def build_topology(
     if kind == "matcha":
         base = base if base.number_of_edges() else nx.complete_graph(len(names))
         matcha = solve_matcha(base, budget, seed)
-        arcs, weights = base.to_directed().edges, matcha.expected()
+        arcs, weights = base.to_directed().edges, matcha.expected_matrix()
     else:
         arcs, weights = _BUILDERS[kind](base)
     graph = nx.DiGraph()
@@ -170,10 +170,10 @@ def _hub(base: nx.Graph) -> _Built:
     places = range(len(base))
     hub = 0 if latencies is None else min(places, key=lambda i: (max(latencies[i]), i))
     edges = [(hub, place) for place in places if place != hub]
-    return _undirected(nx.Graph(edges))
+    return _weigh_edges(nx.Graph(edges))
 
 
-def _undirected(graph: nx.Graph) -> _Built:
+def _weigh_edges(graph: nx.Graph) -> _Built:
     """Weigh each edge by 1 / (1 + the larger degree); the site itself gets the rest."""
     size = len(graph)
     weights = np.zeros((size, size))
@@ -188,7 +188,7 @@ _BUILDERS: dict[str, Callable[[nx.Graph], _Built]] = {
     "ring": _ring,
     "star": _star,
     "hub": _hub,
-    "graph": _undirected,
+    "graph": _weigh_edges,
 }
 
 

@@ -73,7 +73,7 @@ class Matcha:
             if probability > 0:
                 yield probability, active
 
-    def expected(self) -> Matrix:
+    def expected_matrix(self) -> Matrix:
         """Return the mean of the mixing matrix over ``cases``, (sites, sites)."""
         zero = np.zeros((self.size, self.size))
         return sum((share * self.matrix(active) for share, active in self.cases()), zero)
@@ -165,10 +165,10 @@ def activation_probabilities(
         shares >= 0,
         shares <= 1 / budget,
         cvxpy.sum(shares) <= len(matchings),
-        _weighted(shares, parts) - connectivity * np.eye(size - 1) >> 0,
+        _weighted_sum(shares, parts) - connectivity * np.eye(size - 1) >> 0,
     ]
     _solve(cvxpy.Problem(cvxpy.Maximize(connectivity), limits))
-    probabilities = _rounded(budget * shares.value, budget * len(matchings))
+    probabilities = _round_probabilities(budget * shares.value, budget * len(matchings))
     if algebraic_connectivity(size, matchings, probabilities) < 10.0**-_DIGITS:
         raise SettingError(
             f"'matcha.budget' is {budget:g}, and some silos would never meet: choose a larger one"
@@ -176,7 +176,7 @@ def activation_probabilities(
     return probabilities
 
 
-def _rounded(values: NDArray[np.float64], total: float) -> tuple[float, ...]:
+def _round_probabilities(values: NDArray[np.float64], total: float) -> tuple[float, ...]:
     """Round probabilities to 6 digits; take what exceeds ``total`` off the largest one."""
     rounded = np.clip(np.round(values, _DIGITS), 0.0, 1.0)
     surplus = math.ceil(max(0.0, rounded.sum() - total - 1e-12) * 10**_DIGITS) / 10**_DIGITS
@@ -189,7 +189,7 @@ def algebraic_connectivity(
     size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
 ) -> float:
     """Return lambda_2 of the expected Laplacian; above 0 if all sites are connected over time."""
-    expected = _weighted(probabilities, laplacians(size, matchings))
+    expected = _weighted_sum(probabilities, laplacians(size, matchings))
     return float(np.linalg.eigvalsh(expected)[1])
 
 
@@ -224,8 +224,8 @@ def _moments(
     """Return E[L] and E[L^2]; a matching's L^2 is 2 L, and matchings are drawn independently."""
     parts = laplacians(size, matchings)
     often = np.array(probabilities)
-    mean = _weighted(often, parts)
-    return mean, mean @ mean + 2 * _weighted(often * (1 - often), parts)
+    mean = _weighted_sum(often, parts)
+    return mean, mean @ mean + 2 * _weighted_sum(often * (1 - often), parts)
 
 
 def _disagreement(size: int) -> Matrix:
@@ -242,7 +242,7 @@ def _within(basis: Matrix, values: Matrix) -> Matrix:
     return np.round(basis.T @ values @ basis, 12)
 
 
-def _weighted(weights: Any, parts: Sequence[Matrix]) -> Any:
+def _weighted_sum(weights: Any, parts: Sequence[Matrix]) -> Any:
     """Return sum of weight * part; weights are numbers or a solver's variables."""
     return sum(weights[index] * part for index, part in enumerate(parts))
 

@@ -70,12 +70,12 @@ class Packing:
             one is other for one, other in zip(pickler.large, self._before, strict=True)
         )
         if not same:
-            self._shared = _shared(pickler.large) if pickler.large else None
+            self._shared = _share(pickler.large) if pickler.large else None
             self._before = pickler.large
         return file.getvalue(), self._shared
 
 
-def _shared(parts: list[bytes]) -> Tensor:
+def _share(parts: list[bytes]) -> Tensor:
     """Join the parts in shared memory.
 
     Raises:

@@ -111,7 +111,7 @@ def read_header(packed: Array) -> Header:
     if data[npy.MAGIC_LEN - 2 : npy.MAGIC_LEN] == bytes((1, 0)):
         own = int.from_bytes(data[npy.MAGIC_LEN : npy.MAGIC_LEN + 2], "little")
         length = min(length, npy.MAGIC_LEN + 2 + own)
-    header = _parsed(data[:length])
+    header = _parse_header(data[:length])
     if header.dtype.kind not in KINDS:
         raise ArrayError(f"it holds {one_line(header.dtype, 40)}, no numbers")
     needed = header.offset + header.dtype.itemsize * math.prod(header.shape)
@@ -140,7 +140,7 @@ def unpack(packed: Array) -> NDArray:
 
 # A model has few shapes, but they come back each round; an entry has at most 4 KB
 @functools.lru_cache(maxsize=1024)
-def _parsed(start: bytes) -> Header:
+def _parse_header(start: bytes) -> Header:
     file = io.BytesIO(start)
     try:
         version = npy.read_magic(file)
@@ -175,11 +175,11 @@ def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
     bundled = RecordDict(dict(content.items()))
     for name, record in content.array_records.items():
         if len(record) > 1 and all(np.dtype(a.dtype).kind in KINDS for a in record.values()):
-            bundled[name] = ArrayRecord({BUNDLE: _bundled(record, cache)})
+            bundled[name] = ArrayRecord({BUNDLE: _bundle(record, cache)})
     return bundled
 
 
-def _bundled(record: ArrayRecord, cache: Bundles) -> Array:
+def _bundle(record: ArrayRecord, cache: Bundles) -> Array:
     arrays = list(record.values())
     key = tuple((name, id(array.data)) for name, array in record.items())
     if key not in cache:

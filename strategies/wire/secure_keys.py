@@ -92,7 +92,7 @@ def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
     Raises:
         SiteError: one of the two is not a key.
     """
-    return _derived(private, public, words("mask", context))
+    return _derive(private, public, words("mask", context))
 
 
 def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
@@ -101,10 +101,10 @@ def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
     Raises:
         SiteError: one of the two is not a key.
     """
-    return base64.urlsafe_b64encode(_derived(private, public, words("seal", context)))
+    return base64.urlsafe_b64encode(_derive(private, public, words("seal", context)))
 
 
-def _derived(private: bytes, public: bytes, use: bytes) -> bytes:
+def _derive(private: bytes, public: bytes, use: bytes) -> bytes:
     """Derive a key for one use from an ECDH agreement, by HMAC-SHA256, 32 bytes."""
     try:
         agreed = generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))
@@ -158,7 +158,7 @@ def cut(secret: bytes, threshold: int, sites: int) -> list[bytes]:
     return create_shares(secret, threshold, sites)
 
 
-def joined(shares: Sequence[bytes]) -> bytes:
+def join_shares(shares: Sequence[bytes]) -> bytes:
     """Restore a secret from its shares.
 
     Raises:

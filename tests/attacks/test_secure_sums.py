@@ -20,7 +20,7 @@ from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
 from fedsilo.models.privacy.secure_sum import masked, needed_sites, quantisation, tolerated
-from fedsilo.strategies.wire.secure_keys import Shares, joined, mask_key, new_key_pair, opened
+from fedsilo.strategies.wire.secure_keys import Shares, join_shares, mask_key, new_key_pair, opened
 from fedsilo.strategies.wire.signatures import (
     bound_to,
     key_words,
@@ -125,7 +125,7 @@ class Attacker:
         threshold = needed_sites(self.round.common, len(everyone))
         if min(len(own_masks), len(mask_keys)) < threshold:
             return None
-        return self.unmasked(joined(own_masks[:threshold]), joined(mask_keys[:threshold]))
+        return self.unmasked(join_shares(own_masks[:threshold]), join_shares(mask_keys[:threshold]))
 
     def unmasked(self, own_mask: bytes, private: bytes) -> list[float]:
         """Return the victim's update from both of its secrets."""

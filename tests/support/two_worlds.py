@@ -40,7 +40,7 @@ from fedsilo.strategies.wire.secure_keys import (
     COUNTS,
     MEASURED,
     KeyPair,
-    joined,
+    join_shares,
     private_key_to_bytes,
     public_key_to_bytes,
 )
@@ -254,7 +254,7 @@ class Federation:
         for part in came.values():
             total = {name: total[name] + words for name, words in part.items()}
         threshold = needed_sites(resolve(RUN).common, len(came))
-        left = masked(total, [], [joined(shares[site][:threshold]) for site in sorted(came)])
+        left = masked(total, [], [join_shares(shares[site][:threshold]) for site in sorted(came)])
         way = quantisation(resolve(RUN).common, len(came))
         whole = {COUNTS, MEASURED}
         return {

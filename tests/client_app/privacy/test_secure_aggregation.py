@@ -39,7 +39,7 @@ def test_masked_looks_like_no_weights_and_differs_with_the_keys(tmp_path: Path) 
 
 def test_masked_refuses_the_same_keys_for_two_updates(ready: Round) -> None:
     ready.masked("a", [0.5, 0.5])
-    with pytest.raises(RefusedError, match=r"left already.* begin the round again"):
+    with pytest.raises(RefusedError, match=r"already left.* begin the round again"):
         ready.masked("a", [0.25, 0.5])
     ready.begin()  # the fix
     assert len(ready.masked("a", [0.25, 0.5])) == 2

@@ -239,11 +239,11 @@ def test_a_failure_is_logged_as_one_and_not_as_a_refusal(hospital: Hospital, mes
             {},
             "does not allow data set 'digits' ('datasets': heart, mn*)",
         ),
-        ({"max-rounds": 1}, {}, "at most 1 round ('max-rounds') and 2 are asked for"),
+        ({"max-rounds": 1}, {}, "at most 1 round ('max-rounds'), but 2 are asked for"),
         (
             {"secure-aggregation": "required"},
             {},
-            "demands secure aggregation ('secure-aggregation': required), but the run has none: set",
+            "('secure-aggregation': required), but the run has none: set",
         ),
     ],
     ids=str,
