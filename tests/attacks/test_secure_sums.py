@@ -178,7 +178,7 @@ def test_the_smallest_sum_hides_a_site_among_those_that_do_not_collude(tmp_path:
     listed = list(attacker.round.names)
     assert attacker.shares(attacker.honest, listed).keys() == set(listed), "the whole sum"
     few = Attacker(a_round(tmp_path / "few", 4, 3), 1)
-    with pytest.raises(RefusedError, match="2 sites have sent their weights, and 3 are needed"):
+    with pytest.raises(RefusedError, match="2 sites have sent their weights, but 3 are needed"):
         few.round.signed("s0", ["s0", "s3"])
 
 
@@ -190,7 +190,7 @@ def test_a_hospital_refuses_sums_that_bear_fewer_than_it_fears(
     round_.make_keys()
     site = round_.site("s0", **round_.all_keys())
     if refused:
-        with pytest.raises(RefusedError, match=r"1 of the others, and 2 are to be borne"):
+        with pytest.raises(RefusedError, match=r"1 of the others, but this hospital requires 2"):
             site.answer(SECURE_SHARES)
     else:
         assert site.answer(SECURE_SHARES)["to"] == ["s1", "s2", "s3"]
@@ -217,7 +217,7 @@ def test_a_server_cannot_stand_in_the_middle(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"site b signs by key .* ask that hospital"):
         round_.site("a", **round_.all_keys()).answer(SECURE_SHARES)
     round_.keys["b"] |= {key: round_.site("b").answer(SECURE_KEYS)[key] for key in ("public",)}
-    with pytest.raises(RefusedError, match="the signature of site b does not fit its keys"):
+    with pytest.raises(RefusedError, match="the signature of site b does not match its keys"):
         round_.site("a", **round_.all_keys()).answer(SECURE_SHARES)
 
 
@@ -317,7 +317,7 @@ def test_a_server_cannot_sum_the_measurement_of_one_site(tmp_path: Path) -> None
     round_ = Round(tmp_path, measures=measures)
     round_.begin()
     site = round_.site("a", counts={"train": 10, "val": 5, "test": 5}, sites=list(round_.names))
-    with pytest.raises(RefusedError, match="is of a split that not all sites measure"):
+    with pytest.raises(RefusedError, match="belongs to a split that not all sites measure"):
         site.masked({}, CAME, {"incoming.test.accuracy": 0.5})
     left = site.masked({}, CAME, {"incoming.val.accuracy": 0.5})
     assert {name: array.shape for name, array in left.items()} == {
@@ -330,7 +330,7 @@ def test_a_server_cannot_sum_the_measurement_of_one_site(tmp_path: Path) -> None
 def test_splits_that_are_said_for_a_site_are_signed_by_it(tmp_path: Path) -> None:
     round_ = Round(tmp_path)
     round_.make_keys()
-    with pytest.raises(SiteError, match="the signature of site b does not fit its keys"):
+    with pytest.raises(SiteError, match="the signature of site b does not match its keys"):
         round_.site("a", **round_.all_keys(splits=["", "test", "", ""])).answer(SECURE_SHARES)
 
 

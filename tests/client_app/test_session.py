@@ -113,7 +113,7 @@ def test_a_hospitals_raised_floor_keeps_its_sums_at_home() -> None:
         feature_sums(open_session(heart_node({"site": "switzerland", "sums-min-count": 30})))
         is not None
     )
-    with pytest.raises(SiteError, match="it has 30 training rows and at least 31 are needed"):
+    with pytest.raises(SiteError, match="it has 30 training rows, but at least 31 are needed"):
         feature_sums(open_session(heart_node({"site": "switzerland", "sums-min-count": 31})))
 
 
@@ -240,7 +240,7 @@ def test_sums_of_too_few_rows_stay_at_the_site_which_names_feature_and_key() -> 
     told = str(caught.value)
     assert told.startswith("site north sends no sums: 2 training rows have a value of 'pulse'")
     assert "at least 3 are needed ('sums-min-count')" in told
-    with pytest.raises(SiteError, match="sums: it has 3 training rows and at least 4"):
+    with pytest.raises(SiteError, match="sums: it has 3 training rows, but at least 4"):
         feature_sums(session_with(dataclasses.replace(TABLE, sums_min_count=4), table_silo()))
 
 

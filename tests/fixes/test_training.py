@@ -37,7 +37,7 @@ CASES = [
     Case(
         "sites are trained as one only if it is",
         fedavg(vectorised=2, class_weights="balanced"),
-        {"set 'vectorised' to 1": {"vectorised": 1}, "it is none": {"class-weights": "none"}},
+        {"set 'vectorised' to 1": {"vectorised": 1}, "if it is none": {"class-weights": "none"}},
     ),
     Case(
         "does more than train the received model: set",

@@ -95,7 +95,7 @@ def test_a_round_that_is_begun_again_opens_no_other_sum(ready: Round) -> None:
     ready.all_masked()
     ready.unmask("a", ready.agree(THREE))
     ready.begin()
-    with pytest.raises(RefusedError, match=r"the sum of a, b, c was opened .* same sites answer"):
+    with pytest.raises(RefusedError, match=r"the sum of a, b, c was already unmasked .* same sites answer"):
         ready.masked("a", [0.5, 0.5], sites=["a", "b", "d"])
     with pytest.raises(RefusedError, match="already unmasked with a different part"):
         ready.masked("a", [0.5, 0.25])
@@ -118,10 +118,10 @@ def test_opened_sums_remember_the_newest_rounds(tmp_path: Path) -> None:
 
 
 def test_sums_of_few_sites_are_refused(ready: Round) -> None:
-    with pytest.raises(RefusedError, match=r"2 sites share their keys, and 3 are needed"):
+    with pytest.raises(RefusedError, match=r"2 sites share their keys, but 3 are needed"):
         ready.masked("a", [0.5, 0.5], sites=["a", "b"])
     ready.masked("a", [0.5, 0.5], sites=THREE)
-    with pytest.raises(RefusedError, match=r"2 sites have sent their weights, and 3 are needed"):
+    with pytest.raises(RefusedError, match=r"2 sites have sent their weights, but 3 are needed"):
         ready.signed("a", ["a", "b"])
     with pytest.raises(RefusedError, match="that did not take part in masking"):
         ready.signed("a", ["a", "b", "d"])
@@ -130,7 +130,7 @@ def test_sums_of_few_sites_are_refused(ready: Round) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"threshold": 2}, "threshold 2 is not the one of the run's settings"),
+        ({"threshold": 2}, "threshold 2 does not follow from the run's settings"),
         ({"sites": ["a", "b"]}, "not one key of each kind for each site"),
         ({"sites": ["b", "c", "d", "e"]}, "no sorted list of sites with this one in it"),
         ({"sites": ["b", "a", "c", "d"]}, "no sorted list of sites"),
@@ -141,7 +141,7 @@ def test_sums_of_few_sites_are_refused(ready: Round) -> None:
             {"seal-keys": [b"w", b"x", b"y", b"z"]},
             "the keys under this site's name are not its own",
         ),
-        ({"signatures": [b"x"] * 4}, "the signature of site a does not fit its keys"),
+        ({"signatures": [b"x"] * 4}, "the signature of site a does not match its keys"),
         ({"publics": [b"x"] * 4}, "a received public key is not one of OpenSSH's form"),
     ],
 )
@@ -189,7 +189,7 @@ def test_keys_that_are_gone_or_damaged_are_reported(
 
 def test_keys_are_of_one_round_and_their_file_the_owners_alone(ready: Round) -> None:
     assert (ready.folder / "a" / SECRETS).stat().st_mode & 0o777 == 0o600
-    with pytest.raises(SiteError, match="are of round 3, and round 4 is asked for"):
+    with pytest.raises(SiteError, match="are for round 3, but round 4 is asked for"):
         ready.site("a", 4, sites=NAMES).masked(SENT, CAME, {})
 
 
@@ -201,7 +201,7 @@ def test_keys_of_another_run_or_of_other_settings_are_refused(
     round_.make_keys()
     other = dataclasses.replace(round_, **change)
     round_.keys["b"] = other.site("b").answer(SECURE_KEYS)
-    with pytest.raises(RefusedError, match="the signature of site b does not fit its keys in this"):
+    with pytest.raises(RefusedError, match="the signature of site b does not match its keys in this"):
         round_.share()
 
 

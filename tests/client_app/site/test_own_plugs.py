@@ -54,7 +54,7 @@ def test_a_plug_of_the_same_bytes_is_taken_from_the_hospitals_own_file(
 def test_a_plug_of_other_bytes_is_refused(node: Callable[..., Context], own_file: Path) -> None:
     pins = _pins(own_file)
     own_file.write_text(_TEXT + "# changed\n")
-    with pytest.raises(RefusedError, match="plug ward_nets is not this hospital's version"):
+    with pytest.raises(RefusedError, match="plugin ward_nets is not this hospital's version"):
         site_settings(node(str(own_file), network="ward_nets:build", plugin_digests=pins))
 
 

@@ -99,7 +99,7 @@ def test_weights_that_are_none_are_refused(weights: str) -> None:
 
 def test_weights_of_an_evidential_loss_are_refused() -> None:
     for more in ({"loss": "evidential"}, {"network": "vit"}):
-        with pytest.raises(SettingError, match="are of the cross-entropy"):
+        with pytest.raises(SettingError, match="are for the cross-entropy"):
             check_class_weights(settings_of("balanced", **more))
     check_class_weights(settings_of("balanced", network="vit", loss="cross-entropy"))
 
