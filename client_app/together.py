@@ -166,6 +166,7 @@ def _steps(stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]) -> tuple[T
     rates, going = list[float](), len(sites)
     for step, of_step in enumerate(sizes.T.tolist()):
         rows.sizes = [size for size in of_step if size]
+        # Sites with fewer steps have finished; their rows leave the stack with their results
         if len(rows.sizes) < going:
             stack.keep(going := len(rows.sizes), optimiser)
         now = slice(going), step, slice(max(rows.sizes))

@@ -320,7 +320,7 @@ BAD: list[tuple[str, Callable[[Message], None], str]] = [
     (TRAIN, _floats, "is float32 .* expected uint32"),
     (SECURE_AGREE, _forged, "does not match the list of sites whose weights arrived"),
     (SECURE_UNMASK, _other_round, "record 'secure' belongs to round 7, not 1"),
-    (SECURE_UNMASK, _few_shares, "record 'secure' has 3 entries, not 4"),
+    (SECURE_UNMASK, _few_shares, "record 'secure' must have 4 entries, but has 3"),
     (SECURE_UNMASK, _long_share, "no list 'shares' of at most 1024 bytes each"),
 ]
 

@@ -90,6 +90,7 @@ def column_contributions(
     from captum.attr import ShapleyValueSampling
 
     names = columns_of(features)
+    # All levels of a category become known together, because they are one column
     groups = torch.tensor([[names.index(name.partition("=")[0]) for name in features]])
     device = next(network.parameters()).device
     inputs, groups = rows.float().to(device), groups.to(device)

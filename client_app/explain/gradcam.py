@@ -95,6 +95,7 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
             "that Grad-CAM has no place to show: train at a larger 'image-size' (resnet22: 76 or "
             "more)"
         )
+    # Views are stacked along the batch, so the maps are regrouped by view
     views = maps[:, 0].detach().float().cpu()
     return views.reshape(network.views, -1, *views.shape[1:]).mean(dim=0)
 

@@ -40,6 +40,7 @@ class APFLSite(SiteMethod):
         """Return w's loss plus the mixture's loss, whose gradients train only v."""
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            # Detached, so that the mixture's loss trains v and leaves w to its own loss
             fixed = {name: p.detach() for name, p in w.named_parameters()}
             mixed = mixture(dict(v.named_parameters()), fixed, self.settings.mixing_alpha)
             logits = functional_call(v, mixed, (inputs,))

@@ -20,6 +20,7 @@ class DittoSite(SiteMethod):
         own, shared = lab.open(), lab.classifier(lab.arrays())
         lab.measure(own)
         near = proximal(own, self.settings.personal_lambda, lab.arrays())
+        # The own model is trained last, so that the reply measures it
         lab.fit(shared, aside=("global",))
         lab.fit(own, penalty=near, stays=True)
         return Outgoing(own, send=exchanged_arrays(shared), keep=exchanged_arrays(own))

@@ -15,6 +15,7 @@ class FedNovaSite(SiteMethod):
         steps: list[object] = []
         lab.fit(network, after_step=lambda *_: steps.append(None))
         sent = exchanged_arrays(network)
+        # Batch norm's statistics are means already, so only weights are divided by the steps
         for name in [name for name in sent if not is_statistic(name)]:
             sent[name] = received[name] + (sent[name].cpu() - received[name]) / len(steps)
         lab.metrics[STEPS] = len(steps)

@@ -61,6 +61,7 @@ class MoonSite(SiteMethod):
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             tokens = network.encode(inputs)
             task = network.criterion(network.classify(network.features(tokens)), labels)
+            # Both anchors are fixed networks, so only the trained one needs gradients
             with torch.no_grad():
                 near, far = (_represent(net, net.encode(inputs)) for net in (incoming, previous))
             representations = _represent(network, tokens)

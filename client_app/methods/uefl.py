@@ -75,6 +75,7 @@ class UEFLSite(SiteMethod):
         if lab.common.is_private():
             raise RefusedError("training is private, and no centroids of features are made")
         tokens = tokens_of(network, lab.silo.train, lab.compute)
+        # The site's own seed, because K-means begins at samples, which a server must not know
         seed = derive_seed(lab.sampling.seed, "kmeans", lab.instruction.round, lab.site)
         found = clustered(tokens, own, seed, lab.session.limits.sums_min_count)
         centres, counts = torch.from_numpy(found.centres), torch.from_numpy(found.counts)

@@ -107,6 +107,7 @@ class Answering:
         than other values.
         """
         for one in (one for one in measures if one.edges):
+            # Simulated patients need no protection, so their values are not clipped
             ends = (-np.inf, np.inf) if self.site.simulated else (one.edges[0], one.edges[-1])
             values = self._told(replace(one, values={split: one.values[split].clip(*ends)}), split)
             if values is None or len(values) < self.floor:

@@ -66,6 +66,7 @@ def class_means(
     counts = torch.bincount(split.labels, minlength=classes).tolist()
     if private:
         counts = list(private.counts)
+    # Private means use reported counts, because exact ones would reveal who is there
     large = large_classes(counts, min_samples)
     if not large:
         return {}

@@ -129,6 +129,7 @@ def measured_parts(
 
 def figures_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     """Compute the metrics of ``measure`` from class probabilities (n, classes) and labels (n,)."""
+    # A probability of 0 would make the loss infinite, so it is raised to 1e-12
     losses = nn.functional.nll_loss(probabilities.clamp_min(1e-12).log(), labels, reduction="none")
     right = probabilities.argmax(dim=1) == labels
     values = {

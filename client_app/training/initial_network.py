@@ -51,6 +51,7 @@ def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
     """
     if common.class_weights == "balanced":
         counts = torch.bincount(silo.train.labels, minlength=silo.task.classes).double()
+        # Dividing by the classes that have samples keeps the mean weight at 1
         balanced = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
         return torch.where(counts > 0, balanced, 0.0).float()
     given = _given_weights(common)

@@ -104,6 +104,7 @@ def add_gradients(
             loss = objective(float_inputs(inputs[part]), labels[part])
         share = (part.stop - part.start) / len(labels)
         loss = loss * share if share < 1 else loss
+        # The penalty belongs to the batch, so it is added with the first part only
         if penalty and part.start == 0:
             loss = loss + penalty()
         scaled = scaler.scale(loss) if scaler else loss
@@ -180,6 +181,7 @@ class LocalTraining:
         if self.private:
             passes = self.private.plan(count)
         elif passes is None:
+            # The order has its own seed, so that changes in dropout do not change the batches
             seed = derive_seed(self.settings.seed, "batches", *self.key)
             rng = torch.Generator().manual_seed(seed)
             passes = schedule(count, self.settings, rng, self.minimum_batch)
@@ -278,6 +280,7 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
         raise SiteError(
             "no step had finite gradients in fp16: set 'precision' to 'fp32', or to 'bf16'"
         )
+    # A step with a tiny rate hides nothing, so only steps near the largest rate count
     rates = sorted(rates)
     steps = len(rates) - bisect_left(rates, SMALLEST_PART * rates[-1]) if rates else 0
     if steps < minimum:

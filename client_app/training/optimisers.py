@@ -129,6 +129,7 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
         for number, weight in enumerate(weights):
             weight.grad = (-1.0 if number == step else 1.0) + pull * weight.detach()
         optimiser.step()
+    # Weight number i had the opposite gradient in step i; the last weight never did
     *turned, plain = (weight.item() for weight in weights)
     moved = [abs(one - plain) for one in turned]
     if (counted := sum(one >= SMALLEST_PART * max(moved) for one in moved)) < steps:

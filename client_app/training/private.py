@@ -37,6 +37,7 @@ class PrivateTraining:
 
     def plan(self, count: int) -> Iterator[list[Tensor]]:
         """Yield passes over ``count`` samples, each a list of batches drawn sample by sample."""
+        # Poisson batches differ in size, so an epoch has 1 / q batches on average
         left, per_epoch = self.steps(), math.ceil(1 / self.rate)
         while left > 0:
             steps = min(left, per_epoch)

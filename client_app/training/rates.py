@@ -95,6 +95,7 @@ def _scheduler(
 ) -> lr_scheduler.LRScheduler:
     """Build a run's scheduler; warm-up ends one step before the full learning rate."""
     rounds, warm_up = settings.rounds, settings.warm_up
+    # A warm-up of at least 1 counts rounds, a smaller one is a share of all rounds
     warm_up = round((warm_up if warm_up >= 1 else warm_up * rounds) * steps)
     total = rounds * steps
     schedulers: list[lr_scheduler.LRScheduler] = []

@@ -112,6 +112,7 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
                 while time.monotonic() < limit and node.poll() is None and not signals:
                     time.sleep(_LOOK)
                 working, started = subprocess.Popen(worker), time.monotonic()
+            # Process 1 of a container inherits orphans, and nobody else reaps them
             if os.getpid() == 1:
                 collect_orphans({node.pid, working.pid})
             time.sleep(_LOOK)

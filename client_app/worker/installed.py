@@ -142,6 +142,7 @@ def _unpack(bundle: bytes) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
             entries = archive.infolist()
             names = [entry.filename for entry in entries]
+            # Of two files with one name the check could read one and an import the other
             if len(set(names)) < len(names):
                 raise RefusedError("the run's app names a file twice: none of it is executed")
             if sum(entry.file_size for entry in entries) > _LARGEST:

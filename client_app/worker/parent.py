@@ -70,6 +70,7 @@ class Worker:
 
     def start(self, token: str) -> None:
         """Fork a process that answers a task."""
+        # Unflushed text would be in both processes and be printed twice
         sys.stdout.flush()
         sys.stderr.flush()
         process = os.fork()

@@ -87,6 +87,7 @@ def give_up_unanswered(state: Any) -> int:
 
     ``state`` is the SuperNode's ``InMemoryNodeState``, as of Flower 1.39.0.
     """
+    # A running task may still answer, so only an idle node gives messages up
     if state.get_tasks(statuses=UNFINISHED):
         return 0
     with state.lock_msg_store:

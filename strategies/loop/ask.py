@@ -107,6 +107,7 @@ def weighted_mean(
     for name in sorted(names):
         total: Any = None
         for reply, weight in zip(ordered, weights, strict=True):
+            # float64, because the rounding errors of many float32 summands would add up
             part = reply.arrays[name].astype(np.float64) * (weight / sum(weights))
             total = part if total is None else total + part
         mean[name] = np.asarray(total).astype(np.float32)

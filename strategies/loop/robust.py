@@ -125,6 +125,7 @@ def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
             for reply in replies.values()
         ]
         distances += compute_distances(records)
+    # A site is not its own neighbour
     np.fill_diagonal(distances, np.inf)
     nearest = np.sort(distances, axis=1)[:, : len(sites) - faulty - 2]
     ranking = np.argsort(nearest.sum(axis=1), kind="stable")[: len(sites) - faulty]

@@ -83,6 +83,9 @@ class SecureAsk(Ask):
             summed = summed_metrics(phase == TRAIN, ask.evaluates(phase), sum_.splits)
             sum_.metrics = sorted([*summed, *question.metrics])
         asked = [*sum_.masked_specs(), *sum_.metrics]
+        # The masks depend on everything that a site received, so a server that sends sites
+        # different
+        # arrays gets only noise
         sum_.bound = bound_to(sum_.context, self._sent(everything), asked)
         sum_.take_shares(self._put(sum_, SECURE_SHARES, sum_.keys))
         masked = replace(

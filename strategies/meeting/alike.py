@@ -130,6 +130,7 @@ def _scales(sums: Sums) -> Vector:
 
     It is the larger of the absolute mean and the standard deviation.
     """
+    # NaN marks features without values, which must not count as 0 in a median
     known = np.where(sums.count > 0, sums.count, np.nan)
     mean = sums.total / known
     spread = np.sqrt(np.maximum(sums.squares / known - mean**2, 0.0))

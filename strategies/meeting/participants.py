@@ -261,6 +261,7 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     heard = _admit(heard, refused, participants.terms, participants.are_simulated())
     asked = participants.asked | set(new_nodes)
     for node, facts, weight in heard:
+        # Two nodes claim one site, and only the hospital knows which is right: the first one stays
         if participants.nodes.get(facts.site) in connected:
             asked -= {node}
             if (refusal := _second_node_refusal(facts.site, node)) not in (

@@ -26,6 +26,7 @@ class FedDyn(FedAvg):
         after = self.average(trained, model)
         for name in [n for n in after if not is_statistic(n)]:
             moved = after[name].astype(np.float64) - model[name]
+            # Sites that did not reply did not move, so their part of h stays
             h = state.arrays.get(f"{_H}{name}", 0.0) - alpha * self.share(trained) * moved
             after[name] = np.asarray(after[name] - h / alpha, np.float32)
             after[f"{_H}{name}"] = np.asarray(h, np.float32)

@@ -22,6 +22,7 @@ class FedSWA(FedAvg):
         """Average like FedAvg from the last model; in the last rounds update a mean of models."""
         last, mean = super().model(state), arrays_below(_MEAN, state.arrays)
         after: State = super().round(replace(state, arrays=last), ask)
+        # The number of models in the mean so far; below 0 while averaging has not begun
         before = state.round - self.common.rounds + self.settings.averaged_rounds
         if before < 0:
             return after

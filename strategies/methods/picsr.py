@@ -130,6 +130,7 @@ class PICSR(Method):
 
     def _fault_of_expert(self, reply: Reply) -> str | None:
         """Refuse an expert whose output for its own silo's mean sample is not finite."""
+        # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.task)
         arrays = {name: torch.from_numpy(np.array(one)) for name, one in reply.arrays.items()}
         load_exchanged(network, arrays_below(OWN_EXPERT, arrays))

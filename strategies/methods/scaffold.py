@@ -29,6 +29,7 @@ class SCAFFOLD(FedAvg):
         before, send = (dict.fromkeys(ask.sites, arrays) for arrays in (model, state.arrays))
         trained = ask(TRAIN, send, expect=send, reference=before)
         after = self.towards(trained, model, self.settings.server_learning_rate)
+        # c moves only by the share of sites that replied, as the others' variates are unchanged
         moved = self.average(trained, with_prefix(CONTROL, controls))
         share = self.share(trained)
         for name, control in controls.items():

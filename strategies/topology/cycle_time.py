@@ -134,6 +134,7 @@ class _Seconds:
     def transfer(self, arcs: Arcs) -> Matrix:
         """Return the seconds of each arc, (from, to); 0 where there is no arc."""
         arcs, line = _others(arcs), self.links.access_gbps
+        # All transfers of a site at one time share its own line
         sending = np.maximum(1, arcs.sum(axis=1))[:, None]
         receiving = np.maximum(1, arcs.sum(axis=0))[None, :]
         gbps = np.minimum(np.minimum(line / sending, line / receiving), self.links.gbps)

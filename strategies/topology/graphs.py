@@ -130,6 +130,7 @@ def _refuse_silo_set(names: tuple[str, ...], silo_set: SiloSet) -> None:
             f"'silo-set' does not have the site(s) {', '.join(missing)} of this run: add them, or "
             f"choose a silo set of {len(names)} silos"
         )
+    # In a graph that is not connected, silos of different parts would never agree
     found = sorted(nx.connected_components(link_graph(names, silo_set)), key=min)
     parts = [", ".join(names[place] for place in sorted(part)) for part in found]
     if silo_set.links and len(parts) > 1:
@@ -179,6 +180,7 @@ def _weigh_edges(graph: nx.Graph) -> _Built:
     weights = np.zeros((size, size))
     for a, b in graph.edges:
         weights[a, b] = weights[b, a] = 1 / (1 + max(graph.degree[a], graph.degree[b]))
+    # Each row then sums to 1, and by symmetry each column does too
     np.fill_diagonal(weights, 1 - weights.sum(axis=1))
     return graph.to_directed().edges, weights
 
@@ -219,6 +221,7 @@ def _tour(base: nx.Graph) -> list[int]:
         nx.approximation.greedy_tsp(graph, source=0)[:-1],
     ]
     tour: list[int] = min(tours, key=lambda tour: nx.path_weight(graph, [*tour, tour[0]], "weight"))
+    # A tour has no beginning or direction, so both are fixed to get one result for one graph
     start = tour.index(0)
     tour = tour[start:] + tour[:start]
     return tour if tour[1] <= tour[-1] else [tour[0], *reversed(tour[1:])]

@@ -223,6 +223,7 @@ def _moments(
 ) -> tuple[Matrix, Matrix]:
     """Return E[L] and E[L^2]; a matching's L^2 is 2 L, and matchings are drawn independently."""
     parts = laplacians(size, matchings)
+    # Var of a drawn matching is p (1 - p), and L^2 = 2 L gives the factor 2
     often = np.array(probabilities)
     mean = _weighted_sum(often, parts)
     return mean, mean @ mean + 2 * _weighted_sum(often * (1 - often), parts)

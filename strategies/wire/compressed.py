@@ -72,6 +72,7 @@ class Compression:
             travelling[name] = array
             if not _is_update(name, ArraySpec(array.shape, str(array.dtype)), sent):
                 continue
+            # An overflow is no warning here, because the next line refuses it with a proper error
             with np.errstate(over="ignore", invalid="ignore"):
                 update = (array - sent[name]).reshape(-1)
             if not np.isfinite(update).all():

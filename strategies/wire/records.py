@@ -114,6 +114,7 @@ def read_header(packed: Array) -> Header:
     header = _parse_header(data[:length])
     if header.dtype.kind not in KINDS:
         raise ArrayError(f"it holds {one_line(header.dtype, 40)}, no numbers")
+    # Python's integers do not overflow, so no shape can make this check pass by wrapping around
     needed = header.offset + header.dtype.itemsize * math.prod(header.shape)
     if len(data) != needed:
         raise ArrayError(
@@ -228,6 +229,8 @@ def opened(name: str, array: Array, most: int | None = None) -> dict[str, NDArra
     """
     try:
         data = unpack(array).reshape(-1)
+        # The sizes are checked before the parser sees the bytes, because it trusts the file's
+        # header
         if data.dtype != np.uint8 or len(data) < _LENGTH:
             raise ArrayError("it is cut short or no bundle")
         if most is not None and data.nbytes > most + _LONGEST_LISTING:

@@ -108,6 +108,7 @@ def _metrics(content: RecordDict) -> dict[str, float]:
     for key, value in record.items():
         if not is_metric_key(key):
             raise SiteError(f"a metric is called {shown(key, 80)}, but {GRAMMAR}")
+        # A bool is an int in Python, but no metric is a truth value
         if isinstance(value, bool | list) or not isinstance(value, int | float):
             raise SiteError(f"metric '{key}' is not a finite number")
         try:

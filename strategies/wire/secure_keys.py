@@ -166,6 +166,7 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
     """
     lengths = {len(share) for share in shares}
     places = {share[:4] for share in shares}
+    # A share is its place, 4 bytes, and blocks of 16 bytes; Flower's function does not check this
     if len(lengths) != 1 or len(places) != len(shares) or min(lengths) % 16 != 4:
         raise SiteError("received shares are not of one secret")
     try:

@@ -43,6 +43,7 @@ def words(purpose: str, *parts: object) -> bytes:
         purpose: the purpose, which is the first part.
         parts: texts, numbers, lists and bytes.
     """
+    # JSON quotes every part, so no two different lists give the same text
     return json.dumps(["fedsilo secure sum", purpose, *parts], default=bytes.hex).encode()
 
 

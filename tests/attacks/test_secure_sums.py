@@ -214,7 +214,7 @@ def test_a_server_cannot_stand_in_the_middle(tmp_path: Path) -> None:
     round_ = Round(tmp_path)
     round_.make_keys()
     round_.keys["b"] = forged(round_, "b", "b")
-    with pytest.raises(RefusedError, match=r"site b signs by key .* ask that hospital"):
+    with pytest.raises(RefusedError, match=r"site b signs with key .* ask that hospital"):
         round_.site("a", **round_.all_keys()).answer(SECURE_SHARES)
     round_.keys["b"] |= {key: round_.site("b").answer(SECURE_KEYS)[key] for key in ("public",)}
     with pytest.raises(RefusedError, match="the signature of site b does not match its keys"):
@@ -225,7 +225,7 @@ def test_a_server_cannot_invent_sites(tmp_path: Path) -> None:
     round_ = Round(tmp_path, ("a", "x", "y"))
     round_.keys = {"a": round_.site("a").answer(SECURE_KEYS)}
     round_.keys |= {name: forged(round_, name, name) for name in ("x", "y")}
-    with pytest.raises(RefusedError, match="site x signs by key"):
+    with pytest.raises(RefusedError, match="site x signs with key"):
         round_.site("a", **round_.all_keys()).answer(SECURE_SHARES)
 
 

@@ -119,7 +119,7 @@ CASES = [
         {"change 'augmentation'": {"augmentation": "[{RandomRotation: {degrees: 5}}]"}},
     ),
     Case(
-        "is of images, and data set 'heart-synthetic' is a table: remove",
+        "is for images, but data set 'heart-synthetic' is a table: remove",
         {**HEART, "method": "fedavg", "augmentation": "[RandomHorizontalFlip]"},
         {"remove 'augmentation'": {"augmentation": GONE}},
     ),
