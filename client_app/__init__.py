@@ -1,7 +1,7 @@
-"""What a hospital does with a message: the Flower ClientApp and one module per method.
+"""The hospital's side: the Flower ClientApp that answers messages, and one module per method.
 
-``app`` is loaded by Flower; the methods and torch are imported by the first message that needs
-them, because in deployment each message starts a new process.
+Flower loads ``app``. The first message that needs them imports the methods and torch, because in a
+deployment each message starts a new process.
 """
 
 from fedsilo.client_app.app import app

@@ -1,4 +1,4 @@
-"""The answer to a message of a round: a phase of the method, or of secure aggregation."""
+"""Answer a message of a round: a phase of the method, or of secure aggregation."""
 
 from contextlib import suppress
 
@@ -27,11 +27,11 @@ from fedsilo.strategies.wire.secure_keys import SECURE
 
 
 def answer(lab: Lab) -> RecordDict:
-    """Answer a phase of a round.
+    """Answer one phase of a round.
 
     Raises:
-        SiteError: the method has no such phase or does not end it with ``Outgoing``,
-            'deterministic' refuses an operation, or the run has no secure aggregation.
+        SiteError: the method has no such phase, or does not return ``Outgoing`` from it;
+            'deterministic' refuses an operation; or the run has no secure aggregation.
     """
     phase = lab.instruction.phase
     with noted_operations() as lab.unrepeatable:
@@ -41,7 +41,8 @@ def answer(lab: Lab) -> RecordDict:
             reply[SECURE] = record
             return reply
         if phase in TRAINING and lab.common.secure_aggregation != "none":
-            lab.outbound.refuse_before_data()  # an hour's training would be for nothing
+            # An hour of training would be in vain if the sum is refused afterwards
+            lab.outbound.refuse_before_data()
         outgoing = lab.session.phase(phase)(lab)
         if not isinstance(outgoing, Outgoing):
             raise SiteError(
@@ -53,7 +54,7 @@ def answer(lab: Lab) -> RecordDict:
 
 
 def open_data(session: SiteSession, instruction: Instruction, content: RecordDict) -> None:
-    """Open the data of a hospital that declares them, once nothing else is left to refuse.
+    """Load the data of a hospital that declares them, after all checks that need no data.
 
     Raises:
         FedsiloError: the message is refused, or cannot be answered.
@@ -72,20 +73,20 @@ def open_data(session: SiteSession, instruction: Instruction, content: RecordDic
 def failed_answer(
     session: SiteSession, instruction: Instruction, content: RecordDict
 ) -> RecordDict:
-    """Make the reply of a hospital that could not answer: of the form of every other reply.
+    """Build the reply of a hospital that could not answer; it looks like every other reply.
 
-    The state stays as it was before, under the number of this message: the server has been told
-    that there is one.
+    The site's state stays as it was, but is stored under the number of this message, because the
+    reply tells the server that there is one.
 
     Args:
-        session: of the run, with a stand-in for the data.
-        instruction: of the message.
+        session: the run at this site, with a stand-in for the data.
+        instruction: the message's instruction.
         content: the message's records.
 
     Raises:
-        FedsiloError: nothing can be masked, for a reason that no data decide.
+        FedsiloError: nothing can be masked, for a reason that does not depend on the data.
     """
-    note_opening()  # an error from here on may say what this site had masked before
+    note_opening()  # a later error may tell what this site has masked before
     folder = session.state_folder(instruction)
     if instruction.phase != EVALUATE:
         files = SiteState(folder, session.digest)
@@ -99,7 +100,7 @@ def failed_answer(
 
 
 def evaluate(lab: Lab) -> RecordDict:
-    """Measure the model received on validation and test data, and reply."""
+    """Measure the received model on validation and test data, and build the reply."""
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)
     with noted_operations() as lab.unrepeatable:

@@ -1,12 +1,12 @@
-"""The Flower ClientApp: a message, the site's session, an answer; errors become replies here alone.
+"""The Flower ClientApp: it answers messages by the site's session, and turns errors into replies.
 
 An error reply names site, round and reason, so that the server's failure policy can decide; the
-traceback stays in the site's own log. A hospital that has a site file answers under it, and each
-message has a line in its audit log before the reply leaves.
+traceback stays in the site's own log. A hospital with a site file obeys it, and each message gets a
+line in its audit log before the reply leaves.
 
-One rule for every error is here, too: once patients' data have been opened, a hospital that does
-not trust the server with single answers sends a constant text, and in a secure sum not even that: a
-site that could not answer adds 0, so that the server learns only how many could not.
+One rule for all errors is here too. Once patients' data have been opened, a hospital that does not
+trust the server with single answers sends a constant text. In a secure sum it sends no error at
+all: a site that could not answer adds 0, so the server learns only how many sites could not.
 """
 
 import logging
@@ -56,14 +56,14 @@ from fedsilo.strategies.wire.records import bundle, unbundle
 
 
 class HospitalApp(ClientApp):
-    """A ClientApp that logs and refuses each message of a kind that it does not know.
+    """A ClientApp that logs and refuses every message of an unknown kind.
 
-    Flower would also take ``evaluate.default`` for ``evaluate``, but quotas and the audit log know
-    one name of each kind.
+    Flower would also accept ``evaluate.default`` for ``evaluate``, but quotas and the audit log
+    know only one name for each kind.
     """
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message of a known kind; refuse any other in one line."""
+        """Answer a message of a known kind; refuse any other with a one-line reason."""
         kind = message.metadata.message_type
         if kind in _KINDS:
             return super().__call__(message, context)
@@ -80,25 +80,25 @@ if TYPE_CHECKING:
 _CLIENT_APP_RAISED = 2  # flwr.common.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 Answer = Callable[[Message, Context], RecordDict]
-# Checks a message before its answer, and the answer before it leaves
+# A check of a message before it is answered, and of the answer before it leaves
 Guard = Callable[[Answering], AbstractContextManager[None]]
 
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Say who this site is and what its silo holds: counts and fingerprints, no data."""
+    """Answer with this site's name and its silo's counts and fingerprints, without data."""
     return _reply(message, context, _hello)
 
 
 @app.query("survey")
 def survey(message: Message, context: Context) -> Message:
-    """Say what the data are like: floored counts, the same whatever is asked again."""
+    """Answer with floored counts that describe the data; a repeated survey gets equal counts."""
     return _reply(message, context, _summary)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer a phase of a round."""
+    """Answer one phase of a round."""
     return _reply(message, context, _phase)
 
 
@@ -109,7 +109,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _phase(message: Message, context: Context, final: bool = False) -> RecordDict:
-    # Here and below: PyTorch is imported by the first message, not by whoever only names the app
+    # Imported here and below, because only the first message needs PyTorch, not importing the app
     from fedsilo.client_app.answer import answer, evaluate, open_data
     from fedsilo.client_app.lab import Lab
     from fedsilo.client_app.session import session_of
@@ -145,7 +145,7 @@ def _summary(message: Message, context: Context) -> RecordDict:
 
 @contextmanager
 def _naming_site(context: Context) -> Iterator[None]:
-    """Put the site's name before an error: the server does not know yet whom it asks."""
+    """Put the site's name before an error, because the server does not know it yet."""
     try:
         yield
     except FedsiloError as error:
@@ -155,11 +155,10 @@ def _naming_site(context: Context) -> Iterator[None]:
 
 
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
-    """Answer a message, whatever goes wrong.
+    """Answer a message, and turn any failure into an error reply.
 
-    A message passes the guards in the order in which they stand, and the answer passes them in
-    the opposite order. A site with a site file logs its answer; what a real site sends is bundled
-    last, when all that leaves has been checked.
+    A message passes the guards in order, and the answer passes them in reverse order. A site with a
+    site file logs its answer. A real site's reply is bundled last, after all checks of what leaves.
     """
     simulated, ruled = is_simulated(context), "site-file" in context.node_config
     if simulated and SIMULATED_SITE in message.content:
@@ -185,7 +184,8 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
                     passed.enter_context(guard(answering))
                 answering.content = answer(message, answering.context)
             reply = Message(answering.content, reply_to=message)
-        except Exception as raised:  # the boundary: a site's failure must reach the server
+        # No error may pass here: the server must learn of a site's failure
+        except Exception as raised:
             error = raised
             reply = _failure(message, context, error, opened)
         if ruled:
@@ -197,9 +197,9 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
 
 @contextmanager
 def failing_in_the_sum(answering: Answering) -> Iterator[None]:
-    """Let a failure after the data were opened add 0, where answers are summed.
+    """Let the site add 0 to a secret sum if it fails after its data were opened.
 
-    The server would otherwise learn that this site alone has failed, and it can make that depend on
+    Otherwise the server would learn that this site failed, and it could make the failure depend on
     a single patient.
     """
     message, context, opened = answering.message, answering.context, answering.opened
@@ -207,7 +207,7 @@ def failing_in_the_sum(answering: Answering) -> Iterator[None]:
     try:
         yield
         return
-    except Exception as error:  # whatever fails, fails inside of the sum
+    except Exception as error:  # whatever fails must fail inside the sum
         kind = message.metadata.message_type
         is_summed = context.run_config.get("trust") == SUMS and kind not in (HELLO, SURVEY)
         if not (is_summed and opened.data):
@@ -216,7 +216,7 @@ def failing_in_the_sum(answering: Answering) -> Iterator[None]:
         logging.getLogger("flwr").error(
             "fedsilo: could not answer, and added 0 to the sum: %s", " ".join(opened.why.split())
         )
-    # After the block, so that the error, and the memory that it holds, is gone
+    # After the block, so that the error and the memory that it holds are released
     from fedsilo.client_app.answer import failed_answer
     from fedsilo.client_app.session import session_of
 
@@ -225,7 +225,7 @@ def failing_in_the_sum(answering: Answering) -> Iterator[None]:
 
 
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
-    """Refuse a message before anything of it is opened; the audit log says so."""
+    """Refuse a message before any part of it is opened, and log the refusal."""
     from fedsilo.client_app.site.identity import own_name
 
     error = RefusedError(f"site {own_name(context)}: {error}")
@@ -236,15 +236,15 @@ def refuse(message: Message, context: Context, error: RefusedError) -> Message:
 
     answering = Answering(message, context)
     with owner_only():
-        with suppress(RefusedError):  # then the log is in the 'state-dir'
+        with suppress(RefusedError):  # without readable rules the log is in 'state-dir'
             answering.rules = read_site_file(context)
         return _logged(answering, context, reply, error)
 
 
 def _failure(message: Message, context: Context, error: Exception, opened: Opened) -> Message:
-    """Return an error as a reply; a real hospital's own log says in full why it did not answer."""
+    """Turn an error into a reply; a real hospital's own log gets the full reason."""
     reason = _reason(error, context)
-    if "site" in context.node_config:  # in a simulation the server's line will do
+    if "site" in context.node_config:  # in a simulation the server's own log line is enough
         said = str(error) if isinstance(error, FedsiloError) else reason
         logging.getLogger("flwr").error("fedsilo: %s", " ".join(said.split()))
     if opened.data and opened.hidden:
@@ -261,7 +261,7 @@ def _own_name(context: Context) -> str:
 
 
 def _round_of(message: Message) -> int:
-    """Return the round that a message says it is of, 0 where it says none."""
+    """Return the round that a message names; 0 if it names none."""
     config = message.content.config_records.get(CONFIG, ConfigRecord())
     round_ = config.get("round", 0)
     return round_ if isinstance(round_, int) else 0
@@ -270,10 +270,10 @@ def _round_of(message: Message) -> int:
 def _logged(
     answering: Answering, context: Context, reply: Message, error: Exception | None
 ) -> Message:
-    """Return a reply once its line is in the audit log; without the line an error.
+    """Write the audit log's line, then return the reply; without the line, return an error.
 
-    The line says why the site did not answer, also where the reply does not. ``context`` is as
-    Flower gave it, without the limits of the site file.
+    The line tells why the site did not answer, even if the reply does not. ``context`` is Flower's
+    own, without the limits of the site file.
     """
     from fedsilo.client_app.site import audit_log
     from fedsilo.client_app.site.identity import own_name
@@ -288,7 +288,7 @@ def _logged(
         mark = _ledger_mark(context)
         line = audit_log.entry(site, message, context, reply, outcome, why, mark)
         audit_log.append_line(log_path(context, answering.rules), line)
-    except Exception as unlogged:  # the same boundary: nothing leaves unlogged
+    except Exception as unlogged:  # nothing may leave unlogged
         before = str(reply.error.reason) if reply.has_error() else ""
         fault = f"site {site}: {_reason(unlogged, context)}"
         if fault == before:
@@ -300,9 +300,10 @@ def _logged(
 
 
 def _ledger_mark(context: Context) -> "LedgerMark | None":
-    """Count and digest the ledger; None if there is none, or if it is damaged.
+    """Return the ledger's length and digest; None if it is missing or damaged.
 
-    A damaged ledger keeps what it must keep from leaving by itself. The refusal must be logged.
+    A damaged ledger already prevents the releases that depend on it, but their refusal must be
+    logged.
     """
     from fedsilo.client_app.privacy.ledger_log import ledger_mark
 
@@ -313,7 +314,7 @@ def _ledger_mark(context: Context) -> "LedgerMark | None":
 
 
 def _reason(error: Exception, context: Context) -> str:
-    """Return what an error says to the server; a real site's paths and files are left out."""
+    """Return an error's text for the server, without a real site's paths and file names."""
     if isinstance(error, FileNamesError) and not is_simulated(context):
         from fedsilo.client_app.site.identity import own_name
 
@@ -326,12 +327,12 @@ def _reason(error: Exception, context: Context) -> str:
 
         return str(error) if is_simulated(context) else without_paths(str(error), context)
     logging.getLogger("flwr").exception("fedsilo: a message could not be answered")
-    # A foreign error's text may quote a patient's value, and a file's name may be one
+    # The text of a foreign error may quote a patient's value, and a file name may be one
     detail = f": {os.strerror(error.errno)}" if isinstance(error, OSError) and error.errno else ""
     return f"{type(error).__name__}{detail} (its text is in the site's own log)"
 
 
 def _code(error: Exception) -> int:
-    """Return the number by which the server knows the kind of an error."""
+    """Return the number that tells the server the kind of an error."""
     kind = error.code if isinstance(error, FedsiloError) else ""
     return ERROR_CODES.get(kind, _CLIENT_APP_RAISED)

@@ -1,4 +1,4 @@
-"""What a site says of itself at the start of a run: counts and fingerprints, no data."""
+"""A site's hello at the start of a run: counts and fingerprints, no data."""
 
 from fedsilo.client_app.session import SiteSession
 from fedsilo.datasets.weights.backbones import backbone_digest
@@ -10,15 +10,15 @@ from fedsilo.models.maths.standardisation import sums_of
 
 
 def site_facts(session: SiteSession) -> SiteFacts:
-    """Return what the site says of itself.
+    """Build the site's hello.
 
-    Where a run is made for sites that do not trust the server with single answers, digests and
-    numbers of broken samples are not sent: anyone who guesses the data could check the guess. Where
-    they trust it with sums alone, nor are label counts: of samples it learns sums in each round.
+    For a server that is not trusted with single answers, digests and numbers of broken samples are
+    left out, because anyone who guesses the data could check the guess. At trust 'sums' label
+    counts are left out too: the server learns only sums of samples, in each round.
 
     Raises:
-        RefusedError: its rows are too few for the sums that the run asks for.
-        SettingError: the weights of its network are missing.
+        RefusedError: the site has too few rows for the sums that the run asks for.
+        SettingError: the weights of the network are missing.
     """
     silo, software = session.silo, {}
     open_ = session.settings.trust == SERVER
@@ -45,10 +45,10 @@ def site_facts(session: SiteSession) -> SiteFacts:
 
 
 def feature_sums(session: SiteSession) -> Sums | None:
-    """Return what this site sends towards pooled figures of a table, or None.
+    """Return the site's sums for a table's pooled mean and standard deviation; None if not asked.
 
     Raises:
-        RefusedError: so few rows are behind a sum that it says too much of each of them.
+        RefusedError: a sum would cover so few rows that it reveals too much about each.
     """
     silo, settings = session.silo, session.settings
     if not silo.features or settings.standardise != "pooled":
@@ -62,7 +62,7 @@ def feature_sums(session: SiteSession) -> Sums | None:
     ]
     if few:
         raise RefusedError(
-            f"site {silo.name} sends no sums: {few[0]} and at least {least} are needed "
+            f"site {silo.name} sends no sums: {few[0]}, but at least {least} are needed "
             "('sums-min-count'); leave the site out, or set 'standardise' to 'declared'"
         )
     return sums

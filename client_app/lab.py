@@ -1,8 +1,8 @@
-"""One message at one site, the same for every method: its arrays, training, measuring, the reply.
+"""One message at one site, the same for every method: arrays, training, measuring and the reply.
 
-A method (``client_app/methods``) says in what order these happen, and ends with an ``Outgoing``.
-``Lab.pack`` makes the reply of it; ``Lab.fit`` and ``Lab.privacy`` hide each patient in what is
-trained and averaged.
+A method (``client_app/methods``) decides their order and returns an ``Outgoing``, from which
+``Lab.pack`` makes the reply. ``Lab.fit`` and ``Lab.privacy`` hide each patient in everything that
+is trained or averaged.
 """
 
 import time
@@ -58,28 +58,29 @@ from fedsilo.models.privacy.noisy_metrics import noisy_metrics, parts_bound
 from fedsilo.models.privacy.summed_metrics import MEASURED
 from fedsilo.strategies.wire.records import unpack
 
-_COUNTED = "counted/"  # in a site's state what it kept with the last reply that counted
+# The prefix in a site's state of arrays kept with the last reply that counted
+_COUNTED = "counted/"
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What a phase of a method returns: what leaves the site, and what stays there.
+    """The result of a method's phase: the arrays that leave the site, and those that stay.
 
     The lab packs it after the site's own checks. Nothing else can leave.
     """
 
-    # The network that was trained: it is measured again, and sent unless ``send`` is given
+    # The trained network: it is measured again, and it is sent unless ``send`` is given
     network: SiteNetwork | None = None
     _: KW_ONLY
-    # The arrays that leave, by name, or None for those of ``network``. Nothing leaves if the server
-    # asks for no arrays
+    # The arrays that leave, by name; None for those of ``network``.
+    # Nothing leaves if the server asks for no arrays
     send: Arrays | None = None
-    # The arrays that this site keeps for itself, by name, or None for none
+    # The arrays that this site keeps, by name; None to keep none
     keep: Arrays | None = None
 
 
 class Lab:
-    """What a method can use while it answers one message."""
+    """The tools of a method while it answers one message."""
 
     def __init__(
         self,
@@ -88,21 +89,21 @@ class Lab:
         instruction: Instruction,
         state_files: SiteState | None = None,
     ) -> None:
-        self.session = session  # the site in this run
-        self.instruction = instruction  # what the server asks for
+        self.session = session  # the run at this site
+        self.instruction = instruction  # the server's request
         self.content = content  # the message's records
         self.site = session.silo.name
         tabular = session.silo.features and instruction.phase not in SECURING
         # The site's data; the features of a table are standardised
         self.silo = session.silo_for(content) if tabular else session.silo
-        # The run's settings, in which the site's own folders and limits take precedence
+        # The run's settings, overridden by the site's own folders and limits
         self.common = session.settings
-        # The same with this site's own seed, by which it orders, chooses and drops samples. What
-        # all sites must share, such as initial weights, is drawn with the seed in ``common``
+        # The same with this site's own seed, for the order, choice and dropping of samples.
+        # Values that all sites must share, such as initial weights, use the seed in ``common``
         self.sampling = session.sampling
         self.compute = session.compute  # device and precision
-        self.metrics: dict[str, float] = {}  # the reply's metrics, by key of its MetricRecord
-        # Each sample's parts in measurements that leave with noise, by key of the MetricRecord
+        self.metrics: dict[str, float] = {}  # the reply's metrics, by key of the MetricRecord
+        # Each sample's contribution to metrics that leave with noise, by key of the MetricRecord
         self._parts: dict[str, Tensor] = {}
         # The files in which the site keeps its private state
         self.state_files = state_files or SiteState(
@@ -110,13 +111,13 @@ class Lab:
         )
         self._arrays: dict[str, Tensor] | None = None
         self._trained: SiteNetwork | None = None
-        # Moments of the optimiser and the place in the epoch, kept for the next round; None before
-        # ``fit``
+        # The optimiser's moments and the position in the
+        # epoch, for the next round; None before ``fit``
         self._continued: Arrays | None = None
-        self._counted: Arrays = {}  # ``counted_state``, by the names under which it is stored
-        # The way out, which ``pack`` takes
+        self._counted: Arrays = {}  # ``counted_state`` under the names by which it is stored
+        # Everything that leaves passes this
         self.outbound = Outbound(session, instruction, content, self.state_files.folder)
-        # Names of the operations that were not deterministic
+        # The names of the operations that were not deterministic
         self.unrepeatable: Collection[str] = ()
         self._started = time.perf_counter()
         # The thread count changes the summation order, and so the result
@@ -125,7 +126,7 @@ class Lab:
             torch.cuda.reset_peak_memory_stats(self.compute.device)
 
     def arrays(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the received arrays whose names begin with ``prefix``; the prefix is cut off."""
+        """Return the received arrays whose names begin with ``prefix``, without the prefix."""
         if self._arrays is None:
             packed = self.content.array_records.get(ARRAYS, ArrayRecord())
             given = {name: unpack(array) for name, array in packed.items()}
@@ -134,9 +135,9 @@ class Lab:
         return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
 
     def state(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the arrays that this site kept in an earlier phase, by name without ``prefix``.
+        """Return the arrays kept in an earlier phase whose names begin with ``prefix``, without it.
 
-        Moments of the optimiser are left out: the lab handles them itself.
+        The optimiser's moments are left out, because the lab handles them itself.
         """
         return {
             name.removeprefix(prefix): array
@@ -147,8 +148,8 @@ class Lab:
     def counted_state(self) -> dict[str, Tensor]:
         """Return the arrays that this site kept with its last reply that the server used.
 
-        A reply that was lost, refused or late is in no sum of the server, so what was kept with it
-        must not count. The arrays stay stored with this reply, too.
+        A reply that was lost, refused or late is in none of the server's sums, so the arrays kept
+        with it must not count. The result is stored again with this reply.
         """
         own = self.state("" if self.state_files.is_counted(self.instruction) else _COUNTED)
         counted = {name: array for name, array in own.items() if not name.startswith(_COUNTED)}
@@ -157,7 +158,7 @@ class Lab:
 
     @cached_property
     def privacy(self) -> PatientPrivacy:
-        """How this message's training and statistics hide each patient."""
+        """The privacy mechanisms for this message's training and statistics."""
         return PatientPrivacy(self.session, self.instruction.round, self.outbound.ledger)
 
     @cached_property
@@ -169,8 +170,8 @@ class Lab:
         """Build the run's network on the compute device.
 
         Args:
-            arrays: the network's weights by name, or None for initial weights drawn with the seed.
-                Prefixed arrays, ``<kind>/<name>``, do not belong to the network and are ignored.
+            arrays: the network's weights by name; None for initial weights drawn from the seed.
+                Prefixed arrays (``<kind>/<name>``) do not belong to the network and are ignored.
         """
         network = initial_classifier(self.common, self.silo)
         if arrays is not None:
@@ -178,11 +179,11 @@ class Lab:
         return self.compute.place(network)
 
     def open(self) -> SiteNetwork:
-        """Open the method's network for this message, in training and in evaluation alike."""
+        """Build the method's network for this message, both for training and for evaluation."""
         return cast(SiteNetwork, self.session.method.open(self))
 
     def measure(self, network: SiteNetwork) -> None:
-        """Measure the received model if the server asks for that."""
+        """Measure the received model, if the server asks for it."""
         if self.instruction.evaluate:
             self.metrics |= self.measured(network, INCOMING, ("val", "test"))
 
@@ -202,26 +203,26 @@ class Lab:
         aside: tuple[str, ...] = (),
         stays: bool = False,
     ) -> None:
-        """Train ``network`` in place; report its loss, and have it measured again in the reply.
+        """Train ``network`` in place; report its loss, and measure it again in the reply.
 
         Args:
             network: on the compute device.
-            objective: the loss of a batch's inputs and labels, or None for the network's own.
+            objective: the loss of a batch's inputs and labels; None for the network's own.
             penalty: a term that is added to each batch's loss, or None.
             after_step: called after each step with the batch's inputs and the optimiser, or None.
-            beside: a second optimiser that steps by the same gradients, or None.
-            plan: the passes, each a list of batches of sample numbers, or None for the settings'.
-            order: returns the order (n,) of an epoch's samples where epochs span rounds, or None.
-            settings: how long and by which optimiser, or None for the run's.
-            split: the samples, or None for the site's training samples.
-            steps: optimiser steps, or 0 for those of ``settings``.
-            aside: names a training of another model: no loss is reported and nothing is kept.
-            stays: whether the model, and all that is made of it, stays here and needs no noise.
+            beside: a second optimiser that steps with the same gradients, or None.
+            plan: the passes, each a list of batches of sample numbers; None for the settings'.
+            order: returns the order (n,) of an epoch's samples if epochs span rounds, or None.
+            settings: the length and the optimiser of the training; None for the run's.
+            split: the samples; None for the site's training samples.
+            steps: the number of optimiser steps; 0 for that of ``settings``.
+            aside: names the training of another model: no loss is reported and no state is kept.
+            stays: whether the model and all that is made from it stay here, so it needs no noise.
 
         Raises:
-            EpsilonSpentError: training is private, and its steps would exceed a cap.
-            RefusedError: fewer samples or steps than the hospital allows are behind the training.
-            SiteError: training diverged.
+            EpsilonSpentError: the training is private, and its steps would exceed a cap on epsilon.
+            RefusedError: the training has fewer samples or steps than the hospital allows.
+            SiteError: the training diverged.
         """
         settings = settings or self.sampling
         own = replace(settings, local_steps=steps) if steps else settings
@@ -243,7 +244,7 @@ class Lab:
         if own.is_private() and not stays:
             training.private = self.privacy.training(own, aside)
         if stays and self.session.cap:
-            training.minimum_steps = 0  # not even a refusal may reveal what stays
+            training.minimum_steps = 0  # even a refusal could reveal what stays
         if settings.class_weights != "none":
             training.weights = class_weights(self.common, self.silo)[training.split.labels]
         if evidences(network):
@@ -256,7 +257,7 @@ class Lab:
             train(training)
             return
         self._continued, self._trained = {}, network
-        # The moments of a model that stays have no noise, so they end with this training
+        # The moments of a model that stays have no noise, so they must not outlive this training
         drops_moments = stays and settings.is_private()
         if settings.epoch_steps or (settings.optimiser_state == "run" and not drops_moments):
             round_ = self.instruction.round
@@ -268,15 +269,16 @@ class Lab:
     def _count_steps(
         self, training: LocalTraining, settings: CommonSettings, aside: bool
     ) -> tuple[int, int] | None:
-        """Return the steps by which a schedule sets the learning rate, see ``counted_steps``.
+        """Return the step counts by which a schedule sets the learning rate; see ``counted_steps``.
 
         Args:
-            training: its own settings say how many steps it has.
-            settings: the same without ``steps`` of ``fit``, by which rounds are counted.
+            training: its own settings give its number of steps.
+            settings: the same without the ``steps`` of ``fit``; rounds are counted by these.
             aside: whether another model is trained.
 
         Returns:
-            None if the rate stays: a schedule does not count the steps of a ``plan``.
+            The counts; None if the rate is constant, because a schedule does not count a plan's
+            steps.
         """
         if training.plan is not None and settings.rate_decay == "none":
             return None
@@ -297,11 +299,11 @@ class Lab:
         send: Arrays | None = None,
         keep: Arrays | None = None,
     ) -> Outgoing:
-        """Return ``Outgoing(...)``; this is for plugins of version 0.1, and ends after 0.2."""
+        """Return ``Outgoing(...)``; kept for plugins of version 0.1, and removed after 0.2."""
         return Outgoing(network, send=send, keep=keep)
 
     def pack(self, outgoing: Outgoing) -> RecordDict:
-        """Store what stays here and pack what leaves; nothing else leaves a site.
+        """Store the arrays that stay, and pack those that leave; nothing else leaves a site.
 
         Raises:
             FedsiloError: something cannot be stored, or must not leave.
@@ -310,7 +312,7 @@ class Lab:
         if network is not None and network is self._trained and self.instruction.evaluate:
             self.metrics |= self.measured(network, TRAINED, ("val",))
         send = self._leaving(outgoing)
-        updates = None  # the same in fewer bytes
+        updates = None  # the same arrays as compressed updates
         if self.session.compression and send:
             updates = self.outbound.compressed(send, self.arrays())
         has_kept = bool(keep or self._continued) and self._keep(keep)
@@ -337,7 +339,7 @@ class Lab:
         return phase == EVALUATE or self.instruction.returns
 
     def _leaving(self, outgoing: Outgoing) -> Arrays:
-        """Return the arrays that leave: those of the phase, else the network's, if any are due."""
+        """Return the arrays that leave: the phase's own, else the network's, if any are asked."""
         if not self.instruction.returns:
             return {}
         if outgoing.send is not None:
@@ -348,7 +350,7 @@ class Lab:
         """Return the metrics that may leave at the run's level of trust."""
         metrics = dict(self.outbound.metrics(self.metrics))
         if self._parts:
-            metrics |= self._noisy_metrics()  # they cost epsilon
+            metrics |= self._noisy_metrics()  # these cost epsilon
         if self.common.trust == SERVER:  # time and memory of an answer depend on the data
             metrics[SECONDS] = time.perf_counter() - self._started
             metrics[PEAK_MEMORY] = self.compute.peak_memory()
@@ -363,17 +365,18 @@ class Lab:
     ) -> dict[str, float]:
         """Measure the networks that the method names on ``splits``; return metrics by key.
 
-        A split without samples, or with too few within the labels that are measured, is left out.
-        Under a cap of the hospital's own the result is empty, because ``pack`` makes noisy metrics
-        from the parts that the samples have in those of the model received.
+        A split without samples, or with too few samples of the measured labels, is left out. Under
+        a hospital's own cap on epsilon the result is empty: ``pack`` then computes noisy metrics
+        from each sample's contribution, only for the received model.
 
         Args:
             network: passed on to the method.
             model: "incoming" or "trained", the first part of each key.
-            splits: of "train", "val" and "test".
+            splits: any of "train", "val" and "test".
         """
         if self.session.cap:
-            # The first is the model received; what follows it has names of its own and stays
+            # Only the first is the received model; further
+            # models have their own names and stay here
             received = next(iter(self.session.method.measured(self, network)))
             for split in splits if model == INCOMING else ():
                 self.measure_privately(received.network, split, (model, split))
@@ -384,7 +387,7 @@ class Lab:
                 samples: Split = getattr(self.silo, split)
                 samples = of_labels(samples, one.within) if one.within is not None else samples
                 if len(samples.labels) < (1 if one.within is None else self.common.sums_min_count):
-                    continue  # the server knows from the site's label counts
+                    continue  # the server knows this from the site's label counts
                 final = self.instruction.phase == EVALUATE and split == "test"
                 found = measure(
                     one.network,
@@ -412,16 +415,16 @@ class Lab:
         key: tuple[str, ...],
         metrics: Collection[str] = MEASURED,
     ) -> None:
-        """Note what each sample of ``split`` adds to measurements; ``reply`` adds noise to sums.
+        """Record each sample's contribution to metrics; ``pack`` adds noise to their sums.
 
-        Nothing is noted where the site does not tell of enough samples: of how many there are in
-        truth, none included, nothing may follow.
+        Nothing is recorded if the site reports too few samples, because nothing may reveal the true
+        number, not even that it is 0.
 
         Args:
-            network: what is measured, as it was received.
-            split: val or test.
-            key: of the random numbers, besides round and site.
-            metrics: which of ``MEASURED``.
+            network: the received network.
+            split: "val" or "test".
+            key: further keys of the random numbers, besides round and site.
+            metrics: some of ``MEASURED``.
         """
         told = sum(self.session.told().get(split, ()))
         if not told or split not in self.session.measured_splits():
@@ -435,7 +438,7 @@ class Lab:
     def _keeps_in_any_case(self) -> bool:
         """Store an empty state at a hospital that declares its data, so that all replies are alike.
 
-        A site that fails stores the state before, whether it kept one now or not.
+        A site that fails stores its previous state, so a site that succeeds must store one too.
         """
         phase = self.instruction.phase
         if self.session.stand_in is None or phase == EVALUATE or phase in SECURING:
@@ -453,7 +456,7 @@ class Lab:
         if continued is None and arrays:
             continued = {n: array for n, array in self.stored.items() if n.startswith(PREFIX)}
         kept = {**self._counted, **arrays, **(continued or {})}
-        if self.session.cap:  # an error would reveal how training went with a patient's data
+        if self.session.cap:  # an error would reveal the course of training on a patient's data
             kept = {name: torch.nan_to_num(array) for name, array in kept.items()}
         if odd := [name for name, array in kept.items() if not array.isfinite().all()]:
             raise SiteError(

@@ -1,4 +1,4 @@
-"""What leaves a site: arrays, masked where only sums may be read, and metrics of enough samples."""
+"""Everything that leaves a site: arrays, masked in secret sums, and metrics of enough samples."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ from fedsilo.strategies.wire.secure_keys import SECURE, texts
 from fedsilo.strategies.wire.signatures import digest
 
 Arrays = Mapping[str, Tensor]
-# FedNova's steps, which follow from counts that have been told, and UEFL's codewords, from the seed
+# FedNova's steps follow from counts that the site has reported, UEFL's codewords from the seed
 _OF_NO_PATIENT = (STEPS, "new-codewords")
 
 
@@ -35,28 +35,29 @@ _OF_NO_PATIENT = (STEPS, "new-codewords")
 class Outbound:
     """The way out of a site for the answer to one message."""
 
-    session: SiteSession  # of the run
-    instruction: Instruction  # what the server asked for
+    session: SiteSession  # the run at this site
+    instruction: Instruction  # the server's request
     content: RecordDict  # the message's records
-    folder: Path  # of the site's private state in this run
-    # Optimiser steps that this answer took, and samples that they saw
+    folder: Path  # the folder of the site's private state in this run
+    # The optimiser steps of this answer, and the samples that they used
     work: Counter[str] = field(default_factory=Counter)
 
     @property
     def ledger(self) -> Ledger:
-        """What the site spends of its patients' privacy in this run."""
+        """The ledger of the epsilon that this run spends at the site."""
         settings, path = self.session.settings, self.folder / LEDGER
         return Ledger(path, settings.max_epsilon, settings.delta, self.session.cap)
 
     def record(
         self, leaving: Arrays, received: Arrays, metrics: Mapping[str, float] | None = None
     ) -> ArrayRecord:
-        """Return arrays as they travel: float32, or masked for a sum that reveals no summand.
+        """Pack arrays for the wire: as float32, or masked for a sum that reveals no single summand.
 
         Args:
-            leaving: what leaves, by name.
-            received: what the site was sent; a sum is of updates of it, clipped to 'clip-norm'.
-            metrics: what was measured; what of it the server asks to sum goes with them.
+            leaving: the arrays that leave, by name.
+            received: the arrays that the site received. A secret sum adds the updates to these,
+                clipped to 'clip-norm'.
+            metrics: the measured metrics; those that the server asks to sum are added.
         """
         sent: Mapping[str, NDArray]
         if self.session.settings.secure_aggregation == "none":
@@ -70,7 +71,7 @@ class Outbound:
         return to_record(sent)
 
     def refuse_before_data(self) -> None:
-        """Refuse what can be refused of a secure sum before data are opened; after that nothing is.
+        """Refuse an impossible secret sum before data are opened; afterwards nothing is refused.
 
         Raises:
             FedsiloError: names site and round.
@@ -85,7 +86,7 @@ class Outbound:
             secure.ready(received, names)
 
     def refuse_after_failure(self) -> None:
-        """Fail for weights for which this site has failed before.
+        """Fail again for weights for which this site has failed before.
 
         Raises:
             SiteError: it has.
@@ -93,7 +94,7 @@ class Outbound:
         self.secure_site().refuse_after_failure(self._received())
 
     def failed_part(self) -> ArrayRecord:
-        """Return what leaves in place of an answer that failed: 0, masked, and that it failed.
+        """Build the masked part of a site that could not answer: zeros, and the mark of a failure.
 
         Raises:
             FedsiloError: nothing can be masked.
@@ -102,9 +103,9 @@ class Outbound:
             return to_record(self._masked(None, {}))
 
     def _masked(self, update: Arrays | None, metrics: Mapping[str, float]) -> dict[str, NDArray]:
-        """Return a part of a secure sum; ``update`` is None where the site could not answer.
+        """Build this site's part of a secret sum; ``update`` is None if the site could not answer.
 
-        Names and shapes are those that the server asks for and sends, in every case.
+        Names and shapes are always those that the server asks for and sends.
 
         Raises:
             SiteError: the update has other names or shapes.
@@ -114,12 +115,12 @@ class Outbound:
         part = zeros
         if update is not None:
             part = dict(update)
-            if self.session.stand_in is not None:  # an error would be of one patient
+            if self.session.stand_in is not None:  # an error would depend on a single patient
                 part = {name: finite(array) for name, array in update.items()}
             shapes = [{n: tuple(a.shape) for n, a in arrays.items()} for arrays in (part, zeros)]
             if shapes[0] != shapes[1]:
                 raise SiteError(
-                    f"the sum is of {sorted(zeros)}, but method "
+                    f"the server asks to sum {sorted(zeros)}, but method "
                     f"'{self.session.settings.method}' sends {sorted(part)}"
                 )
         clipped = clipped_to(part, self.session.settings.clip_norm)
@@ -131,7 +132,7 @@ class Outbound:
         return dict(secure.masked(clipped, received, portions))
 
     def _received(self) -> dict[str, NDArray]:
-        """Return all arrays received, by record and name."""
+        """Return all received arrays, named ``<record>/<array>``."""
         return {
             f"{record}/{name}": unpack(array)
             for record, arrays in self.content.array_records.items()
@@ -139,27 +140,27 @@ class Outbound:
         }
 
     def _zeros(self, received: Mapping[str, NDArray]) -> dict[str, Tensor]:
-        """Return zeros in the shapes of the arrays whose updates the server asks to sum.
+        """Return zeros in the shapes of the arrays that the server asks to sum, float64.
 
         Raises:
-            SiteError: the server asks for one that it has not sent.
+            SiteError: the server asks for an array that it has not sent.
         """
         zeros = {}
         for name in texts(self._secure_record(), "arrays"):
             if f"{ARRAYS}/{name}" not in received:
-                raise SiteError(f"the sum is of '{name[:80]}', which was not sent")
+                raise SiteError(f"the server asks to sum '{name[:80]}', but did not send it")
             zeros[name] = torch.zeros(received[f"{ARRAYS}/{name}"].shape, dtype=torch.float64)
         return zeros
 
     def compressed(self, leaving: Arrays, received: Arrays) -> ArrayRecord:
-        """Pack arrays as they travel in fewer bytes.
+        """Pack arrays as compressed updates.
 
         Args:
-            leaving: what leaves, by name.
-            received: what the site was sent, of which updates are sent.
+            leaving: the arrays that leave, by name.
+            received: the arrays that the site received, to which the updates are differences.
 
         Raises:
-            SiteError: an update is not finite; it names site, round and array.
+            SiteError: an update is not finite; names site, round and array.
         """
         compression = self.session.compression
         assert compression is not None
@@ -174,18 +175,17 @@ class Outbound:
         return to_record(sent)
 
     def _bounds_of(self, name: str) -> tuple[float, float]:
-        """Return the least and largest value of a measurement that the server asks to sum."""
+        """Return the smallest and the largest value of a metric that the server asks to sum."""
         ends = bounds(name, self.session.silo.task.classes)
         if ends is None or self.session.settings.trust != SUMS:
             raise RefusedError(f"'{name[:80]}' is not a measurement that is summed here")
         return ends
 
     def metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
-        """Return the metrics that leave as they are.
+        """Return the metrics that leave without noise.
 
-        Under a cap of the hospital's own these say nothing of its patients: how many steps were
-        taken follows from counts that have been told. Where the server is trusted with sums alone
-        there are none.
+        Under a hospital's own cap on epsilon these depend on no patient: the number of steps
+        follows from reported counts. At trust 'sums' there are none.
         """
         settings = self.session.settings
         if settings.trust == SUMS:
@@ -194,7 +194,8 @@ class Outbound:
             return {name: metrics[name] for name in _OF_NO_PATIENT if name in metrics}
         limits = self.session.limits
         if settings.trust == SERVER and not settings.is_private():
-            metrics = {**metrics, **self.work}  # of the real samples, which a private run hides
+            # These depend on the real samples, which a private run hides
+            metrics = {**metrics, **self.work}
         if limits.minimum_measured <= 1:
             return metrics
         sizes = {name: sum(counts) for name, counts in self.session.told().items()}
@@ -204,22 +205,22 @@ class Outbound:
         """Answer a phase of secure aggregation; errors name the site and the round.
 
         Raises:
-            SiteError: the run has none, or as ``SecureSite.answer``.
+            SiteError: the run has no secure aggregation, or see ``SecureSite.answer``.
         """
         with self.naming_round():
             if self.session.settings.secure_aggregation == "none":
-                raise SiteError("the run has no secure aggregation, and keys for it are asked for")
+                raise SiteError("the server asks for keys, but the run has no secure aggregation")
             return self.secure_site().answer(self.instruction.phase)
 
     def secure_site(self, failed: bool = False) -> SecureSite:
-        """Return the site's side of secure aggregation in this round.
+        """Build the site's side of secure aggregation in this round.
 
-        ``failed`` says that it has nothing to add.
+        ``failed`` says that the site could not answer and adds nothing.
         """
         session, instruction = self.session, self.instruction
         name, settings = session.silo.name, session.settings
         samples = session.limits.secure_samples
-        # A cap hides the exact counts, which would leave next to the noisy ones
+        # A cap lets only noisy counts leave, and exact ones next to them would undo the noise
         labels = session.told() if session.cap else session.silo.label_counts()
         counts = {split: sum(of_labels) for split, of_labels in labels.items()}
         return SecureSite(
@@ -246,7 +247,7 @@ class Outbound:
         return record
 
     def _book(self, samples: int) -> SummedBefore | None:
-        """Open the record of what this hospital has summed in all runs; None in a simulation."""
+        """Open the record of this hospital's sums in all runs; None in a simulation."""
         session = self.session
         if session.simulated or "state-dir" not in session.node_config:
             return None

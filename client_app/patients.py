@@ -1,4 +1,4 @@
-"""How one message's training and statistics hide each patient, paid for before they are made."""
+"""Differential privacy of one message's training and statistics, paid for before they are made."""
 
 from dataclasses import dataclass
 
@@ -14,27 +14,27 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.models.privacy.release import Release
 
-_CROWD = 4  # a batch of so many times the floor is below it in less than one of a million steps
+_CROWD = 4  # if a batch is this many times the floor on average, P(batch < floor) is below 1e-6
 
 
 @dataclass(frozen=True)
 class PatientPrivacy:
     """Differential privacy per patient, for the answer to one message."""
 
-    session: SiteSession  # of the run
-    round: int  # of the message
-    ledger: Ledger  # of what the site spends in this run
+    session: SiteSession  # the run at this site
+    round: int  # the message's round
+    ledger: Ledger  # counts the epsilon that the site spends in this run
 
     def training(self, settings: CommonSettings, aside: tuple[str, ...] = ()) -> PrivateTraining:
-        """Return how a private training hides patients, once it is paid for.
+        """Pay for a private training, and return its mechanism.
 
         Args:
-            settings: of the training.
-            aside: names a training of something else than the site's own model.
+            settings: the settings of the training.
+            aside: names a training of another model than the site's own.
 
         Raises:
-            EpsilonSpentError: it would exceed a cap.
-            RefusedError: no cap bounds the run, and its batches are small.
+            EpsilonSpentError: it would exceed a cap on epsilon.
+            RefusedError: no cap bounds the run, and its batches are too small.
         """
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
         told, sampling = sum(self.session.told()["train"]), self.session.noise("batches", *key)
@@ -49,20 +49,20 @@ class PatientPrivacy:
         return PrivateTraining(settings, told, release, sampling)
 
     def steps(self, settings: CommonSettings) -> int:
-        """Return the optimiser steps of a round; of private ones the real samples tell nothing."""
+        """Return the optimiser steps of a round; private ones do not depend on the real samples."""
         if settings.is_private():
             return private_steps(settings, sum(self.session.told()["train"]))
         samples, floor = len(self.session.silo.train.labels), self.session.limits.minimum_batch
         return steps_of(samples, settings, floor)
 
     def means(self) -> PrivateMeans | None:
-        """Return what makes means of this site's samples private, once they are paid for.
+        """Pay for private means of this site's samples, and return their mechanism.
 
         Returns:
-            None where they need not be.
+            None if the run is not private.
 
         Raises:
-            EpsilonSpentError: they would exceed a cap.
+            EpsilonSpentError: they would exceed a cap on epsilon.
         """
         settings = self.session.settings
         if not settings.is_private():
@@ -73,13 +73,13 @@ class PatientPrivacy:
         return PrivateMeans(release, self.session.told()["train"])
 
     def measurements(self, bound: float) -> Release:
-        """Pay for measurements of one reply, and return their bound and noise.
+        """Pay for the metrics of one reply, and return their bound and noise.
 
         Args:
-            bound: the largest norm of a patient's part.
+            bound: the largest L2 norm of a patient's contribution.
 
         Raises:
-            EpsilonSpentError: they would exceed a cap.
+            EpsilonSpentError: they would exceed a cap on epsilon.
         """
         return self._pay(bound, statistics_noise(self.session.settings), None)
 
@@ -91,7 +91,7 @@ class PatientPrivacy:
         releases: int = 1,
         rate: float = 1.0,
     ) -> Release:
-        """Charge the ledger for releases, and return what makes so many of them and no more."""
+        """Charge the ledger for ``releases``, and return what makes exactly that many."""
         self.ledger.spend({(noise, rate): releases})
         return Release(bound, noise, releases, source)
 

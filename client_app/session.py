@@ -1,8 +1,8 @@
-"""A site in one run: opened and checked once, then every message of the run is answered by it.
+"""A site in one run: opened and checked once, then used to answer every message of the run.
 
-A message brings an instruction and arrays alone. At a real hospital each message is a process of
-its own, which opens the session for itself; a simulated site's is kept from message to message and
-opened again at the hello with which a run begins.
+A message holds only an instruction and arrays. At a real hospital each message is a separate
+process, which opens its own session. A simulated site's session is kept between messages and opened
+again at the hello with which a run begins.
 """
 
 from __future__ import annotations
@@ -53,45 +53,49 @@ from fedsilo.models.privacy.promises import check_privacy_settings
 from fedsilo.strategies.wire.compressed import Compression, compression_of
 
 _CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampling"))
-_NO_PHASES = frozenset({"admit", "open", "measured"})  # of a method's functions
-_OTHERS = 256 * 2**20  # bytes of other sites' samples that a process keeps
+_NO_PHASES = frozenset({"admit", "open", "measured"})  # functions of a method that are not phases
+_OTHERS = 256 * 2**20  # the bytes of other sites' samples that a process keeps
 
 
 @dataclass
 class SiteSession:
     """One site in one run."""
 
-    settings: CommonSettings  # the run's, with the site's own folders, device and limits over them
-    silo: Silo  # the site's data, a table's features as they were read
+    # The run's settings, overridden by the site's own folders, device and limits
+    settings: CommonSettings
+    silo: Silo  # the site's data; a table's features are not standardised
     simulated: bool  # whether this is a site of a simulation
     limits: Limits  # the hospital's floors and quotas; a simulated site has none
-    node_config: Mapping[str, Value]  # what the node says of itself, a site file's limits among it
-    run_config: Mapping[str, Value]  # what the run says
-    cap: Ledger | None  # ledger of the hospital's own cap on epsilon over all runs, if it has one
-    # Empty samples in place of those of ``silo``, as many as a hospital declares at 'trust: sums';
-    # admission and hello use them. None where the site tells its exact counts
+    node_config: Mapping[str, Value]  # the node's own config, with a site file's limits in it
+    run_config: Mapping[str, Value]  # the run's settings as the server sent them
+    # The ledger of the hospital's own cap on epsilon over all runs; None without a cap
+    cap: Ledger | None
+    # Empty samples, as many as a hospital declares at 'trust: sums'. Admission and hello use them
+    # instead of ``silo``. None if the site tells its exact counts
     stand_in: Silo | None = None
     load: Callable[[], Silo] | None = None  # reads the data that ``stand_in`` stands for
-    # What follows is there once the site is admitted
-    compute: Compute = field(init=False)  # device and precision
-    sampling: CommonSettings = field(init=False)  # ``settings`` with the seed by which it draws
-    # How updates travel, or None if this site sends what it has
+    # The following fields are set once the site is admitted
+    compute: Compute = field(init=False)  # the device and the precision
+    # ``settings`` with the seed from which this site draws
+    sampling: CommonSettings = field(init=False)
+    # Compresses updates; None if this site sends whole arrays
     compression: Compression | None = field(init=False, default=None)
-    # How many samples must be behind a step: under a cap of the hospital's own any number, since
-    # noise hides them and a refusal would reveal it
+    # The fewest samples of an optimiser step. A hospital's own cap allows any number, because noise
+    # hides them and a refusal would reveal it
     smallest_batch: int = field(init=False, default=1)
-    digest: str = field(init=False, default="")  # of the settings that decide what a state means
+    # Identifies the settings that decide the meaning of a stored state
+    digest: str = field(init=False, default="")
     method: Any = field(init=False, default=None)  # the run's method at this site
-    # Runs a training in place of ``LocalTraining.run`` once this site and others trained as one
+    # Replaces ``LocalTraining.run`` if this site is trained as one batch with others
     trainer: Callable[[LocalTraining], float] | None = field(init=False, default=None)
     _ready: tuple[Hashable, Silo] | None = field(init=False, default=None)
 
     def admit(self) -> SiteSession:
-        """Check once, before anything leaves, that this site takes part, and return the session.
+        """Check once, before anything leaves, that this site can take part; return the session.
 
         Raises:
-            SiteError: the method cannot use so few samples without giving them away, or sends what
-                a hospital must agree to, or the hospital's own limits are higher.
+            SiteError: the site has too few samples for the method, a hospital's consent is missing,
+                or the hospital's own limits forbid the run.
         """
         counts = self.told()["train"]
         refuse_few(self.silo.name, counts, self.node_config)
@@ -101,18 +105,20 @@ class SiteSession:
                 "samples ('minimum-batch'): it takes no part"
             )
         if self.stand_in and self.silo.features and self.settings.standardise == "declared":
-            figures_for(self.silo, self.settings, RecordDict())  # now, not in the sum
+            # Raises here instead of inside the sum
+            figures_for(self.silo, self.settings, RecordDict())
         if self.stand_in:
             self._refuse_small_steps(sum(counts))
         if self.settings.augmentation:
             check_images(self.settings, self.silo)
         if self.settings.class_weights != "none":
-            self._refuse_few_weighed()  # now, not when it trains
+            self._refuse_few_weighed()  # raises here instead of at the first training
         refuse_forgetful(self.settings, self.limits.minimum_steps_per_reply)
         own: Any = built(settings_class(self.settings.method), self.run_config)
         method = site_class(self.settings.method)(own)
         method.admit(self)
-        # A hospital may change its own cap during a run: the digest is of the run's settings
+        # The digest covers the run's settings only, because a
+        # hospital may change its cap during a run
         self.digest = settings_digest_of(built(CommonSettings, self.run_config), own)
         self.compute, self.sampling = compute_of(self.settings), self.settings
         if self.cap is None:
@@ -122,9 +128,9 @@ class SiteSession:
         return self
 
     def _refuse_small_steps(self, samples: int) -> None:
-        """Refuse a run whose rounds are of too few steps, or steps too small, for ``samples``.
+        """Refuse a run whose rounds have too few or too small steps for ``samples`` samples.
 
-        A hospital judges by what it has declared: after the data are opened it could only fail in
+        A hospital judges by its declaration. After the data are opened it could only fail inside
         the sum, and nobody would know why.
         """
         settings, limits, name = self.settings, self.limits, self.silo.name
@@ -135,24 +141,24 @@ class SiteSession:
             size = min(samples, settings.batch_size)
         if steps < limits.minimum_steps_per_reply:
             raise RefusedError(
-                f"site {name}: a round would be {steps} optimiser step(s) of the samples that this "
-                f"hospital declares, but it needs {limits.minimum_steps_per_reply} "
+                f"site {name}: a round would have {steps} optimiser step(s) over the samples that "
+                f"this hospital declares, but it needs {limits.minimum_steps_per_reply} "
                 "('minimum-steps-per-reply'): raise 'local-epochs' or 'local-steps', lower "
                 "'batch-size', or leave the site out"
             )
         if size < limits.minimum_batch:
             raise RefusedError(
-                f"site {name}: a step would be of fewer than {limits.minimum_batch} of the samples "
+                f"site {name}: a step would use fewer than {limits.minimum_batch} of the samples "
                 "that this hospital declares ('minimum-batch'): lower 'epoch-steps', or leave the "
                 "site out"
             )
 
     def open_data(self) -> None:
-        """Read the data that so far have a stand-in; from here on every failure is one of a sum.
+        """Read the data in place of the stand-in; from here on every failure stays inside a sum.
 
         Raises:
-            DataError: they cannot be read.
-            SiteError: they are no longer what the hospital has declared.
+            DataError: the data cannot be read.
+            SiteError: the data no longer match the hospital's declaration.
         """
         if self.load is None or self.silo is not self.stand_in:
             return
@@ -175,26 +181,27 @@ class SiteSession:
             self._refuse_few_weighed()
 
     def _refuse_few_weighed(self) -> None:
-        """Refuse weights of classes by which a step would be of few samples, as of one rare class.
+        """Reject class weights that let a few samples dominate a step.
 
-        Under a cap of the hospital's own each sample's gradient is clipped, and noise hides it.
+        A hospital with its own cap needs no check, because each sample's gradient is clipped and
+        noise hides it.
         """
         weights = class_weights(self.settings, self.silo)[self.silo.train.labels]
         least, effective = self.limits.minimum_batch, effective_samples(weights)
         if not self.simulated and self.cap is None and effective < least:
             raise RefusedError(
-                f"site {self.silo.name}: by the run's 'class-weights' fewer than {least} training "
-                "samples decide a step ('minimum-batch'): set them closer to one another or to "
-                "'none', or leave the site out"
+                f"site {self.silo.name}: with the run's 'class-weights' fewer than {least} "
+                "training samples decide a step ('minimum-batch'): set them closer to one another "
+                "or to 'none', or leave the site out"
             )
 
     def told(self) -> Counts:
-        """Return how many samples of each class this site says it has, by split.
+        """Return the number of samples of each class that this site reports, by split.
 
-        At 'trust: sums' that is what the hospital has declared: at least as many are there.
+        At trust 'sums' it is the hospital's declaration: there are at least that many.
 
         Raises:
-            EpsilonSpentError: this is their first report, and the hospital's cap is reached.
+            EpsilonSpentError: this is a first report, and the hospital's cap is reached.
         """
         if self.cap is None:
             return (self.stand_in or self.silo).label_counts()
@@ -202,9 +209,11 @@ class SiteSession:
         return told_counts(self.silo.label_counts(), data, self.limits.counts_noise, self.cap)
 
     def noise(self, *key: int | str) -> torch.Generator | None:
-        """Return the source of noise for ``key``, or None at a real site: the operating system.
+        """Return the random source of noise for ``key``; None for the operating system's.
 
-        A server knows the run's seed; noise that is keyed on it could be subtracted again.
+        Only a simulated site draws noise from the seed.
+
+        A server knows the run's seed, so it could subtract noise that was drawn from the seed.
         """
         return generator(self.settings.seed, *key) if self.simulated else None
 
@@ -217,12 +226,12 @@ class SiteSession:
             )
 
     def measured_splits(self) -> tuple[str, ...]:
-        """Return the splits of which measurements leave.
+        """Return the splits whose metrics leave.
 
-        Those of few samples do not. Under a cap of the hospital's own a training loss does not
-        either, nor what a model says that was trained without noise: noise in proportion to one
-        patient's part of a mean hides nobody in what training made of all. Where only sums leave,
-        in which there is no noise, none does under a cap, nor of splits without samples.
+        Splits of few samples do not. Under a hospital's own cap, the training loss does not leave,
+        nor do metrics of a model that was trained without noise: noise for one patient's share of a
+        mean does not hide a patient on whom the whole model was trained. At trust 'sums', where
+        metrics get no noise, no split leaves under a cap, nor do splits without samples.
         """
         sizes = {name: sum(counts) for name, counts in self.told().items()}
         sums = self.settings.trust == SUMS
@@ -233,11 +242,12 @@ class SiteSession:
         return tuple(name for name in SPLITS if name not in withheld)
 
     def silo_for(self, content: RecordDict) -> Silo:
-        """Return a table's silo as networks take it: standardised, missing values 0.
+        """Return a table's silo as networks take it: standardised, with missing values as 0.
 
         Raises:
-            SettingError: ``standardise`` is 'declared' and the schema declares no figures.
-            SiteError: the message lacks the pooled figures.
+            SettingError: ``standardise`` is 'declared', but the schema declares no mean and
+                deviation.
+            SiteError: the message lacks the pooled statistics.
         """
         figures = figures_for(self.silo, self.settings, content)
         key = figures.mean.tobytes(), figures.std.tobytes()
@@ -249,7 +259,7 @@ class SiteSession:
         """Return the method's function for ``phase``.
 
         Raises:
-            SiteError: it has none.
+            SiteError: the method has no such phase.
         """
         name = phase.replace("-", "_")
         is_phase = not name.startswith("_") and name not in _NO_PHASES
@@ -263,10 +273,10 @@ class SiteSession:
         return cast(Callable[[Any], Any], handler)
 
     def state_folder(self, instruction: Instruction) -> Path:
-        """Return the folder of this site's private state in the run that a message belongs to.
+        """Return the folder of this site's private state in the run of a message.
 
         Raises:
-            SiteError: a real site (not a simulated one) named no ``state-dir``.
+            SiteError: a real site (not a simulated one) has no ``state-dir``.
         """
         name, site = instruction.run_name, self.silo.name
         if "state-dir" in self.node_config:
@@ -288,14 +298,14 @@ _sessions: OrderedDict[Hashable, SiteSession] = OrderedDict()
 
 
 def session_of(context: Context, again: bool = False) -> SiteSession:
-    """Return the admitted session of a run at this node, opened at its first message.
+    """Return the admitted session of a run at this node; open it at the first message.
 
-    Only a simulated site's is kept: what is on a hospital's disk (site file, ledgers, data) is
-    read again for each of its messages.
+    Only a simulated site's session is kept. A hospital's site file, ledgers and data are read again
+    for each of its messages.
 
     Args:
-        context: Flower's.
-        again: open it again, since a run begins and the data may have changed.
+        context: Flower's context of the message.
+        again: open it again, because a run begins and the data may have changed.
 
     Raises:
         FedsiloError: the site cannot take part.
@@ -306,7 +316,8 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
             session.sampling = replace(session.settings, seed=secret_seed(folder))
         return session
     configs = f"{context.node_config} {context.run_config}"
-    key = context.run_id, context.node_id, hash(configs)  # they would be 15 KB for each site
+    # A hash, because the configs themselves are 15 KB per site
+    key = context.run_id, context.node_id, hash(configs)
     if again or key not in _sessions:
         _sessions.pop(key, None)
         _sessions[key] = open_session(context).admit()
@@ -318,15 +329,15 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
 
 
 def open_session(context: Context, with_data: bool = True) -> SiteSession:
-    """Open this node's silo under the run's settings; whether it takes part is not asked yet.
+    """Open this node's silo under the run's settings, without asking whether it can take part.
 
     Args:
-        context: Flower's.
-        with_data: False for a stand-in for the data, where a hospital declares them.
+        context: Flower's context of the message.
+        with_data: False to use a stand-in for the data of a hospital that declares them.
 
     Raises:
-        SiteError: the server chooses among a real hospital's samples. By sums over the same ones
-            but one it could learn that one.
+        SiteError: the server chooses among a real hospital's samples. From sums with and without
+            one sample it could learn that sample.
         SettingError: settings of differential privacy contradict each other.
     """
     settings, simulated = _session_settings(context), is_simulated(context)
@@ -339,7 +350,8 @@ def open_session(context: Context, with_data: bool = True) -> SiteSession:
     capped, folder = node_cap(context), own_folder(context, site)
     if capped.max_epsilon:
         _refuse_without_epsilon(settings)
-    # Whatever the server has checked, and before data are opened: then the reason may leave
+    # Checked again, whatever the server has checked,
+    # before data are opened, so the reason may leave
     check_privacy_settings(settings, data_set(settings.dataset).is_table)
     load, stand_in = partial(_load, site, settings, context), None
     if not simulated and settings.trust == SUMS:
@@ -356,7 +368,7 @@ def open_session(context: Context, with_data: bool = True) -> SiteSession:
     if capped.max_epsilon:
         if folder is None:
             raise RefusedError(
-                f"site {site} has a cap on epsilon and no 'state-dir' for its ledger: name one in "
+                f"site {site} has a cap on epsilon, but no 'state-dir' for its ledger: name one in "
                 "the node config"
             )
         cap = Ledger(folder / LEDGER, capped.max_epsilon, capped.delta, of_all_runs=True)
@@ -365,7 +377,7 @@ def open_session(context: Context, with_data: bool = True) -> SiteSession:
     session = SiteSession(settings, silo, simulated, limits, node, run, cap, stand_in, load)
     if with_data:
         session.open_data()
-    if settings.dataset == "folder":  # whatever a hospital's folders are called would be a class
+    if settings.dataset == "folder":  # the names of a hospital's folders would become class names
         session.require_consent("allow-folder-names", "folders' names are sent as those of classes")
     return session
 
@@ -384,7 +396,7 @@ def _session_settings(context: Context) -> CommonSettings:
 
 
 def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:
-    """Return the session of a run that has ended, with the method's ``own`` settings."""
+    """Build the session of a finished run, with the method's ``own`` settings."""
     session = SiteSession(settings, silo, True, NO_LIMITS, {}, {}, None)
     session.method = site_class(settings.method)(own)
     session.compute, session.sampling = compute_of(settings), settings
@@ -396,28 +408,28 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
     values, usual = as_mapping(settings), defaults(CommonSettings)
     if chosen := [key for key in _CUTS if values[key] != usual[key]]:
         raise RefusedError(
-            f"the run's {', '.join(chosen)} choose which of this site's samples are used, and "
-            "what is sent of different samples reveals single patients: set 'allow-folds=true' in "
+            f"the run's {', '.join(chosen)} choose which of this site's samples are used, but "
+            "results over different samples reveal single patients: set 'allow-folds=true' in "
             "the node config if that is wanted"
         )
 
 
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
-    """Refuse what a hospital's own cap on epsilon cannot count."""
+    """Refuse a run without clipping and noise, whose epsilon a hospital's cap cannot count."""
     if not settings.is_private():
         raise RefusedError(
-            "the site has a cap on epsilon and the run's 'sample-clip-norm' is 0: without clipping "
-            "and noise there is no epsilon, of arrays or of measurements; set 'sample-clip-norm' "
-            "and 'noise-multiplier', or leave the site out"
+            "the site has a cap on epsilon, but the run's 'sample-clip-norm' is 0: without "
+            "clipping and noise there is no epsilon, of arrays or of measurements; set "
+            "'sample-clip-norm' and 'noise-multiplier', or leave the site out"
         )
 
 
 def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
-    """Load the silo; what is wrong with the hospital's 'data-dir' as a whole is added to the error.
+    """Load the silo; a fault of the hospital's whole 'data-dir' is added to an error.
 
     Raises:
-        DataError: the files cannot be used. No file is named that the data set does not name: a
-            file's name may identify a patient.
+        DataError: the files are unusable. It names only files that the data set itself names,
+            because a file's name may identify a patient.
     """
     note_opening()
     try:
@@ -440,7 +452,7 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
 
 
 def _folder_fault(context: Context) -> str | None:
-    """Return what is wrong with a node config's 'data-dir', or None."""
+    """Describe the fault of a node config's 'data-dir'; None if it has none."""
     folder = str(context.node_config.get("data-dir", ""))
     try:
         entry = next(Path(folder).expanduser().iterdir(), None) if folder else Path()

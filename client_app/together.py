@@ -1,8 +1,8 @@
-"""Several sites of a simulation trained as one, before each answers its own message ('vectorised').
+"""Train several simulated sites as one batch, before each answers its own message ('vectorised').
 
-Each site has its own batches, dropout, moments and number of steps, and its result is the loop's
-but for rounding. What it then does with its message is what it always does: where it would train,
-it takes over what has been trained.
+Each site has its own batches, dropout, moments and number of steps, and its result equals the
+loop's up to rounding. Each site then handles its message as usual; where it would train, it takes
+the result of the common training.
 """
 
 import warnings
@@ -36,9 +36,10 @@ from fedsilo.models.networks.stacked import Rows, StackedNetwork
 from fedsilo.strategies.wire.records import unbundle
 
 _FUSED = ("adam", "adamw", "sgd", "adagrad")
-_EACH_NUMBER = (*_FUSED, "rmsprop", "adadelta", "adamax", "nadam", "radam")  # by itself
+# Optimisers that treat each number separately
+_EACH_NUMBER = (*_FUSED, "rmsprop", "adadelta", "adamax", "nadam", "radam")
 _PADDING = -100  # the label that cross-entropy ignores
-# What a setting must be for sites to be trained as one
+# The values of settings with which sites can be trained as one batch
 _ONLY: Mapping[str, tuple[Value, ...]] = {
     "sample-clip-norm": (0.0,),
     "network": ("auto", "conv", "vgg16-bn", "logistic", "mlp"),
@@ -54,7 +55,7 @@ _ONLY: Mapping[str, tuple[Value, ...]] = {
 
 
 def check_vectorised(common: CommonSettings) -> None:
-    """Refuse settings under which sites cannot be trained as one.
+    """Refuse settings under which sites cannot be trained as one batch.
 
     Raises:
         SettingError: names the setting.
@@ -65,46 +66,46 @@ def check_vectorised(common: CommonSettings) -> None:
         if (value.lower() if isinstance(value, str) else value) not in allowed:
             wanted = listed([str(one) or "empty" for one in allowed])
             raise SettingError(
-                f"setting 'vectorised' is {common.vectorised} and '{key}' is {shown(value)}: sites "
-                f"are trained as one only where it is {wanted}; set 'vectorised' to 1"
+                f"setting 'vectorised' is {common.vectorised}, but '{key}' is {shown(value)}: "
+                f"sites are trained as one only if it is {wanted}; set 'vectorised' to 1"
             )
-    plain = common.method in METHODS  # a plug may extend such a method
+    plain = common.method in METHODS  # a plugin may extend such a method
     if not (plain and site_class(common.method).trains_plainly):
         raise SettingError(
-            f"setting 'vectorised' is {common.vectorised}, and a site of method '{common.method}' "
-            "does more than train the model that it is sent: set 'vectorised' to 1"
+            f"setting 'vectorised' is {common.vectorised}, but a site of method '{common.method}' "
+            "does more than train the received model: set 'vectorised' to 1"
         )
 
 
 @dataclass
 class _Site:
-    """One site of those that are trained as one."""
+    """One of the sites that are trained as one batch."""
 
     session: SiteSession
-    content: RecordDict  # of the message
-    instruction: Instruction  # what the message asks for
-    key: tuple[int, str]  # round and site, on which the message's random numbers are keyed
+    content: RecordDict  # the message's records
+    instruction: Instruction  # the message's instruction
+    key: tuple[int, str]  # round and site, which key the random numbers of the message
     split: Split  # the training samples
-    counted: tuple[int, int]  # steps in earlier rounds, and of all, as of ``counted_steps``
-    batches: list[Tensor]  # sample numbers of each step
-    last: int  # steps of the last pass
+    counted: tuple[int, int]  # steps in earlier rounds and in all rounds; see ``counted_steps``
+    batches: list[Tensor]  # the sample numbers of each step
+    last: int  # the number of steps in the last pass
 
     def alike(self) -> Hashable:
-        """Return what sites that are trained as one have in common."""
+        """Return a key that is equal for sites that can be trained as one batch."""
         arrays = self.content.array_records[ARRAYS].values()
         shape, kind = self.split.inputs.shape[1:], self.split.inputs.dtype
         return self.key[0], self.counted, shape, kind, *(id(array.data) for array in arrays)
 
 
 def train_together(messages: Iterable[tuple[Message, Context]]) -> None:
-    """Train the simulated sites that these messages ask; each of them finds its result as it fits.
+    """Train these sites as one batch; each later picks up its own result in ``fit``.
 
-    A site that cannot be opened is left out: its own answer says why.
+    A site that cannot be opened is left out, and its own answer will tell the reason.
     """
     groups: dict[Hashable, list[_Site]] = {}
     for message, context in messages:
         with suppress(FedsiloError):
-            site = _opened(message, context)
+            site = _open_site(message, context)
             if site.instruction.phase == TRAIN:
                 groups.setdefault(site.alike(), []).append(site)
     for sites in groups.values():
@@ -113,7 +114,7 @@ def train_together(messages: Iterable[tuple[Message, Context]]) -> None:
                 _train(sites)
 
 
-def _opened(message: Message, context: Context) -> _Site:
+def _open_site(message: Message, context: Context) -> _Site:
     session, content = session_of(context), unbundle(message.content)
     instruction = Instruction.from_config(content[CONFIG])
     split = (session.silo_for(content) if session.silo.features else session.silo).train
@@ -122,14 +123,15 @@ def _opened(message: Message, context: Context) -> _Site:
     if own.rate_decay != "none" or own.schedule != "constant" or own.warm_up:
         counted = counted_steps(own, own, instruction.round - 1, len(split), floor)
     rng = torch.Generator().manual_seed(derive_seed(own.seed, "batches", *key))
-    passes = list(schedule(len(split), own, rng, floor))  # as ``LocalTraining`` chooses them
+    passes = list(schedule(len(split), own, rng, floor))  # drawn like ``LocalTraining`` draws them
     batches = list(chain.from_iterable(passes))
     return _Site(session, content, instruction, key, split, counted, batches, len(passes[-1]))
 
 
 def _train(sites: list[_Site]) -> None:
-    """Train sites that begin with the same weights, and leave each its result."""
-    sites.sort(key=lambda site: -len(site.batches))  # those that go on are the first
+    """Train sites that begin with the same weights, and give each its result."""
+    # Sites with more steps come first, so that the others drop out at the end
+    sites.sort(key=lambda site: -len(site.batches))
     session = sites[0].session
     torch.set_num_threads(session.settings.threads)
     network = Lab(session, sites[0].content, sites[0].instruction).open().train()
@@ -150,7 +152,7 @@ def _train(sites: list[_Site]) -> None:
 
 
 def _steps(stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]) -> tuple[Tensor, list[float]]:
-    """Take all steps; return mean losses (sites, steps), and the learning rate of each step."""
+    """Take all steps; return mean losses (sites, steps) and the learning rate of each step."""
     session = sites[0].session
     settings, compute = session.sampling, session.compute
     fused = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
@@ -158,12 +160,13 @@ def _steps(stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]) -> tuple[T
     optimiser = open_optimiser(nn.ParameterList(stack.parameters()), own)
     set_rates = rate_setter([optimiser], settings, *sites[0].counted)
     pick = compute.hold(torch.cat([site.split.inputs for site in sites]))
-    numbers, truths, sizes = _planned(sites)
+    numbers, truths, sizes = _plan_steps(sites)
     truths, lengths = compute.bring(truths), compute.bring(sizes)
     losses = torch.zeros(sizes.shape, device=compute.device)
     rates, going = list[float](), len(sites)
     for step, of_step in enumerate(sizes.T.tolist()):
         rows.sizes = [size for size in of_step if size]
+        # Sites with fewer steps have finished; their rows leave the stack with their results
         if len(rows.sizes) < going:
             stack.keep(going := len(rows.sizes), optimiser)
         now = slice(going), step, slice(max(rows.sizes))
@@ -181,11 +184,15 @@ def _steps(stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]) -> tuple[T
     return losses.cpu(), rates
 
 
-def _planned(sites: Sequence[_Site]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the samples (sites, steps, most) of all steps, their labels, and (sites, steps) sizes.
+def _plan_steps(sites: Sequence[_Site]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the samples of all steps, their labels, and the number of samples in each step.
 
-    Sites have their samples one after another. Where a site has fewer than the most in a step it
-    has its first sample, with a label that counts for nothing, and where it has no step size 0.
+    The samples of all sites are numbered one site after another. A site with fewer samples in a
+    step is padded with its first sample, under a label that the loss ignores. Without a step its
+    size is 0.
+
+    Returns:
+        Sample numbers and labels, (sites, steps, most), and sizes, (sites, steps).
     """
     most = max(len(batch) for site in sites for batch in site.batches)
     shape = len(sites), len(sites[0].batches), most
@@ -202,17 +209,17 @@ def _planned(sites: Sequence[_Site]) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a site has been trained to, for the message that asked for it."""
+    """A site's result of the common training, for the message that asked for it."""
 
     key: tuple[int, str]  # round and site
     arrays: Mapping[str, Tensor]  # the network's parameters and buffers, by name
-    loss: float  # mean over the last pass
-    rates: list[float]  # learning rate of each step
-    work: Counter[str]  # steps, and the samples that they saw
-    operations: frozenset[str]  # those that were not deterministic
+    loss: float  # the mean loss over the last pass
+    rates: list[float]  # the learning rate of each step
+    work: Counter[str]  # counts the steps and the samples that they used
+    operations: frozenset[str]  # the operations that were not deterministic
 
     def __call__(self, training: LocalTraining) -> float:
-        """Give the network of ``training`` this result; run a training for another message.
+        """Give the network of ``training`` this result; train as usual for another message.
 
         Raises:
             FedsiloError: see ``LocalTraining.run``.

@@ -1,14 +1,14 @@
-"""What is sent, to whom, and how replies are combined: the server's side of each method.
+"""The server's side of each method: messages, the sites asked, and how replies are combined.
 
-``from fedsilo.strategies import UEFL`` gives the method as a Flower Strategy, for a ServerApp of
-one's own; the names are those of the table in ``models/contract/methods.py``.
+``from fedsilo.strategies import UEFL`` gives the method as a Flower Strategy, for use in your own
+ServerApp. The names are those of the table in ``models/contract/methods.py``.
 """
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Return the Flower strategy of the class ``name``; it is imported when it is first asked for.
+    """Return the Flower strategy with the class name ``name``, imported at its first use.
 
     Raises:
         AttributeError: no method has a class of that name.

@@ -1,9 +1,8 @@
-"""Each method as a ``flwr.serverapp.strategy.Strategy``, for anybody's ServerApp.
+"""Each method as a ``flwr.serverapp.strategy.Strategy``, for use in any ServerApp.
 
-A round of ours may ask sites several times, and Flower's asks once between ``configure_train`` and
-``aggregate_train``. So ``configure_train`` carries the round out over the grid that it is given and
-leaves Flower nothing to send; Flower's own ``start`` is used as it is. fedsilo's runs do without
-this class.
+A round of fedsilo may ask sites several times, but Flower asks once, between ``configure_train``
+and ``aggregate_train``. So ``configure_train`` runs the whole round over the given grid and leaves
+Flower nothing to send. Flower's own ``start`` is unchanged. fedsilo's runs do not use this class.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,16 +31,17 @@ from fedsilo.strategies.wire.reply import Reply
 
 
 class FlowerStrategy(Strategy):
-    """A method of the table behind Flower's interface.
+    """A method of fedsilo behind Flower's Strategy interface.
 
     Args:
-        run_config: the run's settings, as the ClientApp gets them too; ``context.run_config``.
+        run_config: the run's settings, the same as the ClientApp receives (``context.run_config``).
+            None for the defaults.
 
     Attributes:
-        rounds: how many rounds the settings ask for, for ``start(..., num_rounds=)``.
+        rounds: the number of rounds in the settings, for ``start(..., num_rounds=)``.
 
     Raises:
-        SettingError: a setting is of the wrong type or out of range, or the method refuses it.
+        SettingError: a setting has the wrong type, is out of range, or does not suit the method.
     """
 
     method: ClassVar[str] = ""
@@ -55,7 +55,8 @@ class FlowerStrategy(Strategy):
         self._own.check(self._common, is_table)
         check_privacy_settings(self._common, is_table)
         self._metrics = _MeanMetrics()
-        self._folder = TemporaryDirectory(prefix="fedsilo-")  # of simulated sites' private states
+        # simulated sites keep their private state here
+        self._folder = TemporaryDirectory(prefix="fedsilo-")
         self._loop: RoundLoop | None = None
         self._session: Session | None = None
         self.rounds = self._common.rounds
@@ -63,15 +64,18 @@ class FlowerStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Run a round over ``grid``, at first from ``arrays`` if there are any; send nothing more.
+        """Run one round over ``grid`` and return no messages.
 
-        None is run once the method has ended early.
+        The first call starts from ``arrays``, unless they are empty. Once the method has ended
+        early, no further round is run.
 
         Raises:
-            SiteError: too few sites can take part, or answered with something usable.
+            SiteError: too few sites can take part, or too few gave a usable reply.
         """
-        loop = self._opened(grid, arrays)
-        assert self._session is not None  # opened with the loop
+        loop = self._open_loop(grid, arrays)
+        assert (
+            self._session is not None
+        )  # ``_open_loop`` has set the session together with the loop
         if not loop.method.why_finished(loop.current()):
             loop.run_round(self._session)
         return []
@@ -79,7 +83,10 @@ class FlowerStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the model after the round, and the sites' metrics, weighted by samples."""
+        """Return the model and the metrics after the round, averaged over sites by samples.
+
+        Both are None before the first round.
+        """
         if self._loop is None:
             return None, None
         model = self._loop.method.model(self._loop.current())
@@ -88,7 +95,10 @@ class FlowerStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Have the final model measured after the last round; the others measure as they train."""
+        """Let all sites measure the final model after the last round; return no messages.
+
+        In earlier rounds sites measure while they train, so no separate evaluation is needed.
+        """
         if server_round == self.rounds and self._loop and self._session:
             self._loop.evaluate(self._session)
         return []
@@ -96,14 +106,18 @@ class FlowerStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the metrics of the final model, weighted by samples."""
+        """Return the final model's metrics, weighted by samples; None before the last round."""
         return self._metrics.record() if server_round == self.rounds else None
 
     def summary(self) -> None:
-        """Say nothing: the settings are the run config's."""
+        """Print nothing, because the settings are already in the run config."""
 
-    def _opened(self, grid: Grid, arrays: ArrayRecord) -> RoundLoop:
-        """Return the loop; at first meet the sites and take ``arrays`` as the start."""
+    def _open_loop(self, grid: Grid, arrays: ArrayRecord) -> RoundLoop:
+        """Return the round loop; create it at the first call.
+
+        The first call meets the sites and takes ``arrays``, unless they are empty, as the starting
+        model.
+        """
         if self._loop is None:
             name = self._common.run_name or f"flower-{grid.run.run_id}"
             self._common = replace(self._common, run_name=name)
@@ -118,19 +132,20 @@ class FlowerStrategy(Strategy):
 
 
 class _MeanMetrics(Hook):
-    """Keeps the measurements of the last phase that had some."""
+    """Keep the replies of the last phase in which a site measured something."""
 
     def __init__(self) -> None:
         self._replies: Mapping[str, Reply] = {}
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Take the replies."""
+        """Store ``replies`` if any of them has a measurement."""
+        # Metrics of training do not count in an evaluation, because the trained weights are older
         prefixes = (f"{INCOMING}.",) if phase == EVALUATE else (f"{INCOMING}.", f"{TRAINED}.")
         if any(key.startswith(prefixes) for reply in replies.values() for key in reply.metrics):
             self._replies = replies
 
     def record(self) -> MetricRecord:
-        """Return the mean of each measurement over the sites that sent it."""
+        """Return the mean of each metric over the sites that sent it, weighted by samples."""
         means: dict[str, Any] = {}
         for key in sorted({k for reply in self._replies.values() for k in reply.metrics}):
             if key.startswith((f"{INCOMING}.", f"{TRAINED}.")):

@@ -312,15 +312,15 @@ def _others(reply: Message) -> None:
 
 BAD: list[tuple[str, Callable[[Message], None], str]] = [
     (SECURE_KEYS, _no_record, "record 'secure' has no whole number 'round'"),
-    (SECURE_KEYS, _other_round, "record 'secure' is of round 7, not 1"),
-    (SECURE_KEYS, _forged, "its signature does not fit its keys"),
-    (SECURE_SHARES, _others, "record 'secure' is of other sites"),
-    (SECURE_SHARES, _other_round, "record 'secure' is of round 7, not 1"),
+    (SECURE_KEYS, _other_round, "record 'secure' belongs to round 7, not 1"),
+    (SECURE_KEYS, _forged, "its signature does not match its keys"),
+    (SECURE_SHARES, _others, "record 'secure' names other sites"),
+    (SECURE_SHARES, _other_round, "record 'secure' belongs to round 7, not 1"),
     (TRAIN, _short, r"expected uint32 \("),
     (TRAIN, _floats, "is float32 .* expected uint32"),
-    (SECURE_AGREE, _forged, "does not fit the list of sites whose weights came"),
-    (SECURE_UNMASK, _other_round, "record 'secure' is of round 7, not 1"),
-    (SECURE_UNMASK, _few_shares, "record 'secure' has 3 entries, not 4"),
+    (SECURE_AGREE, _forged, "does not match the list of sites whose weights arrived"),
+    (SECURE_UNMASK, _other_round, "record 'secure' belongs to round 7, not 1"),
+    (SECURE_UNMASK, _few_shares, "record 'secure' must have 4 entries, but has 3"),
     (SECURE_UNMASK, _long_share, "no list 'shares' of at most 1024 bytes each"),
 ]
 
@@ -370,7 +370,9 @@ def test_a_round_begun_anew_without_a_site_opens_no_second_sum(
     with pytest.raises(SiteError, match="site s2a, round 2, phase secure-unmask"):
         inline_run(two | {"min-sites": SILOS}, SILOS)
     monkeypatch.setattr(faulty, "change", staticmethod(gone))
-    with pytest.raises(SiteError, match=r"the sum of s1a, s1b, s2a, s3a was opened in this round"):
+    with pytest.raises(
+        SiteError, match=r"the sum of s1a, s1b, s2a, s3a was already unmasked in this round"
+    ):
         inline_run(two | {"min-sites": 3, "resume": True}, SILOS)
     monkeypatch.setattr(faulty, "change", staticmethod(lambda site, asked, reply: reply))
     resumed = inline_run(two | {"min-sites": 3, "resume": True}, SILOS)  # the fix

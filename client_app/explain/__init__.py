@@ -1,4 +1,4 @@
-"""Explanations of a model's answers, shown at the hospital.
+"""Explanations of a model's predictions, shown only at the hospital.
 
-Imports training, and no method but those whose parts it explains.
+Imports the folder training, and the methods whose parts it explains.
 """

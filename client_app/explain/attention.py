@@ -1,4 +1,4 @@
-"""Where a prompted ViT looked: attention rollouts over a hospital's images."""
+"""Explain a prompted ViT's predictions by attention rollouts over a hospital's images."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from fedsilo.models.networks.prompted_vit import PromptedViT
 
 
 def rollout_map(rollout: Tensor) -> SaliencyMap:
-    """Return the map of a rollout (rows, columns) of patches, summing to 1."""
+    """Return the saliency map of a rollout (rows, columns) over patches, which sums to 1."""
     rows, columns = rollout.shape
     row, column = divmod(int(rollout.argmax()), columns)
     return SaliencyMap(
@@ -26,7 +26,8 @@ def rollout_map(rollout: Tensor) -> SaliencyMap:
         values=rollout,
         heading="attention rollout",
         place=f"looked most at row {row + 1}, column {column + 1} of {rows} x {columns} patches",
-        floor=float(rollout.min()),  # softmax gives every patch a share: differences count
+        # Softmax gives every patch some attention, so only the excess over the minimum counts
+        floor=float(rollout.min()),
     )
 
 
@@ -38,7 +39,10 @@ def explain_by_attention(
     title: str,
     classes: Sequence[str],
 ) -> ImageExplanation:
-    """Explain one image of ``split`` by ``network``, which is on the compute device."""
+    """Explain a prediction for one image of ``split`` by its attention rollout.
+
+    ``network`` must be on the compute device.
+    """
     logits = over_batches(network, split.inputs[row : row + 1], compute, network)
     return _explanations(network, split, compute, [row], title, classes, logits)[0]
 
@@ -46,10 +50,13 @@ def explain_by_attention(
 def most_certain_explanations(
     network: PromptedViT, split: Split, compute: Compute, classes: Sequence[str], count: int
 ) -> list[list[ImageExplanation]]:
-    """Return, per class, explanations of up to ``count`` of its images, the most certain first.
+    """Explain, for each class, up to ``count`` of its images, the most certain ones first.
 
-    Certainty is by vacuity, or by the largest probability if the network is not evidential. A title
-    is the name of the image's class.
+    An evidential network is certain where vacuity is low, any other where its largest probability
+    is high. The title of an explanation is the name of the image's class.
+
+    Returns:
+        A list for each class, in the order of ``classes``; empty for a class without images.
     """
     logits = over_batches(network, split.inputs, compute, network)
     confidence = logits.softmax(dim=1).max(dim=1).values
@@ -71,7 +78,7 @@ def _explanations(
     classes: Sequence[str],
     logits: Tensor,
 ) -> list[ImageExplanation]:
-    """Return an explanation per row of ``split``, by its logits (rows, classes)."""
+    """Explain the given rows of ``split``; ``logits`` (rows, classes) are their outputs."""
     if not rows:
         return []
     images, prior = split.inputs[list(rows)], network.evidence.prior if network.evidence else None

@@ -1,9 +1,9 @@
-"""What each column of a table adds to a model's answer: Shapley values, for any network.
+"""Explain a prediction for a table's row by Shapley values of its columns, for any network.
 
-The value of a column is what the probability of the answer gains on average when the column is
-known, over orders in which the columns become known (Strumbelj and Kononenko 2010, by captum). A
-column that is not known has the mean of the training rows. The values of a case add up to its
-probability less that of the mean row.
+The value of a column is the mean gain in the prediction's probability when the column becomes
+known, over random orders in which columns become known (Strumbelj and Kononenko 2010, computed by
+captum). An unknown column has the mean of the training rows. The values of a row sum to its
+probability minus that of the mean row.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _ORDERS = 25
 
 @dataclass(frozen=True)
 class ColumnExplanation:
-    """What each column of one case adds to the probability of its answer."""
+    """The contribution of each column to the probability of one row's prediction."""
 
-    title: str  # names the case and its answer
-    columns: list[str]  # their names
-    contributions: list[float]  # what each adds
-    probability: float  # of the answer, in one pass without dropout
-    mean_probability: float  # the same of the mean row
+    title: str  # names the row and its prediction
+    columns: list[str]  # the names of the columns
+    contributions: list[float]  # the Shapley value of each column
+    probability: float  # the prediction's probability, from one pass without dropout
+    mean_probability: float  # the same class's probability for the mean row
 
     def document(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the explanation as values for JSON."""
         return vars(self) | {"method": METHOD}
 
     def lines(self) -> list[str]:
-        """Return it as text, the columns that matter most first."""
+        """Return the explanation as text lines, the columns with the largest values first."""
         pairs = sorted(
             zip(self.columns, self.contributions, strict=True), key=lambda pair: -abs(pair[1])
         )
@@ -54,7 +54,7 @@ class ColumnExplanation:
         ]
 
     def figure(self) -> Figure:
-        """Draw a bar for each column."""
+        """Draw one bar per column."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6, 1.4 + 0.3 * len(self.columns)), layout="constrained")
@@ -69,20 +69,20 @@ class ColumnExplanation:
 
 
 def columns_of(features: Sequence[str]) -> list[str]:
-    """Return the columns that features, ``column=level`` of categories, are made of, each once."""
+    """Return the columns behind features, where ``column=level`` is a category; each once."""
     return list(dict.fromkeys(name.partition("=")[0] for name in features))
 
 
 def column_contributions(
     network: SiteNetwork, rows: Tensor, features: Sequence[str], answers: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what each column adds to the probability of each row's answer, and that probability.
+    """Compute the Shapley value of each column for each row's predicted probability.
 
     Args:
         network: on its device; it is put in eval mode.
-        rows: (k, f), as the network gets them; 0 is the mean of the training rows.
-        features: their names.
-        answers: (k,), the class that is explained of each.
+        rows: (k, f), standardised, so that 0 is the mean of the training rows.
+        features: the names of the f features.
+        answers: (k,), the class to explain in each row.
 
     Returns:
         (k, columns) contributions and (k,) probabilities, on the CPU.
@@ -90,6 +90,7 @@ def column_contributions(
     from captum.attr import ShapleyValueSampling
 
     names = columns_of(features)
+    # All levels of a category become known together, because they are one column
     groups = torch.tensor([[names.index(name.partition("=")[0]) for name in features]])
     device = next(network.parameters()).device
     inputs, groups = rows.float().to(device), groups.to(device)
@@ -110,7 +111,7 @@ def column_contributions(
 def explain_columns(
     network: SiteNetwork, row: Tensor, features: Sequence[str], classes: Sequence[str], title: str
 ) -> ColumnExplanation:
-    """Explain the answer to one row (f,); it is appended to ``title``."""
+    """Explain the prediction for one row (f,); the predicted class is appended to ``title``."""
     network.eval()
     with torch.no_grad():
         device = next(network.parameters()).device

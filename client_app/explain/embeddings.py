@@ -1,4 +1,4 @@
-"""A network's embeddings of samples, computed at the hospital that has them."""
+"""Compute a network's embeddings of samples, at the hospital that has the samples."""
 
 from collections.abc import Callable
 
@@ -12,27 +12,27 @@ from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 EMBEDDING, PENULTIMATE = "embedding", "penultimate"
 LAYERS = (EMBEDDING, PENULTIMATE)
-_WIDEST = 2048  # numbers, of which a covariance can still be inverted in a second
+_WIDEST = 2048  # features; a covariance matrix of this width is inverted within a second
 
 
 def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = EMBEDDING) -> Tensor:
-    """Return the embeddings (n, c) of inputs (n, ...), in eval mode, float32 on the CPU.
+    """Compute the embeddings (n, c) of inputs (n, ...), in eval mode, float32 on the CPU.
 
     Args:
         network: placed on the compute device.
         inputs: as a silo stores them.
         compute: the device; the precision is always fp32.
-        layer: ``embedding`` is the mean of the encoder's tokens, ``penultimate`` the input of the
-            head's last linear layer.
+        layer: ``embedding`` for the mean of the encoder's tokens, ``penultimate`` for the input of
+            the head's last linear layer.
 
     Raises:
-        SettingError: the network mixes several, which have no embedding in common.
+        SettingError: the network mixes several, which have no common embedding.
     """
     exact = compute.exact()
     classifier = single_classifier(network)
     if layer == EMBEDDING:
         return over_batches(network, inputs, exact, lambda x: network.encode(x).mean(dim=1))
-    parts = (classifier.encoder, classifier.head)  # a plug's head is within its encoder
+    parts = (classifier.encoder, classifier.head)  # a plugin's head may be inside its encoder
     linear = [m for part in parts for m in part.modules() if isinstance(m, nn.Linear)]
     if not linear:
         raise SettingError("this network has no linear layer, and so no embeddings 'penultimate'")
@@ -40,15 +40,15 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
 
 
 def penultimate(network: SiteNetwork, tokens: Tensor) -> Tensor:
-    """Return what the last linear layer after the encoder is given, (batch, c), without dropout.
+    """Return the input (batch, c) of the last linear layer after the encoder, without dropout.
 
-    Where there is none, as of a network whose head is within its encoder, or where it is wider than
-    2,048, it is the mean token.
-    Dropout layers stay as they were, and no random number is drawn.
+    If there is no such layer, for example because the head is inside the encoder, or if it is wider
+    than 2,048, return the mean token. Dropout layers stay as they were, and no random number is
+    drawn.
 
     Args:
         network: on the compute device.
-        tokens: (batch, l, c), of its encoder.
+        tokens: the encoder's tokens, (batch, l, c).
 
     Raises:
         SettingError: the network mixes several.
@@ -61,10 +61,10 @@ def penultimate(network: SiteNetwork, tokens: Tensor) -> Tensor:
 
 
 def single_classifier(network: SiteNetwork) -> TokenClassifier:
-    """Return the classifier that a method's network is, or wraps.
+    """Return the classifier that a method's network is or wraps.
 
     Raises:
-        SettingError: it mixes several.
+        SettingError: the network mixes several classifiers.
     """
     classifiers = [part for part in network.modules() if isinstance(part, TokenClassifier)]
     if len(classifiers) != 1:
@@ -76,7 +76,7 @@ def single_classifier(network: SiteNetwork) -> TokenClassifier:
 
 
 def _input_of(layer: nn.Linear, classify: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-    """Return the input of ``layer``, (batch, c), while ``inputs`` are classified."""
+    """Return the input (batch, c) that ``layer`` receives while ``inputs`` are classified."""
     layer_inputs: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0]))
     try:

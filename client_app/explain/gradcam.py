@@ -1,4 +1,4 @@
-"""Where a convolutional network finds a class, by Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2)."""
+"""Explain convolutional networks by Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2)."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from fedsilo.models.networks.site_network import SiteNetwork
 
 
 def cam_map(cam: Tensor, label: int, classes: Sequence[str]) -> SaliencyMap:
-    """Return the map of class ``label`` by its Grad-CAM (rows, columns), which has no unit."""
+    """Return the saliency map of class ``label`` from its Grad-CAM (rows, columns)."""
     name, (rows, columns) = classes[label], cam.shape
     row, column = divmod(int(cam.argmax()), columns)
     place = f"most for {name} at row {row + 1}, column {column + 1} of {rows} x {columns}"
@@ -43,14 +43,21 @@ def explain_by_grad_cam(
     classes: Sequence[str],
     label: int | None = None,
 ) -> ImageExplanation:
-    """Explain one image of ``split`` by ``network``, which is on the compute device.
+    """Explain a prediction for one image of ``split`` by Grad-CAM.
 
-    ``label`` is the class to explain, by default the most probable one.
+    Args:
+        network: on the compute device.
+        split: the samples.
+        compute: the device.
+        row: the number of the image in ``split``.
+        title: names the image.
+        classes: the names of the classes.
+        label: the class to explain; None for the most probable one.
 
     Raises:
         SettingError: the network has no convolutional maps, or mixes several networks.
     """
-    last_maps(network)  # refuses before anything is computed
+    last_maps(network)  # refuses unsuitable networks before anything is computed
     exact = compute.exact()
     image, evidence = split.inputs[row : row + 1], single_classifier(network).evidence
     logits = over_batches(network, image, exact, network)
@@ -61,20 +68,24 @@ def explain_by_grad_cam(
 
 
 def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
-    """Return the Grad-CAM maps (batch, rows, columns) of class ``label``, on the CPU.
+    """Compute the Grad-CAM maps (batch, rows, columns) of class ``label``, on the CPU.
 
-    ``network`` is put in eval mode; ``inputs`` are (batch, channels, height, width), as networks
-    take them, on its device. A network of several views of an image gives the mean of their maps.
+    If the network takes several views of an image, the maps of the views are averaged.
+
+    Args:
+        network: put in eval mode.
+        inputs: (batch, channels, height, width), as networks take them, on the network's device.
+        label: the class.
 
     Raises:
-        SettingError: the network has no convolutional maps, or mixes several networks, or its last
+        SettingError: the network has no convolutional maps, mixes several networks, or its last
             maps have a single cell.
     """
     from captum.attr import LayerGradCam
 
     layer = last_maps(network)
     module = network.eval()
-    # Inputs with a gradient: with a frozen encoder no other leaf would reach the last maps
+    # Inputs need a gradient, because with a frozen encoder no other leaf is before the last maps
     tracked = inputs.detach().clone().requires_grad_()
     maps: Tensor = LayerGradCam(module, layer).attribute(tracked, label, relu_attributions=True)
     if maps.shape[2:].numel() == 1:
@@ -84,12 +95,13 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
             "that Grad-CAM has no place to show: train at a larger 'image-size' (resnet22: 76 or "
             "more)"
         )
+    # Views are stacked along the batch, so the maps are regrouped by view
     views = maps[:, 0].detach().float().cpu()
     return views.reshape(network.views, -1, *views.shape[1:]).mean(dim=0)
 
 
 def has_maps(network: SiteNetwork) -> bool:
-    """Return whether Grad-CAM can explain a network: it is one, and convolutional."""
+    """Tell whether Grad-CAM can explain a network: a single, convolutional one."""
     try:
         last_maps(network)
     except SettingError:
@@ -98,10 +110,10 @@ def has_maps(network: SiteNetwork) -> bool:
 
 
 def last_maps(network: SiteNetwork) -> nn.Module:
-    """Return the layer that gives a convolutional network's last maps, before any pooling.
+    """Return the layer whose output is a convolutional network's last maps, before any pooling.
 
     Raises:
-        SettingError: there are no such maps, or it mixes several networks.
+        SettingError: the network has no such maps, or mixes several networks.
     """
     encoder = single_classifier(network).encoder
     if isinstance(encoder, ResNet22):
@@ -109,7 +121,7 @@ def last_maps(network: SiteNetwork) -> nn.Module:
     if isinstance(encoder, ConvEncoder):
         return [stage for stage in encoder.stages if isinstance(stage, ResidualBlock)][-1]
     if isinstance(encoder, VggEncoder):
-        return list(encoder.features.children())[-2]  # the very last is a pooling
+        return list(encoder.features.children())[-2]  # the last layer is a pooling
     raise SettingError(
         "Grad-CAM needs convolutional maps, and this network has none: of a ViT 'fedsilo "
         "attention' draws where it looked, of a table 'fedsilo explain' says what it can"

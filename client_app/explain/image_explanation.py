@@ -1,6 +1,6 @@
-"""Why a network answered as it did for one image: in words, as JSON and as a picture.
+"""The explanation of a prediction for one image: as text, as JSON and as a picture.
 
-Attention rollout and Grad-CAM differ in the map alone.
+Attention rollout, Grad-CAM and occlusion differ only in the map.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LONGEST = 512  # pixels of a picture's side
-_OPACITY = 0.65  # of a map at its highest value
+_LONGEST = 512  # the longest side of a picture, in pixels
+_OPACITY = 0.65  # the opacity of a map at its highest value
 
 
 @dataclass(frozen=True)
 class SaliencyMap:
-    """Which places of an image mattered."""
+    """The importance of each place of an image."""
 
-    name: str  # its key in JSON
-    values: Tensor  # (rows, columns), not below 0
-    heading: str  # its title in a picture
-    place: str  # a sentence that says where it is highest
-    floor: float = 0.0  # the value at which a picture shows the image alone
-    label: int | None = None  # the class it explains, if it is of one class
+    name: str  # the map's key in JSON
+    values: Tensor  # (rows, columns), at least 0
+    heading: str  # the title of the map in a picture
+    place: str  # a sentence that names the most important place
+    floor: float = 0.0  # places with this value or less are not coloured
+    label: int | None = None  # the class that the map explains; None if it belongs to no class
 
     def shares(self, size: tuple[int, int]) -> Tensor:
-        """Return it at ``size`` in pixels, bilinear, from 0 at its floor to 1 at its maximum."""
+        """Resize the map to ``size`` in pixels, bilinear; 0 at its floor and 1 at its maximum."""
         large = torch.nn.functional.interpolate(
             self.values[None, None].float(), size=size, mode="bilinear", align_corners=False
         )[0, 0]
@@ -47,28 +47,29 @@ class SaliencyMap:
 
 @dataclass(frozen=True)
 class ImageExplanation:
-    """Why a network answered as it did for one image."""
+    """The explanation of a network's prediction for one image."""
 
     title: str  # names the image and its true class
     image: Tensor  # (channels, height, width), as the silo stores it
     saliency: SaliencyMap
-    classes: Sequence[str]  # their names
-    probabilities: list[float]  # expected ones if the network is evidential
-    beliefs: list[float]  # belief masses, which sum to 1 with the vacuity; else empty
-    vacuity: float | None  # K / S of an evidential network, else None
+    classes: Sequence[str]  # the names of the classes
+    probabilities: list[float]  # an evidential network's are the expected probabilities
+    # Belief masses, which sum to 1 together with the vacuity; empty without evidence
+    beliefs: list[float]
+    vacuity: float | None  # K / S of an evidential network; None for others
 
     def answer(self) -> int:
         """Return the most probable class."""
         return int(np.argmax(self.probabilities))
 
     def uncertainty(self) -> tuple[str, float]:
-        """Return the name and the value, 0 to 1, of the network's measure of uncertainty."""
+        """Return the name and the value, from 0 to 1, of the network's measure of uncertainty."""
         if self.vacuity is None:
             return "doubt", 1 - max(self.probabilities)
         return "vacuity", self.vacuity
 
     def document(self) -> dict[str, Any]:
-        """Return it for JSON, without the image."""
+        """Return the explanation as values for JSON, without the image."""
         label = {} if self.saliency.label is None else {"label": self.saliency.label}
         return {
             "title": self.title,
@@ -81,7 +82,7 @@ class ImageExplanation:
         }
 
     def lines(self) -> list[str]:
-        """Return it as text: the title, a line per class, the place that mattered most."""
+        """Return the explanation as text lines: title, one line per class, most important place."""
         return [*self._answer_lines(), self.saliency.place]
 
     def _answer_lines(self) -> list[str]:
@@ -104,7 +105,7 @@ class ImageExplanation:
         return figure
 
     def draw(self, left: Axes, right: Axes) -> None:
-        """Draw the image, and right of it the image with its map."""
+        """Draw the image on ``left``, and the image with its map on ``right``."""
         draw_image(left, self.image)
         draw_map(right, self.image, self.saliency)
         for axes in (left, right):
@@ -120,9 +121,10 @@ def explain_logits(
     logits: Tensor,
     prior: Tensor | None,
 ) -> ImageExplanation:
-    """Return the explanation of an image by a map and the logits (1, classes).
+    """Build the explanation of an image from its map and the logits (1, classes).
 
-    ``prior`` (classes,) is an evidential network's, whose logits are log alpha, else None.
+    ``prior`` (classes,) belongs to an evidential network, whose logits are log alpha; None for
+    others.
     """
     alpha = logits.exp()
     return ImageExplanation(
@@ -137,21 +139,21 @@ def explain_logits(
 
 
 def draw_image(axes: Axes, image: Tensor) -> None:
-    """Draw an image (channels, height, width) as a silo stores it."""
-    axes.imshow(_pixels(_reduced(image)))
+    """Draw an image (channels, height, width) in the form in which a silo stores it."""
+    axes.imshow(_pixels(_reduce(image)))
 
 
 def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
-    """Draw a map over an image (channels, height, width) as a silo stores it."""
-    reduced = _reduced(image)
+    """Draw a map over an image (channels, height, width) in the form in which a silo stores it."""
+    reduced = _reduce(image)
     share = saliency.shares((reduced.shape[1], reduced.shape[2])).numpy()
     axes.imshow(_pixels(reduced))
-    # The root lets faint places show; a place that does not matter leaves the image clear
+    # The square root makes weak places visible; unimportant places leave the image unchanged
     axes.imshow(share, cmap=SALIENCY, vmin=0.0, vmax=1.0, alpha=_OPACITY * np.sqrt(share))
 
 
-def _reduced(image: Tensor) -> Tensor:
-    """Return an image as float of 0..1, no larger than a picture can show."""
+def _reduce(image: Tensor) -> Tensor:
+    """Convert an image to floats from 0 to 1, scaled down to the longest side of a picture."""
     pixels = image.float()
     if image.dtype == torch.uint8:
         pixels = pixels / 255

@@ -1,7 +1,7 @@
-"""Where an image matters to any network: what its answer loses when a place is hidden.
+"""Explain any network's prediction for an image by occlusion.
 
-Zeiler and Fergus 2014, section 4.2: a square of the image is replaced by the image's
-mean, and the fall of the answer's probability is the place's value.
+Zeiler and Fergus 2014, section 4.2: a square of the image is replaced by the image's mean. The
+square's value is the drop in the predicted class's probability.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
 
-_SQUARES = 8  # along each side
+_SQUARES = 8  # the number of squares along each side
 
 
 def explain_by_occlusion(
@@ -31,7 +31,10 @@ def explain_by_occlusion(
     classes: Sequence[str],
     compute: Compute,
 ) -> ImageExplanation:
-    """Explain one image of ``split`` by ``network``, which is on the compute device."""
+    """Explain a prediction for one image of ``split`` by occlusion.
+
+    ``network`` must be on the compute device.
+    """
     exact = compute.exact()
     image = split.inputs[row : row + 1]
     logits = over_batches(network, image, exact, network)
@@ -50,7 +53,7 @@ def explain_by_occlusion(
 
 
 def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
-    """Return how much the probability of ``label`` falls when a square is hidden, not below 0.
+    """Measure the drop in the probability of ``label`` for each hidden square, at least 0.
 
     Args:
         network: in eval mode.
@@ -61,6 +64,7 @@ def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
         (rows, columns) of squares, on the CPU.
     """
     height, width = image.shape[2:]
+    # Ceiling division, so that the squares cover the whole image
     sizes = [-(-side // min(_SQUARES, side)) for side in (height, width)]
     mean = image.mean(dim=(2, 3), keepdim=True)
     hidden = []

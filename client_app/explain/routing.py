@@ -1,4 +1,4 @@
-"""Why a routed model answered as it did for one patient, shown at the hospital only."""
+"""Explain a routed model's prediction for one patient, shown only at the hospital."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LISTED, DRAWN = 3, 30  # features in a line of text, and in a picture
+LISTED, DRAWN = 3, 30  # the number of features in a line of text, and in a picture
 
 
 @dataclass(frozen=True)
 class PatientExplanation:
-    """What a router did with one sample; the lists are in the order of the experts."""
+    """The router's weights and scores for one sample; lists are in the order of the experts."""
 
-    title: str  # names the patient, the true class and the answer
-    experts: list[str]  # their sites
-    weights: list[float]  # the router's
+    title: str  # names the patient, the true class and the prediction
+    experts: list[str]  # the experts' sites
+    weights: list[float]  # the router's weight for each expert
     answers: list[float]  # each expert's probability of the last class
-    distances: list[float]  # of the sample from the prototypes, in the router's embedding
-    scores: list[list[float]]  # terms of each similarity and the bias; the softmax gives weights
-    features: list[str]  # their names
-    contributions: list[list[float]]  # of each feature to the distance
+    distances: list[float]  # the sample's distance to each prototype, in the router's embedding
+    # The terms of each similarity and the bias; softmax of their sums gives the weights
+    scores: list[list[float]]
+    features: list[str]  # the names of the features
+    contributions: list[list[float]]  # the contribution of each feature to each distance
 
     def document(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the explanation as values for JSON."""
         return vars(self)
 
     def lines(self) -> list[str]:
-        """Return it as text: per expert its weight, its score, the features near and far."""
+        """Return text lines: for each expert its weight, its score, and near and far features."""
         lines = [self.title]
         for index, site in enumerate(self.experts):
             pairs = zip(self.contributions[index], self.features, strict=True)
@@ -52,7 +53,7 @@ class PatientExplanation:
         return lines
 
     def figure(self) -> Figure:
-        """Draw the experts' weights and answers, and the terms of scores and of distances."""
+        """Draw the experts' weights and probabilities, and the terms of scores and of distances."""
         from matplotlib.figure import Figure
 
         rows = min(len(self.features), DRAWN)
@@ -79,7 +80,7 @@ class PatientExplanation:
         axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2)
 
     def _draw_contributions(self, axes: Axes) -> None:
-        """Draw a row per feature; if there are too many, those with the largest contributions."""
+        """Draw one row per feature; if there are too many, those with the largest contributions."""
         columns = list(zip(*self.contributions, strict=True))
         weight = [max(map(abs, column)) for column in columns]
         chosen = sorted(sorted(range(len(columns)), key=lambda i: -weight[i])[:DRAWN])
@@ -96,9 +97,9 @@ def _parts(pairs: list[tuple[float, str]]) -> str:
 def explain_routing(
     network: PICSRNetwork, sample: Tensor, title: str, features: list[str]
 ) -> PatientExplanation:
-    """Explain what ``network`` does with ``sample`` (*input_shape).
+    """Explain the routing of ``sample`` (*input_shape) by ``network``.
 
-    The answer is appended to ``title``. Without names of features their numbers are used.
+    The mixture's probability is appended to ``title``. Without names, features are numbered.
     """
     network.eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Why the model of a finished run answers as it does for one sample, whatever its network is."""
+"""Explain the prediction of a finished run's model for one sample, for any network."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
-    """Say why the model answers as it does for one sample of this silo, as ``explain_case`` does.
+    """Explain the model's prediction for one sample of this silo; see ``explain_case``.
 
     Raises:
-        SettingError: the network's last maps are too small to explain an image by.
+        SettingError: the network's last maps are too small to explain an image.
         DataError: the split has no such row.
     """
     refuse_row(lab.silo, split, row)
@@ -34,17 +34,18 @@ def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
 
 
 def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: str) -> Explanation:
-    """Say why a network answers as it does for one of several cases.
+    """Explain a network's prediction for one of several cases.
 
-    A router explains itself; a row of a table is explained by its columns' Shapley values, an image
-    by where a prompted ViT looked, by a convolutional network's Grad-CAM, or else by occlusion.
+    A router explains itself. A table's row is explained by the Shapley values of its columns. An
+    image is explained by a prompted ViT's attention, by a convolutional network's Grad-CAM, or by
+    occlusion.
 
     Args:
-        lab: the method's, at the site.
-        network: the one that answers.
-        cases: as the silo holds its samples; their labels are not read.
-        row: the case.
-        title: names it.
+        lab: the lab of the message at the site.
+        network: the network that predicts.
+        cases: samples as the silo holds them; their labels are not read.
+        row: the number of the case.
+        title: names the case.
     """
     names, features = lab.silo.class_names(), list(lab.silo.features)
     if isinstance(network, PICSRNetwork):
@@ -73,10 +74,10 @@ def refuse_row(silo: Silo, split: str, row: int) -> None:
     """Refuse a row that ``split`` does not have.
 
     Raises:
-        DataError: says how many it has.
+        DataError: names the number of rows.
     """
     count = len(silo.splits()[split])
     if not 0 <= row < count:
         raise DataError(
-            f"site {silo.name} has {count} {split} rows, counted from 0: there is no row {row}"
+            f"site {silo.name} has {count} {split} rows, counted from 0, but no row {row}"
         )

@@ -1,4 +1,4 @@
-"""One method, one file: what a hospital does with its messages.
+"""The hospital's side of each method, one file per method.
 
-It uses the lab and all below it, and is found by the table in models/contract/methods.py.
+Imports the lab and everything below it. The table in models/contract/methods.py finds the classes.
 """

@@ -1,7 +1,7 @@
 """Adversarial alignment within a site's training step (Fed-Align-CL, algorithm 1, eq. 2 and 3).
 
-The site keeps its discriminator and that one's optimiser: ``discriminator/`` and
-``discriminator-moments/``.
+The site keeps its discriminator (``discriminator/``) and that optimiser's moments
+(``discriminator-moments/``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,47 +38,48 @@ from fedsilo.models.networks.resnet22 import still_statistics
 _MOMENTS = "discriminator-moments/"
 
 
-def embedded(network: TokenClassifier, inputs: Tensor) -> Tensor:
-    """Map inputs (batch, *input_shape) to embeddings (batch, c): the mean of the tokens."""
+def mean_embeddings(network: TokenClassifier, inputs: Tensor) -> Tensor:
+    """Map inputs (batch, *input_shape) to embeddings (batch, c), the mean of the tokens."""
     return network.encode(inputs).mean(dim=1).float()
 
 
 @dataclass
 class Aligner:
-    """After each step on the classification loss: a step of D per other site, one of F.
+    """Aligns embeddings after each step on the classification loss.
 
-    Algorithm 1 takes a step of F per other site; since a site has one discriminator all of them
-    would go the same way, and one on the newest D costs two passes a batch however many sites
-    there are.
+    It takes one step of the discriminator D against each other site, then one of the feature
+    extractor F. Algorithm 1 takes a step of F for each other site. Because a site has a single
+    discriminator, all of these would go the same way. One step on the newest D costs two passes per
+    batch for any number of sites.
     """
 
-    network: TokenClassifier  # in training mode
+    network: TokenClassifier  # must be in training mode
     discriminator: Discriminator  # the site's own
-    discriminator_optimiser: Optimizer  # of the discriminator
-    others: Mapping[str, Tensor]  # site -> noisy embeddings (m, c), on the device
-    weight: float  # factor of the alignment loss
-    micro_batch: int  # samples computed at once, or 0 for all
-    compute: Compute  # device and precision
-    rng: torch.Generator  # draws the others' embeddings that a step sees
-    # The others' discriminators, on the device, or none for the complement of the site's own
+    discriminator_optimiser: Optimizer  # steps only the discriminator
+    others: Mapping[str, Tensor]  # site -> noisy embeddings (m, c), on the compute device
+    weight: float  # the factor of the alignment loss
+    micro_batch: int  # the number of samples computed at once; 0 for all
+    compute: Compute  # the device and the precision
+    rng: torch.Generator  # draws the others' embeddings that a step uses
+    # The others' discriminators, on the device; empty to use the complement of the site's own
     rivals: Sequence[Discriminator] = ()
     # Adds to embeddings (n, c) what they would leave with, or None if nothing
     add_noise: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, inputs: Tensor, optimiser: Optimizer) -> None:
-        """Take the steps for a batch of inputs (batch, *input_shape) as the data set holds them.
+        """Take the steps for a batch of inputs (batch, *input_shape), as the data set holds them.
 
-        ``optimiser`` is the network's; parameters without a gradient stay as they are.
+        ``optimiser`` is the network's. Parameters without a gradient stay as they are.
         """
         parts = micro_batches(len(inputs), self.micro_batch)
         optimiser.zero_grad(set_to_none=True)
-        # The batch was seen in the step before: batch norm is not to count it twice
+        # The step before has seen this batch, and batch norm must not count it twice
         with still_statistics(self.network):
             if len(parts) == 1:
                 own = self._embed(inputs)
                 self._teach(own.detach())
                 self._confuse(own, 1.0)
-            else:  # a graph a part at a time, so that memory stays a part's
+            else:  # one part's graph at a time limits memory to that of a part
                 with torch.no_grad():
                     known = torch.cat([self._embed(inputs[part]) for part in parts])
                 self._teach(known)
@@ -88,17 +89,17 @@ class Aligner:
         optimiser.step()
 
     def kept(self) -> dict[str, Tensor]:
-        """Return what the site keeps: the discriminator and its optimiser's moments."""
+        """Return the arrays that the site keeps: the discriminator and its optimiser's moments."""
         moments = moments_of(self.discriminator_optimiser, self.discriminator)
         weights = with_prefix(DISCRIMINATOR, self.discriminator.state_dict())
         return weights | with_prefix(_MOMENTS, moments)
 
     def _embed(self, inputs: Tensor) -> Tensor:
         with self.compute.autocast():
-            return embedded(self.network, float_inputs(inputs))
+            return mean_embeddings(self.network, float_inputs(inputs))
 
     def _teach(self, own: Tensor) -> None:
-        """Take a step of the discriminator against each other site (eq. 2)."""
+        """Take one step of the discriminator against each other site (eq. 2)."""
         for site in sorted(self.others):
             other = self.others[site]
             chosen = torch.randperm(len(other), generator=self.rng)[: len(own)]
@@ -109,7 +110,7 @@ class Aligner:
             self.discriminator_optimiser.step()
 
     def _confuse(self, own: Tensor, share: float) -> None:
-        """Add the alignment loss's gradients to the feature extractor's (eq. 3)."""
+        """Add the gradients of the alignment loss to the feature extractor's (eq. 3)."""
         if self.rivals:
             sent = self.noised(own) if self.noised else own
             loss = paired_alignment_loss(self.discriminator, self.rivals, own, sent)
@@ -122,10 +123,10 @@ class Aligner:
 def open_aligner(
     lab: Lab, network: TokenClassifier, settings: FedAlignCLSettings
 ) -> Aligner | None:
-    """Return the alignment of a batch, where alignment is on and others have sent any.
+    """Build the aligner for this message; None without alignment or without others' embeddings.
 
     Raises:
-        SiteError: what they sent is not of this network, or the site's own came back.
+        SiteError: the embeddings do not fit this network, or the site's own came back.
     """
     round_, width = lab.instruction.round, network.channels
     others = _others(lab, width) if settings.aligns(epoch_of(round_, lab.common)) else {}
@@ -139,7 +140,7 @@ def open_aligner(
     return Aligner(
         network=network,
         discriminator=discriminator,
-        discriminator_optimiser=optimiser,  # as it was left
+        discriminator_optimiser=optimiser,  # continues with the restored moments
         others={site: lab.compute.bring(array) for site, array in others.items()},
         weight=settings.alignment_weight,
         micro_batch=lab.common.micro_batch,
@@ -165,7 +166,7 @@ def open_discriminator(lab: Lab, width: int) -> Discriminator:
 
 
 def kept_discriminator(lab: Lab) -> dict[str, Tensor]:
-    """Return what the site has kept of a discriminator, in a round that does not align."""
+    """Return the stored arrays of the discriminator, for a round that does not align."""
     kept = (DISCRIMINATOR, _MOMENTS)
     return {name: array for name, array in lab.state().items() if name.startswith(kept)}
 

@@ -1,4 +1,4 @@
-"""APFL at a site: each batch trains the global model, and the site's own as a part of a mixture."""
+"""APFL at a site: each batch trains the global model w and, within a mixture, the own model v."""
 
 from typing import cast
 
@@ -14,17 +14,17 @@ from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 
 
 class APFLSite(SiteMethod):
-    """Keeps v; w comes and goes; what is measured is alpha v + (1 - alpha) w."""
+    """Keeps v, and receives and sends w; the measured model is alpha v + (1 - alpha) w."""
 
     settings: APFLSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Open the mixture; v begins as the first w received."""
+        """Build the mixture; v starts as the first received w."""
         w = {name: array for name, array in lab.arrays().items() if "/" not in name}
         return lab.classifier(mixture(lab.state() or w, w, self.settings.mixing_alpha))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train w by its own loss and v by the mixture's, on the same batches."""
+        """Train w by its own loss and v by the mixture's loss, on the same batches."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         own = twin(network).train()
@@ -37,13 +37,14 @@ class APFLSite(SiteMethod):
         return Outgoing(network, send=w, keep=v)
 
     def _both(self, w: TokenClassifier, v: TokenClassifier) -> Objective:
-        """Return w's loss plus the mixture's, which trains v alone."""
+        """Return w's loss plus the mixture's loss, whose gradients train only v."""
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            # Detached, so that the mixture's loss trains v and leaves w to its own loss
             fixed = {name: p.detach() for name, p in w.named_parameters()}
             mixed = mixture(dict(v.named_parameters()), fixed, self.settings.mixing_alpha)
             logits = functional_call(v, mixed, (inputs,))
-            # w's criterion, whose weight of evidential learning's KL term follows the epochs
+            # w's criterion is used for both, because its evidential KL weight follows the epochs
             return w.loss(inputs, labels) + w.criterion(logits, labels)
 
         return loss

@@ -1,12 +1,13 @@
-"""What a method says at a site: how its network is opened, and the steps of each phase.
+"""The hospital's side of a method: it opens the network and defines the steps of each phase.
 
-A method is a class with a function per phase, named as the phase with dashes as underscores. A
-phase is given the ``Lab`` and returns ``Outgoing``. An author meets eight names: of the class
-``open`` and ``train``; of the lab ``arrays`` (as received), ``state`` (what this site has kept),
-``classifier`` (the run's network), ``measure`` and ``fit``; and ``Outgoing``. Two more functions
-have defaults: ``measured`` (which networks are measured, and what else of them) and ``admit``
-(whether this site can take part). A class whose model stays at the site says so for private runs:
-``measures_what_stays``. ``__all__`` are the names that a method's file takes from here.
+A method is a class with one function per phase, named like the phase with underscores for dashes. A
+phase gets the ``Lab`` and returns ``Outgoing``. An author needs eight names. Of the class: ``open``
+and ``train``. Of the lab: ``arrays`` (received), ``state`` (kept by this site), ``classifier`` (the
+run's network), ``measure`` and ``fit``. And ``Outgoing``.
+
+Two more functions have defaults: ``measured`` (which networks are measured, and further metrics)
+and ``admit`` (whether this site can take part). A class whose model stays at the site sets
+``measures_what_stays``, for private runs. A method's file imports the names in ``__all__``.
 """
 
 from abc import ABC, abstractmethod
@@ -39,14 +40,15 @@ __all__ = [
 
 
 class SiteMethod(ABC):
-    """One method at one site; from message to message it keeps only its settings.
+    """One method at one site; between messages it keeps only its settings.
 
     Attributes:
-        settings: the method's own.
-        measures_what_stays: whether it measures a model that ``lab.fit(stays=True)`` trained. What
-            such a model says of other patients has no noise: under a cap on epsilon it stays too.
+        settings: the method's own settings.
+        measures_what_stays: whether it measures a model that ``lab.fit(stays=True)`` trained. The
+            metrics of such a model have no noise for other patients, so with a cap on epsilon they
+            stay too.
         trains_plainly: whether ``train`` only passes the received network to ``lab.fit``, without
-            further arguments: sites of a simulation can then be trained as one.
+            further arguments. Simulated sites can then be trained as one batch.
     """
 
     measures_what_stays: ClassVar[bool] = False
@@ -63,20 +65,20 @@ class SiteMethod(ABC):
         """
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network that is trained and measured: here with all received arrays."""
+        """Build the network to train and measure; here from all received arrays."""
         return lab.classifier(lab.arrays())
 
     @abstractmethod
     def train(self, lab: Lab) -> Outgoing:
-        """Train here, and return what leaves and what stays."""
+        """Train at this site, and return the arrays that leave and those that stay."""
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the networks to measure in place of ``network``, each with its further metrics.
 
-        An evidential network is also measured for its vacuity and, at the end, if there are enough
-        test samples, for how its accuracy depends on its certainty. A model that stays is also
-        measured on its silo's own labels if other silos have labels that this silo has not.
-        Each network is measured before the next one is asked for.
+        An evidential network is also measured for its vacuity and, at the end and with enough test
+        samples, for the dependence of its accuracy on its certainty. A model that stays is also
+        measured on its silo's own labels, if other silos have labels that this silo lacks. Each
+        network is measured before the next one is requested.
         """
         plain = Measured(network)
         if evidences(network):
@@ -87,10 +89,10 @@ class SiteMethod(ABC):
 
 
 def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-    """Yield ``network`` to be measured at the end on only the labels that the silo trains on.
+    """Yield ``network`` for a final measurement on only the labels of its training samples.
 
     The metrics are ``own-labels-accuracy`` and ``own-labels-loss``. Nothing is yielded if all test
-    samples have these labels, because the metrics would be the usual ones.
+    samples have these labels, because the metrics would equal the usual ones.
     """
     known = torch.unique(lab.silo.train.labels)
     ends = lab.instruction.phase == EVALUATE
@@ -100,7 +102,7 @@ def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
 
 
 def evidence_of(lab: Lab, network: SiteNetwork) -> Any:
-    """Return a function that makes the evidence probe of ``network`` for a split's name."""
+    """Return a function that makes the evidence probe of ``network`` for a given split."""
 
     def probe(split: str) -> EvidenceProbe:
         labels = lab.silo.splits()[split].labels

@@ -1,9 +1,9 @@
-"""CDL at a silo: a main model that is mixed with the neighbours', a support model that stays.
+"""CDL at a silo: a main model, mixed with the neighbours', and a support model that stays.
 
-In the silo's first round there is the main model alone, trained by the task; the support model
-starts as what that round made of it (``support/<array>``). From then on the task's loss and the
-divergence from the support model train the mixed main model, and its divergence from the main model
-trains the support model, by an optimiser of the same settings, new in each round.
+In the silo's first round there is only the main model, trained by the task; its result becomes the
+support model (``support/<array>``). Later the task's loss and the divergence from the support model
+train the mixed main model. The divergence from the main model trains the support model, by an
+optimiser with the same settings that is new in each round.
 """
 
 from typing import cast
@@ -23,12 +23,12 @@ _SUPPORT = "support/"
 
 
 class CDLSite(DecentralisedSite):
-    """Mixes, trains two models, sends the main one."""
+    """Mixes, trains two models, and sends the main one."""
 
     settings: CDLSettings
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the main model near the support model and the other way round."""
+        """Train the main model and the support model towards each other."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         load_exchanged(network, self._start(lab))
@@ -43,7 +43,7 @@ class CDLSite(DecentralisedSite):
         return send_and_keep(network, with_prefix(_SUPPORT, exchanged_arrays(support)))
 
     def _apart(self, main: TokenClassifier, support: TokenClassifier) -> Objective:
-        """Return the main model's loss plus the divergence, whose gradients train both."""
+        """Return the main model's loss plus the divergence, whose gradients train both models."""
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             logits = main(inputs)

@@ -1,4 +1,4 @@
-"""Train here, test there, at a site: a model of its own, and metrics of every other site's."""
+"""Cross at a site: train a model alone, and measure every other site's model."""
 
 from collections.abc import Iterator
 
@@ -15,24 +15,25 @@ from fedsilo.strategies.wire.records import unpack
 
 
 class CrossSite(EnsembleSite):
-    """Trains alone as ``local`` does; at the end measures all sites' models on its own samples."""
+    """Trains alone like ``local``; at the end measures all sites' models on its own samples."""
 
-    open = LocalSite.open  # each model received is measured apart
+    open = LocalSite.open  # each received model is measured separately
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-        """Yield the model that the site keeps, then, at the end, every model received.
+        """Yield the model that the site keeps and, at the end, every received model.
 
-        The same samples and dropout draws measure all of them, so that this site's own model has
-        its own metrics again, unless it was clipped and noised. An evidential model is measured
-        with this site's prior, as a shared model would be.
+        All are measured with the same samples and dropout draws. So this site's own model gets its
+        own metrics again, unless it was clipped and noised. An evidential model is measured with
+        this site's prior, like a shared model.
 
         Raises:
-            SettingError: a model received does not fit the network.
+            SettingError: a received model does not fit the network.
         """
         yield from super().measured(lab, network)
         if lab.instruction.phase != EVALUATE:
             return
         packed = lab.content.array_records.get(ARRAYS, ArrayRecord())
-        for site, arrays in by_expert(packed).items():  # one model is unpacked at a time
+        # Unpacks one model at a time to limit memory
+        for site, arrays in by_expert(packed).items():
             load_exchanged(network, {name: from_numpy(unpack(a)) for name, a in arrays.items()})
             yield Measured(network, {metric: metric_from(metric, site) for metric in CROSSED})

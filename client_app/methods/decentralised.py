@@ -1,8 +1,8 @@
-"""A silo with its own model, which it mixes with its neighbours', trains, sends and keeps.
+"""A silo with its own model: it mixes it with its neighbours', trains it, sends it and keeps it.
 
-Ring and MATCHA are this and no more: who its neighbours are is the server's knowledge. The silo
-keeps its model (``own/<array>``). It is measured by the consensus model Theta received; its own
-one is measured once, at the end, as ``own-<metric>``.
+Ring and MATCHA need nothing else, because only the server knows the neighbours. The silo keeps its
+model (``own/<array>``). The silo measures the received consensus model Theta in each round, and its
+own model once, at the end, as ``own-<metric>``.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class DecentralisedSite(SiteMethod):
     """Mixes, trains, sends."""
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with Theta if it came, else with the silo's own model."""
+        """Build the network with Theta, if it was sent; else with the silo's own model."""
         return lab.classifier(lab.arrays(MODEL) or own_model(lab))
 
     def train(self, lab: Lab) -> Outgoing:
@@ -43,16 +43,17 @@ class DecentralisedSite(SiteMethod):
         return send_and_keep(network)
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the weighted mean of the silo's own model and those of its neighbours."""
+        """Return the weighted mean of the silo's own model and its neighbours' models."""
         neighbours = by_site(lab.arrays(NEIGHBOUR))
         if not neighbours:
             return own_model(lab)
         return mix_models({**neighbours, lab.site: own_model(lab)}, _mixing_row(lab))
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-        """Yield the network, and at the end the silo's own model too.
+        """Yield the network and, at the end, also the silo's own model.
 
-        Where test samples have labels that the silo never saw it is measured on its own labels too.
+        If test samples have labels that the silo never trained on, the own model is also measured
+        on its own labels.
         """
         yield from super().measured(lab, network)
         if lab.instruction.phase == EVALUATE and (own := lab.state(OWN)):
@@ -68,27 +69,27 @@ def send_and_keep(network: SiteNetwork, keep: dict[str, Tensor] | None = None) -
 
 
 def own_model(lab: Lab) -> dict[str, Tensor]:
-    """Return the silo's own model; before it has one, Theta, which all silos start from.
+    """Return the silo's own model; before it has one, Theta, from which all silos start.
 
     Raises:
-        SiteError: it has none, and Theta did not come.
+        SiteError: the silo has no model, and Theta was not sent.
     """
     own = lab.state(OWN) or lab.arrays(MODEL)
     if not own:
         raise SiteError(
-            f"site {lab.site} has no model of its own and none came to start from: "
+            f"site {lab.site} has no own model, but the message has none to start from: "
             "server and site run different versions of fedsilo"
         )
     return own
 
 
 def _mixing_row(lab: Lab) -> dict[str, float]:
-    """Return the silo's row of the mixing matrix."""
+    """Return the silo's row of the mixing matrix, site -> weight."""
     mixing = MixingNotes.from_values(lab.instruction.notes).mixing
     row = {str(site): float(weight) for site, weight in mixing.items()}
     if lab.site not in row:
         raise SiteError(
-            f"the mixing weights received to site {lab.site} are of {sorted(row)}: "
+            f"site {lab.site} received mixing weights only for {sorted(row)}, not for itself: "
             "server and site run different versions of fedsilo"
         )
     return row

@@ -1,7 +1,7 @@
-"""DisTrans at a site: train the network of two channels and, by SGD of its own, the offset.
+"""DisTrans at a site: train the two-channel network and, by SGD of its own, the offset.
 
-With ``offset-aggregation`` "none" the offset is the site's own state (``offset.weight``), drawn at
-first by the site's own seed, and neither comes nor leaves.
+With ``offset-aggregation`` "none" the offset (``offset.weight``) is state of the site, first drawn
+from the site's own seed, and is neither received nor sent.
 """
 
 from typing import cast
@@ -35,9 +35,9 @@ class DisTransSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train network and offset; the offset is kept if it stays, and sent otherwise.
+        """Train network and offset; keep the offset if it stays, and send it otherwise.
 
-        The authors' code too takes both steps by one gradient.
+        One gradient serves both steps, as in the authors' code.
         """
         network = cast(DoubleChannelClassifier, lab.open())
         lab.measure(network)
@@ -52,10 +52,10 @@ class DisTransSite(SiteMethod):
         return self.settings.offset_aggregation == "none"
 
     def _weights(self, lab: Lab, network: DoubleChannelClassifier) -> dict[str, Tensor]:
-        """Return what was received, with the site's own offset among it."""
+        """Return the received arrays, with the site's own offset among them."""
         arrays = lab.arrays()
         if self._stays():
             return arrays | {OFFSET: network.offset.weight.detach()} | lab.state()
-        own = arrays.get(f"{OFFSETS}{lab.site}")  # in a finished run's model, if anywhere
+        own = arrays.get(f"{OFFSETS}{lab.site}")  # only a finished run's model has offsets by site
         named = {n: array for n, array in arrays.items() if not n.startswith(OFFSETS)}
         return named if own is None else named | {OFFSET: own}

@@ -1,4 +1,4 @@
-"""Ditto at a site: it trains and sends the global model, trains its own near it and keeps that."""
+"""Ditto at a site: train and send the global model; train an own model near it and keep that."""
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, exchanged_arrays
 from fedsilo.client_app.methods.fedprox import proximal
@@ -6,20 +6,21 @@ from fedsilo.models.methods.ditto import DittoSettings
 
 
 class DittoSite(SiteMethod):
-    """Has two models; its own is measured."""
+    """Has two models; its own model is the measured one."""
 
     settings: DittoSettings
     measures_what_stays = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Open the site's own model, which begins as the first global one received."""
+        """Build the site's own model, which starts as the first received global model."""
         return lab.classifier(lab.state() or lab.arrays())
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model, then the site's own near the received one, as long."""
+        """Train the global model, then the own model near the received one, for the same time."""
         own, shared = lab.open(), lab.classifier(lab.arrays())
         lab.measure(own)
         near = proximal(own, self.settings.personal_lambda, lab.arrays())
+        # The own model is trained last, so that the reply measures it
         lab.fit(shared, aside=("global",))
         lab.fit(own, penalty=near, stays=True)
         return Outgoing(own, send=exchanged_arrays(shared), keep=exchanged_arrays(own))

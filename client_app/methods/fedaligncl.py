@@ -1,7 +1,7 @@
 """Fed-Align-CL at a site: local steps, alignment to the others' embeddings, curriculum, noise.
 
 The site keeps its discriminator (``adversarial_alignment``), which of its samples the local model
-got right at the end of an epoch (``right``, ``right-epoch``), and pacing's state.
+predicted right at the end of an epoch (``right``, ``right-epoch``), and the state of pacing.
 """
 
 from functools import partial
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedsilo.client_app.methods.adversarial_alignment import (
     Aligner,
-    embedded,
     kept_discriminator,
+    mean_embeddings,
     open_aligner,
     open_discriminator,
 )
@@ -42,7 +42,7 @@ _RIGHT, _RIGHT_EPOCH = "right", "right-epoch"
 
 
 class FedAlignCLSite(SiteMethod):
-    """Receives global weights and the others' noisy embeddings, returns its own."""
+    """Receives global weights and the others' noisy embeddings, and returns its own."""
 
     settings: FedAlignCLSettings
 
@@ -56,7 +56,7 @@ class FedAlignCLSite(SiteMethod):
             )
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train in the curriculum's order, and align after each step where others sent any."""
+        """Train in the curriculum's order; align after each step if others sent embeddings."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         if lab.instruction.round == 1 and self.settings.pretraining_epochs:
@@ -68,7 +68,7 @@ class FedAlignCLSite(SiteMethod):
         return Outgoing(network, keep=keep, send=self._outgoing(lab, network, aligner))
 
     def _pretrain(self, lab: Lab, network: TokenClassifier) -> None:
-        """Train the network alone on the site's own data, by an optimiser of its own."""
+        """Train the network on the site's own data, with a separate optimiser."""
         settings, count = lab.sampling, len(lab.silo.train)
         steps, size = settings.epoch_steps, batch_of(count, settings)
 
@@ -80,16 +80,16 @@ class FedAlignCLSite(SiteMethod):
         lab.fit(network, plan=plan, aside=("pretraining",))
 
     def _curriculum(self, lab: Lab, network: SiteNetwork, epoch: int) -> Tensor | None:
-        """Return the curriculum's order (eq. 4), None while it has nothing to be based on.
+        """Return the curriculum's order (eq. 4), (n,); None if there is nothing to base it on.
 
-        The reply will say how many samples the global model has forgotten.
+        The reply will hold the share of samples that the global model has forgotten.
         """
         stored = lab.state()
         right_epoch = stored.get(_RIGHT_EPOCH)
-        # It missed the end of the epoch before
+        # The site missed the end of the epoch before
         if right_epoch is None or int(right_epoch) != epoch - 1:
             return None
-        local_right, global_right = stored[_RIGHT].bool(), _right(lab, network)
+        local_right, global_right = stored[_RIGHT].bool(), _right_predictions(lab, network)
         refuse_other_data(len(local_right), len(global_right))
         forgotten = (local_right & ~global_right).double().mean().item()
         lab.metrics[measurement(INCOMING, "train", "forgotten")] = forgotten
@@ -102,13 +102,14 @@ class FedAlignCLSite(SiteMethod):
     def _outgoing(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
     ) -> dict[str, Tensor]:
-        """Return noisy weights and, where they are asked for, noisy embeddings."""
+        """Return noisy weights and, if the server asks for them, noisy embeddings."""
         arrays = exchanged_arrays(network)
         noisy = {name for name, _ in network.named_parameters()} & arrays.keys()
         if count := self._embeddings_asked(lab):
             arrays[EMBEDDINGS] = self._embeddings(lab, network, count)
             noisy.add(EMBEDDINGS)
-            if self.settings.align_target == "others":  # what they align to, at first the seed's
+            # These are what other sites align to; at first drawn from the seed
+            if self.settings.align_target == "others":
                 newest = aligner.discriminator if aligner else None
                 newest = newest or open_discriminator(lab, network.channels)
                 own = {f"{DISCRIMINATOR}{n}": a.cpu() for n, a in newest.state_dict().items()}
@@ -120,27 +121,30 @@ class FedAlignCLSite(SiteMethod):
     def _kept(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
     ) -> dict[str, Tensor]:
-        """Return the discriminator, and at an epoch's end what the local model gets right."""
+        """Return the discriminator and, at an epoch's end, the local model's right predictions."""
         kept = kept_discriminator(lab) if aligner is None else aligner.kept()
         round_ = lab.instruction.round
         epoch = epoch_of(round_, lab.common)
         if ends_epoch(round_, lab.common) and self.settings.orders(epoch + 1):
-            kept[_RIGHT] = _right(lab, network).to(torch.uint8)
+            kept[_RIGHT] = _right_predictions(lab, network).to(torch.uint8)
             kept[_RIGHT_EPOCH] = torch.tensor(epoch)
         return kept
 
     def _embeddings_asked(self, lab: Lab) -> int:
-        """Return how many embeddings leave: what is asked for, if the run's settings have it so."""
+        """Return the number of embeddings that leave: as requested, up to the run's own limit.
+
+        It is 0 unless the next round aligns.
+        """
         number = EmbeddingNotes.from_values(lab.instruction.notes).embeddings
         used = epoch_of(lab.instruction.round + 1, lab.common)
         wanted = min(number, self.settings.shared_embeddings)
         return max(0, wanted) if self.settings.aligns(used) else 0
 
     def _embeddings(self, lab: Lab, network: TokenClassifier, count: int) -> Tensor:
-        """Return the embeddings (count, c) of any training samples, made as in training.
+        """Compute the embeddings (count, c) of random training samples, in training mode.
 
-        In eval mode batch norm would scale them otherwise than the ones they are compared with,
-        and a discriminator would tell the two modes apart, not the sites.
+        In eval mode batch norm would scale them differently from those they are compared with. Then
+        a discriminator would tell the two modes apart instead of the sites.
         """
         inputs = lab.silo.train.inputs
         fresh = self.settings.embedding_draw == "round"
@@ -153,12 +157,12 @@ class FedAlignCLSite(SiteMethod):
             size = batch_of(len(inputs), lab.common)
             for part in micro_batches(len(chosen), min(size, lab.common.micro_batch or size)):
                 batch = lab.compute.bring(inputs[chosen[part]])
-                embeddings.append(embedded(network, float_inputs(batch)).cpu())
+                embeddings.append(mean_embeddings(network, float_inputs(batch)).cpu())
         return torch.cat(embeddings)
 
 
-def _right(lab: Lab, network: SiteNetwork) -> Tensor:
-    """Return (n,) bool: which training samples the network gets right, in eval mode."""
+def _right_predictions(lab: Lab, network: SiteNetwork) -> Tensor:
+    """Tell for each training sample whether the network predicts it right, in eval mode; (n,)."""
     train = lab.silo.train
     logits = over_batches(network, train.inputs, lab.compute, network)
     return logits.argmax(dim=1) == train.labels

@@ -1,4 +1,4 @@
-"""FedAvg at a site (McMahan et al. 2017): train the global model, send all of it back."""
+"""FedAvg at a site (McMahan et al. 2017): train the global model and send it back."""
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod
 

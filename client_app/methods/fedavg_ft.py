@@ -8,13 +8,13 @@ from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 
 
 class FedAvgFTSite(SiteMethod):
-    """In a round that returns nothing it fine-tunes, from the global weights or its own."""
+    """Fine-tunes in rounds that return nothing, from the global weights or from its own."""
 
     settings: FedAvgFTSettings
     measures_what_stays = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Load the weights received, else the site's own.
+        """Load the received weights; without any, the site's own.
 
         Raises:
             SiteError: there are neither.
@@ -22,31 +22,31 @@ class FedAvgFTSite(SiteMethod):
         arrays = lab.arrays() or lab.state()
         if not arrays:
             raise SiteError(
-                f"site {lab.site} has no model of its own yet, and none came: it missed the round "
+                f"site {lab.site} has no own model, but the message has none: it missed the round "
                 "in which it was to train one; resume from before it, or leave the site out"
             )
         return lab.classifier(arrays)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train as FedAvg does, or fine-tune with a step size of its own and keep the weights.
+        """Train like FedAvg; or fine-tune at its own learning rate and keep the weights.
 
         Raises:
             SiteError: the site's own model, which was trained without noise, would leave.
         """
         if lab.instruction.returns and not lab.arrays():
             raise SiteError(
-                f"site {lab.site} is asked for weights and none came: its own model stays; "
+                f"site {lab.site} is asked for weights but received none, and its own model stays: "
                 "server and site run different versions of fedsilo"
             )
         network = lab.open()
         lab.measure(network)
         if lab.instruction.returns:
-            return self.shared(lab, network)
+            return self.train_shared(lab, network)
         rate = self.settings.finetune_learning_rate
         lab.fit(network, settings=replace(lab.sampling, learning_rate=rate), stays=True)
         return Outgoing(network, keep=exchanged_arrays(network))
 
-    def shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
-        """Train the model received, and send it."""
+    def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
+        """Train the received model, and send it."""
         lab.fit(network)
         return Outgoing(network)

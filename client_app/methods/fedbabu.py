@@ -6,9 +6,9 @@ from fedsilo.models.networks.exchanged import exchanged_arrays, last_layers
 
 
 class FedBABUSite(FedAvgFTSite):
-    """Trains and sends the body, and trains all at the end."""
+    """Trains and sends the body; at the end trains everything."""
 
-    def shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
+    def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
         """Train the body and send it."""
         head = set(last_layers(network, 1))
         for name, parameter in network.named_parameters():

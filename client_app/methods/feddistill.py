@@ -1,6 +1,6 @@
-"""FedDistill at a site: train near the others' mean logits, then send the mean logits of its own.
+"""FedDistill at a site: train near the others' mean logits, then send its own mean logits.
 
-The logits of an evidential network are log alpha, as everywhere here: their softmax are the
+The logits of an evidential network are log alpha, as everywhere here, so their softmax gives the
 expected probabilities.
 """
 
@@ -16,20 +16,24 @@ from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 
 
 class FedDistillSite(LocalSite):
-    """Keeps its network, as ``local`` does; only the mean logits of each class leave it."""
+    """Keeps its network like ``local``; only the mean logits of each class leave."""
 
     settings: FedDistillSettings
-    measures_what_stays = False  # what it keeps is trained as what it sends is
+    # The kept network is trained with the same noise as the means that leave
+    measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the others' logits, and send the mean logits of each class."""
+        """Train near the others' mean logits, and send the mean logits of each class."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         lab.fit(network, objective=self._near_others(lab, network))
         return send_class_means(lab, network, LOGITS, network, self.settings.class_min_count)
 
     def _near_others(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return the network's loss plus the distance to the others' mean logits of the label."""
+        """Return the network's loss plus the distance to the label's mean logits, or None.
+
+        It is None while no other site has sent logits.
+        """
         classes = lab.silo.task.classes
         mean_logits = class_targets(from_others(lab), LOGITS, classes, classes)
         if mean_logits is None:

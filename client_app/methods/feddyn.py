@@ -1,4 +1,7 @@
-"""FedDyn at a site: FedAvg with a term that it turns each round; it keeps its local gradient."""
+"""FedDyn at a site: FedAvg with a linear term that changes each round.
+
+The site keeps its local gradient.
+"""
 
 import torch
 from torch import Tensor
@@ -12,17 +15,17 @@ from fedsilo.models.methods.fedprox import linear_term
 
 
 class FedDynSite(SiteMethod):
-    """Adds minus the local gradient and the pull of the global weights."""
+    """Adds two terms to the loss: minus the local gradient, and the pull of the global weights."""
 
     settings: FedDynSettings
 
     def admit(self, session: SiteSession) -> None:
-        """Refuse an alpha by which each step would undo those before."""
+        """Reject an alpha so large that each step cancels the previous ones."""
         least, alpha = session.limits.minimum_steps_per_reply, self.settings.regularisation_alpha
         refuse_forgetful(session.settings, least, alpha)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with both terms; the local gradient moves against the way that was gone."""
+        """Train with both terms; then subtract alpha times the update from the local gradient."""
         network, alpha = lab.open(), self.settings.regularisation_alpha
         lab.measure(network)
         received, before = lab.arrays(), lab.counted_state()

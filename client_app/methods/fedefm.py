@@ -1,6 +1,6 @@
-"""FedEFM at a silo: train the neighbours' models on one's own data, then distil from one's own.
+"""FedEFM at a silo: train the neighbours' models on its data, then distil its own from theirs.
 
-Private state as every decentralised method's: ``own/<array>``.
+Private state is that of every decentralised method: ``own/<array>``.
 """
 
 from typing import cast
@@ -27,19 +27,19 @@ from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 
 
 class FedEFMSite(DecentralisedSite):
-    """Hosts its neighbours' models, and learns from its own as they come back."""
+    """Hosts its neighbours' models, and learns from its own model as neighbours trained it."""
 
     settings: FedEFMSettings
 
     def overseas(self, lab: Lab) -> Outgoing:
-        """Train each visitor on this silo's data (eq. 1) and send it back."""
+        """Train each visiting model on this silo's data (eq. 1) and send it back."""
         returned: dict[str, Tensor] = {}
-        for owner, trained in self._trained(lab, VISITOR).items():
+        for owner, trained in self._train_models(lab, VISITOR).items():
             returned |= with_prefix(f"{VISITOR}{owner}/", trained)
         return Outgoing(send=returned)
 
-    def _trained(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
-        """Return, by owner, the models received below ``prefix``, trained here."""
+    def _train_models(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
+        """Train the models received below ``prefix``; return their arrays by owner."""
         trained = {}
         for owner, arrays in by_site(lab.arrays(prefix)).items():
             visitor = lab.classifier(arrays)
@@ -48,21 +48,22 @@ class FedEFMSite(DecentralisedSite):
         return trained
 
     def distil(self, lab: Lab) -> Outgoing:
-        """Distil from the returned experts; without any, train plainly."""
+        """Distil from the returned experts; without any, train as usual."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         load_exchanged(network, self._start(lab))
         lab.fit(network, objective=self._distillation(lab, network))
         return send_and_keep(network)
 
-    train = distil  # in round 1 no model has been overseas
+    train = distil  # No model has been overseas in round 1
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the student: the silo's own model.
+        """Return the weights from which the student starts: the silo's own model.
 
-        By 'fedefm.visit' average it is half the own model, half the mean of the visitors.
+        If 'fedefm.visit' is "average", they are half the own model and half the mean of the
+        visitors.
         """
-        if visitors := self._trained(lab, NEIGHBOUR):
+        if visitors := self._train_models(lab, NEIGHBOUR):
             shares = dict.fromkeys(visitors, 0.5 / len(visitors))
             return mix_models(
                 {**visitors, lab.site: self._home_model(lab)}, {**shares, lab.site: 0.5}
@@ -70,18 +71,21 @@ class FedEFMSite(DecentralisedSite):
         return self._home_model(lab)
 
     def _home_model(self, lab: Lab) -> dict[str, Tensor]:
-        """Return what the silo continues from."""
+        """Return the own model or the received mean, as 'fedefm.continue-from' says."""
         if self.settings.continue_from == "own":
             return own_model(lab)
         if theta := lab.arrays(MODEL):
             return theta
         raise SiteError(
-            f"'fedefm.continue-from' is 'mean' and no mean came to site {lab.site}: server and "
+            f"'fedefm.continue-from' is 'mean', but site {lab.site} received none: server and "
             "site run different versions of fedsilo"
         )
 
     def _distillation(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return the loss by the experts, which notes how close each of them is."""
+        """Return the loss with the experts, which also records each expert's closeness.
+
+        It is None without experts.
+        """
         returned = by_site(lab.arrays(EXPERT))
         if not returned:
             return None

@@ -1,6 +1,6 @@
-"""FedEvPrompt at a site: train prompts on evidence and the others' maps, then send own maps.
+"""FedEvPrompt at a site: train prompts on evidence and the others' maps, then send its own maps.
 
-Prompts and head that are not shared stay in the site's own state: ``network/<array>``.
+Prompts and head that are not shared are kept in the site's own state: ``network/<array>``.
 """
 
 from typing import cast
@@ -54,16 +54,16 @@ class FedEvPromptSite(SiteMethod):
             )
 
     def open(self, lab: Lab) -> PromptedViT:
-        """Build the network from the run's start, the site's own state and the arrays received."""
+        """Build the network from the run's start, the site's own state and the received arrays."""
         network = cast(PromptedViT, initial_classifier(lab.common, lab.silo))
-        # Maps are not part of it, nor the buffer, with which a finished run's model is read
+        # Maps do not belong to the network, nor does the buffer in a finished run's model
         shared = {n: a for n, a in lab.arrays().items() if "/" not in n}
         arrays = exchanged_arrays(network) | lab.arrays(START) | lab.state(_NETWORK) | shared
         load_exchanged(network, arrays)
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train on evidence and the others' maps; send own maps and what is averaged."""
+        """Train on evidence and the others' maps; send own maps and the averaged arrays."""
         network = cast(PromptedViT, lab.open())
         lab.measure(network)
         lab.fit(network, objective=self._distillation(lab, network))
@@ -78,7 +78,7 @@ class FedEvPromptSite(SiteMethod):
         )
 
     def _distillation(self, lab: Lab, vit: PromptedViT) -> Objective | None:
-        """Return the loss on evidence and the others' maps (eq. 2), None before there are any."""
+        """Return the loss on evidence and the others' maps (eq. 2); None without maps."""
         moments = self._moments(lab, vit)
         if moments is None:
             return None
@@ -93,12 +93,12 @@ class FedEvPromptSite(SiteMethod):
         return loss
 
     def _moments(self, lab: Lab, vit: PromptedViT) -> BufferMoments | None:
-        """Return the moments of the others' maps, or None if there are none."""
+        """Return the moments of the others' maps; None if there are none."""
         by_class: dict[int, list[Tensor]] = {}
         for name, maps in lab.arrays(MAPS).items():
             site, _, label = name.rpartition("/")
             if fault := _entry_fault(lab, site, label, maps, vit.map_size()):
-                raise SiteError(f"the buffer's entry of site {site}, class {label}: {fault}")
+                raise SiteError(f"the buffer's entry for site {site}, class {label}: {fault}")
             scaled = scaled_maps(maps, self.settings.map_scale)
             by_class.setdefault(int(label), []).append(scaled)
         if not by_class:
@@ -108,7 +108,7 @@ class FedEvPromptSite(SiteMethod):
         return buffer_moments(joined, lab.silo.task.classes, gram).to(lab.compute.device)
 
     def _maps(self, lab: Lab, vit: PromptedViT) -> dict[str, Tensor]:
-        """Return the maps (up to M, cells) of each class that this site has samples of."""
+        """Return the maps (up to M, cells) of each class of this site's training samples."""
         train, count = lab.silo.train, self.settings.buffer_maps
 
         def rollout(images: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class FedEvPromptSite(SiteMethod):
 
 
 def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> str | None:
-    """Return why the buffer's entry of a site and class cannot be one, or None if it can."""
+    """Explain why the buffer's entry for a site and class is invalid, or return None."""
     if site == lab.site:
         return "these are its own maps, which must not come back"
     if not label.isdecimal() or int(label) >= lab.silo.task.classes:
@@ -144,5 +144,5 @@ def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> s
 
 
 def _vacuities(lab: Lab, vit: PromptedViT) -> Tensor:
-    """Return the vacuity (n,) of every training sample."""
+    """Return the vacuity of every training sample, (n,)."""
     return over_batches(vit, lab.silo.train.inputs, lab.compute, lambda x: vacuity(vit(x).exp()))

@@ -1,4 +1,4 @@
-"""FedNova at a site: FedAvg, and what is sent moved by the mean of the steps, not by all."""
+"""FedNova at a site: FedAvg, but the update that is sent is divided by the number of steps."""
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, exchanged_arrays
 from fedsilo.models.contract.array_names import is_statistic
@@ -6,15 +6,16 @@ from fedsilo.models.methods.fednova import STEPS
 
 
 class FedNovaSite(SiteMethod):
-    """Divides its update by the steps that it took."""
+    """Divides its update by its number of steps."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model; send where a step leads on average, and the number of steps."""
+        """Train the global model; send the mean update of one step, and the number of steps."""
         network, received = lab.open(), lab.arrays()
         lab.measure(network)
         steps: list[object] = []
         lab.fit(network, after_step=lambda *_: steps.append(None))
         sent = exchanged_arrays(network)
+        # Batch norm's statistics are means already, so only weights are divided by the steps
         for name in [name for name in sent if not is_statistic(name)]:
             sent[name] = received[name] + (sent[name].cpu() - received[name]) / len(steps)
         lab.metrics[STEPS] = len(steps)

@@ -1,4 +1,4 @@
-"""FedPer at a site: FedAvg of a part of the network; the other part stays here."""
+"""FedPer at a site: FedAvg for a part of the network; the other part stays here."""
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork
 from fedsilo.models.contract.messages import START
@@ -6,28 +6,31 @@ from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 
 
 class FedPerSite(SiteMethod):
-    """Trains all, sends what is shared, keeps the settings' ``personal``."""
+    """Trains everything, sends the shared arrays, and keeps the settings' ``personal`` arrays."""
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Join the arrays received with the site's own part, by default the seed's."""
+        """Join the received arrays with the site's own part, which starts from the seed."""
         network = lab.classifier(None)
         arrays = exchanged_arrays(network)
-        own = {n: (lab.arrays(START) | lab.state()).get(n, arrays[n]) for n in self._own(network)}
+        own = {
+            n: (lab.arrays(START) | lab.state()).get(n, arrays[n])
+            for n in self._personal_names(network)
+        }
         load_exchanged(network, {n: a for n, a in lab.arrays().items() if n in arrays} | own)
         return network
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train both parts; send one, keep the other."""
+        """Train both parts; send the shared one and keep the other."""
         network = lab.open()
         lab.measure(network)
         self.fit(lab, network)
         arrays = exchanged_arrays(network)
-        own = {name: arrays.pop(name) for name in self._own(network)}
+        own = {name: arrays.pop(name) for name in self._personal_names(network)}
         return Outgoing(network, send=arrays, keep=own)
 
     def fit(self, lab: Lab, network: SiteNetwork) -> None:
         """Train both parts together."""
         lab.fit(network)
 
-    def _own(self, network: SiteNetwork) -> list[str]:
+    def _personal_names(self, network: SiteNetwork) -> list[str]:
         return list(self.settings.personal(network))

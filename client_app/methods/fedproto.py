@@ -1,4 +1,4 @@
-"""FedProto at a site: train near the global prototypes, then send the prototypes of its own."""
+"""FedProto at a site: train near the global prototypes, then send its own prototypes."""
 
 from collections.abc import Iterable
 from typing import cast
@@ -13,14 +13,15 @@ from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings, Nearest
 
 
 class FedProtoSite(LocalSite):
-    """Keeps its network, as ``local`` does; only prototypes leave it.
+    """Keeps its network like ``local``; only prototypes leave.
 
-    With ``inference`` 'prototype' a model is measured by the global prototypes received, those of
-    the round before; where none came, as in round 1, by its head.
+    If ``inference`` is 'prototype', a model is measured with the received global prototypes, those
+    of the round before. Without any, as in round 1, it is measured with its head.
     """
 
     settings: FedProtoSettings
-    measures_what_stays = False  # what it keeps is trained as what it sends is
+    # The kept network is trained with the same noise as the means that leave
+    measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
         """Train near the global prototypes, and send the prototype (l * c,) of each class."""
@@ -34,9 +35,9 @@ class FedProtoSite(LocalSite):
         return send_class_means(lab, network, PROTOTYPE, embeddings, self.settings.class_min_count)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Yield the nearest prototype's answers where they are wanted and there is one.
+        """Return the nearest-prototype classifier if 'inference' asks for it and prototypes exist.
 
-        Distances are not evidence, whatever the head is.
+        It is not measured for evidence, because distances are none, whatever the head is.
         """
         if self.settings.inference == "prototype":
             classifier = cast(TokenClassifier, network)
@@ -59,7 +60,7 @@ class FedProtoSite(LocalSite):
 
 
 def _prototypes(lab: Lab, network: TokenClassifier) -> ClassTargets | None:
-    """Return the global prototypes received, or None."""
+    """Return the received global prototypes, or None."""
     size, classes = network.tokens * network.channels, lab.silo.task.classes
     prototypes = class_targets(from_others(lab), PROTOTYPE, classes, size)
     return prototypes and prototypes.to(lab.compute.device)

@@ -13,17 +13,17 @@ from fedsilo.models.methods.fedprox import FedProxSettings, proximal_term
 
 
 class FedProxSite(SiteMethod):
-    """Trains near the weights received."""
+    """Trains near the received weights."""
 
     settings: FedProxSettings
 
     def admit(self, session: SiteSession) -> None:
-        """Refuse a mu by which each step would undo those before."""
+        """Reject a mu so large that each step cancels the previous ones."""
         least, mu = session.limits.minimum_steps_per_reply, self.settings.proximal_mu
         refuse_forgetful(session.settings, least, mu)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model on this silo, near where it was."""
+        """Train the global model on this silo, near its received weights."""
         network = lab.open()
         lab.measure(network)
         lab.fit(network, penalty=proximal(network, self.settings.proximal_mu))
@@ -33,8 +33,8 @@ class FedProxSite(SiteMethod):
 def proximal(
     network: SiteNetwork, mu: float, around: Mapping[str, Tensor] | None = None
 ) -> Penalty:
-    """Return the proximal term around the arrays ``around``, or what ``network`` is now."""
-    # not a ViT's 22 million
+    """Return the proximal term around the arrays ``around``; None for the network's own now."""
+    # Only trained parameters, because a ViT has 22 million frozen ones
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     weights = list(trained.values())
     anchors = [(around or trained)[name].detach().clone().to(p) for name, p in trained.items()]

@@ -1,4 +1,4 @@
-"""FedRep at a site: FedPer whose head is trained first, the rest with the head as it then is."""
+"""FedRep at a site: FedPer that trains the head first, then the rest with the new head fixed."""
 
 from fedsilo.client_app.methods.base import Lab, SiteNetwork
 from fedsilo.client_app.methods.fedper import FedPerSite
@@ -7,20 +7,20 @@ from fedsilo.models.methods.fedrep import FedRepSettings
 
 
 class FedRepSite(FedPerSite):
-    """Divides the round's steps between the two parts."""
+    """Divides the round's steps between head and representation."""
 
     settings: FedRepSettings
 
     def fit(self, lab: Lab, network: SiteNetwork) -> None:
-        """Train the head, then what is shared.
+        """Train the head, then the shared arrays.
 
         Raises:
-            SiteError: a round has a single step.
+            SiteError: a round has only one step.
         """
         steps = lab.privacy.steps(lab.sampling)
         if steps < 2:
             raise SiteError(
-                f"site {lab.site} takes {steps} step a round, and fedrep needs one for the head "
+                f"site {lab.site} takes {steps} step a round, but fedrep needs one for the head "
                 "and one for the rest: raise 'local-epochs' or 'local-steps'"
             )
         first = self.settings.head_steps(steps)

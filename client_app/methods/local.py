@@ -1,4 +1,4 @@
-"""Each silo alone: the model stays at the site, only metrics leave."""
+"""Each silo trains alone: the model stays at the site, and only metrics leave."""
 
 from collections.abc import Callable
 
@@ -11,12 +11,12 @@ from fedsilo.models.contract.messages import START
 
 
 class LocalSite(SiteMethod):
-    """Continues from its own weights of the round before; the first are the seed's, or sent."""
+    """Continues from its own weights; the first come from the seed or from the server."""
 
     measures_what_stays = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network from this site's own state, else from what it is to start from."""
+        """Build the network from this site's own state, or from the start that the run gives."""
         return lab.classifier(lab.state() or lab.arrays(START) or None)
 
     def train(self, lab: Lab) -> Outgoing:
@@ -30,14 +30,14 @@ class LocalSite(SiteMethod):
 def send_class_means(
     lab: Lab, network: SiteNetwork, prefix: str, rows: Callable[[Tensor], Tensor], least: int
 ) -> Outgoing:
-    """Keep ``network``, and send a mean for each class that has enough training samples.
+    """Keep ``network``, and send one mean for each class with enough training samples.
 
     Args:
-        lab: of the message.
-        network: the site's own network, in which the means are computed.
+        lab: the lab of the message.
+        network: the site's own network, with which the means are computed.
         prefix: a mean is sent as ``<prefix><class>``.
         rows: maps inputs (batch, *input_shape) to the rows (batch, d) that are averaged.
-        least: the fewest samples behind a mean; 'sums-min-count' may ask for more.
+        least: the fewest samples for a mean; 'sums-min-count' may require more.
     """
     least = max(least, lab.common.sums_min_count)
     means = class_means(network, lab.silo, lab.compute, rows, least, lab.privacy.means())
@@ -46,5 +46,5 @@ def send_class_means(
 
 
 def from_others(lab: Lab) -> dict[str, Tensor]:
-    """Return the arrays received, but for what the site starts from."""
+    """Return the received arrays without those from which the site starts."""
     return {name: array for name, array in lab.arrays().items() if not name.startswith(START)}

@@ -17,10 +17,10 @@ from fedsilo.models.methods.mix import PoolNotes
 
 
 class MixSite(SiteMethod):
-    """Trains on pooled data if the server names it as the trainer, else only measures."""
+    """Trains on pooled data if the server chose it as the trainer; else only measures."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train on the pooled data, in as many steps as all sites together would take."""
+        """Train on the pooled data, for as many steps as all sites together would take."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         if not lab.instruction.returns:
@@ -33,7 +33,8 @@ class MixSite(SiteMethod):
             network.criterion = weighted_criterion(lab.common, replace(lab.silo, train=pooled))
         set_prior(network, pooled.labels)
         lab.fit(network, split=pooled, settings=replace(lab.common, local_steps=steps))
-        set_prior(network, lab.silo.train.labels)  # it is measured as everywhere
+        # The model is measured with the site's own prior, like every other model
+        set_prior(network, lab.silo.train.labels)
         return Outgoing(network)
 
 

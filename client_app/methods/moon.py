@@ -1,7 +1,7 @@
-"""MOON at a site: train near the global model's representations, away from its own last model's.
+"""MOON at a site: train near the global model's representations and away from its own last ones.
 
-The site keeps its model, head included, under ``previous/``. In the first round that it takes part
-in there is none and the term is left out, as in the authors' code; with the global model in its
+The site keeps its model, including the head, under ``previous/``. In the site's first round there
+is no previous model and the term is left out, as in the authors' code. With the global model in its
 place the term would be a constant, log 2, without a gradient.
 """
 
@@ -19,37 +19,38 @@ from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projection, contrastive_loss
 from fedsilo.models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
 
-_PREVIOUS, _HEAD = "previous/", "projection."  # as the network's own arrays name the head
+_PREVIOUS, _HEAD = "previous/", "projection."  # the network's own arrays name the head like this
 
 
 class MoonSite(SiteMethod):
-    """Receives and returns the network and, to train, the projection head."""
+    """Receives and returns the network and, for training, the projection head."""
 
     settings: MoonSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the global weights, the head a part of it except to evaluate."""
+        """Build the network with the global weights; it has the head except in evaluation."""
         network = initial_classifier(lab.common, lab.silo)
         if lab.instruction.phase != EVALUATE:
             head = build_projection(lab.common.seed, network.channels)
             network.add_module("projection", head)
-        load_exchanged(network, _renamed(lab.arrays(), PROJECTION, _HEAD))
+        load_exchanged(network, _rename(lab.arrays(), PROJECTION, _HEAD))
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the global model and away from the site's last one, which it keeps."""
+        """Train near the global model and away from the site's last model; keep the new one."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         lab.fit(network, objective=self._contrast(network, lab.state(_PREVIOUS)))
         arrays = exchanged_arrays(network)
         return Outgoing(
-            network, send=_renamed(arrays, _HEAD, PROJECTION), keep=with_prefix(_PREVIOUS, arrays)
+            network, send=_rename(arrays, _HEAD, PROJECTION), keep=with_prefix(_PREVIOUS, arrays)
         )
 
     def _contrast(self, network: TokenClassifier, stored: dict[str, Tensor]) -> Objective | None:
         """Return the network's loss plus mu times the model-contrastive loss (eq. 4).
 
-        The global model is what ``network`` is now; ``stored`` is the site's previous model.
+        The global model is the present state of ``network``; ``stored`` is the site's previous
+        model. None without a previous model.
         """
         if not stored:
             return None
@@ -60,28 +61,29 @@ class MoonSite(SiteMethod):
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             tokens = network.encode(inputs)
             task = network.criterion(network.classify(network.features(tokens)), labels)
+            # Both anchors are fixed networks, so only the trained one needs gradients
             with torch.no_grad():
-                near, far = (_represented(net, net.encode(inputs)) for net in (incoming, previous))
-            representations = _represented(network, tokens)
+                near, far = (_represent(net, net.encode(inputs)) for net in (incoming, previous))
+            representations = _represent(network, tokens)
             return task + mu * contrastive_loss(representations, near, far, temperature)
 
         return loss
 
 
 def twin(network: TokenClassifier) -> TokenClassifier:
-    """Return a copy; what is frozen for good, a ViT's backbone, it has in common with it."""
+    """Copy a network; a permanently frozen part, a ViT's backbone, is shared with the copy."""
     frozen: dict[int, object] = {
         id(part): part for part in network.modules() if isinstance(part, FrozenPart)
     }
     return copy.deepcopy(network, frozen)
 
 
-def _represented(network: TokenClassifier, tokens: Tensor) -> Tensor:
-    """Return the representations (batch, size) of tokens that ``network`` encoded."""
+def _represent(network: TokenClassifier, tokens: Tensor) -> Tensor:
+    """Return the representations (batch, size) of tokens that ``network`` has encoded."""
     representations: Tensor = network.get_submodule("projection")(tokens)
     return representations
 
 
-def _renamed(arrays: dict[str, Tensor], before: str, after: str) -> dict[str, Tensor]:
+def _rename(arrays: dict[str, Tensor], before: str, after: str) -> dict[str, Tensor]:
     head = with_prefix(after, arrays_below(before, arrays))
     return {name: a for name, a in arrays.items() if not name.startswith(before)} | head

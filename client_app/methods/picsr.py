@@ -1,7 +1,7 @@
 """PICSR at a site: train an expert, send it once with a prototype, then train the router.
 
-The server tells the ``stage``: ``warmup`` (FedAvg), ``experts`` (alone, from the site's own state)
-or ``router`` (all experts and prototypes came, the router is trained).
+The server names the ``stage``: ``warmup`` (FedAvg), ``experts`` (alone, from the site's own state)
+or ``router`` (all experts and prototypes are received, and the router is trained).
 """
 
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ class PICSRSite(SiteMethod):
         """Refuse to take part with too few samples for a prototype."""
         bounds = {
             "picsr.prototype-min-count": self.settings.prototype_min_count,
-            "sums-min-count": session.settings.sums_min_count,  # a hospital's floor may be in it
+            "sums-min-count": session.settings.sums_min_count,  # includes a hospital's own floor
         }
         silo, key = session.silo, max(bounds, key=lambda name: bounds[name])
         if sum(session.told()["train"]) < bounds[key]:
@@ -63,7 +63,7 @@ class PICSRSite(SiteMethod):
         return lab.classifier(lab.arrays(START) or lab.arrays() or lab.state() or None)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train what the stage is about: the shared network, this site's expert, or the router."""
+        """Train what the stage needs: the shared network, this site's expert, or the router."""
         network, stage = lab.open(), _stage(lab)
         lab.measure(network)
         if stage == ROUTING_STAGE:
@@ -81,7 +81,7 @@ class PICSRSite(SiteMethod):
         return Outgoing(network, send=send, keep=expert)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Yield the network; once there is a router, with the router's weights of each expert."""
+        """Return the network to measure; with a router also the router's weight for each expert."""
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]
         sites = cast(PICSRNetwork, network).sites
@@ -101,5 +101,5 @@ class PICSRSite(SiteMethod):
 
 
 def _stage(lab: Lab) -> str:
-    """Return what the server says that this round is about."""
+    """Return the stage of this round, as the server names it."""
     return StageNotes.from_values(lab.instruction.notes).stage

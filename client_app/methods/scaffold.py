@@ -1,4 +1,4 @@
-"""SCAFFOLD at a site: FedAvg with a corrected gradient; it keeps its control variate."""
+"""SCAFFOLD at a site: FedAvg with corrected gradients; the site keeps its control variate."""
 
 import torch
 
@@ -12,7 +12,7 @@ class SCAFFOLDSite(SiteMethod):
     """Adds c - c_i to each gradient."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with the correction; the mean gradient is the new control variate."""
+        """Train with the correction; the mean gradient becomes the new control variate."""
         network, rate = lab.open(), lab.common.learning_rate
         lab.measure(network)
         control, before = lab.arrays(CONTROL), lab.counted_state()
@@ -29,7 +29,7 @@ class SCAFFOLDSite(SiteMethod):
                     sums[name] += parameter.grad
 
         lab.fit(network, penalty=lambda: linear_term([*trained.values()], slopes), after_step=add)
-        # The gradients had the correction in them
+        # The recorded gradients include the correction
         own = {n: rate * total.cpu() / steps - correction[n] for n, total in sums.items()}
         moved = {name: c + own[name] - before.get(name, 0) for name, c in control.items()}
         sent = exchanged_arrays(network) | with_prefix(CONTROL, moved)

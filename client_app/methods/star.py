@@ -8,7 +8,7 @@ from fedsilo.models.methods.decentralised import MODEL
 
 
 class StarSite(DecentralisedSite):
-    """Starts each round from what the server sent."""
+    """Starts each round from the received model."""
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
         return lab.arrays(MODEL) or own_model(lab)

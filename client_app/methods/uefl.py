@@ -1,8 +1,8 @@
-"""UEFL at a site: train through the codebooks it was given, cluster its features when asked.
+"""UEFL at a site: train with the codebooks it receives, and cluster its features when asked.
 
-Phases: ``train``; ``uncertainty`` measures the aggregated model on validation data; ``centroids``
-clusters the training features. Centroids with counts leave: they start a new book where the site is
-uncertain, and the first one again where it is certain.
+Phases: ``train``; ``uncertainty`` measures the averaged model on validation data; ``centroids``
+clusters the training features. Centroids leave with their counts: those of an uncertain site start
+a new book, those of a certain site re-initialise the first one.
 """
 
 from collections.abc import Iterable
@@ -31,12 +31,12 @@ from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 
 
 class UEFLSite(SiteMethod):
-    """Sends the network and the books it may use; a book it was not given it never sees."""
+    """Sends the network and the books that it may use; it never sees any other book."""
 
     settings: UEFLSettings
 
     def admit(self, session: SiteSession) -> None:
-        """Refuse to send centroids that no noise hides where training is private."""
+        """Refuse private runs that would need centroids, because centroids have no noise."""
         self.settings.refuse_exact_centroids(session.settings)
 
     def open(self, lab: Lab) -> UEFLNetwork:
@@ -47,14 +47,14 @@ class UEFLSite(SiteMethod):
         return lab.compute.place(UEFLNetwork(classifier, books, self.settings))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train classifier and books (eq. 2, by the loss of eq. 7)."""
+        """Train classifier and books (eq. 2, with the loss of eq. 7)."""
         network = cast(UEFLNetwork, lab.open())
         lab.measure(network)
         lab.fit(network)
         return Outgoing(network, send=exchanged_arrays(network.classifier) | network.books())
 
     def uncertainty(self, lab: Lab) -> Outgoing:
-        """Answer with the entropy of the incoming model on validation data (eq. 8)."""
+        """Report the entropy of the received model on validation data (eq. 8)."""
         if lab.session.cap:
             lab.measure_privately(lab.open(), "val", ("uncertainty",), ("entropy",))
             return lab.reply()
@@ -64,15 +64,18 @@ class UEFLSite(SiteMethod):
         return Outgoing()
 
     def centroids(self, lab: Lab) -> Outgoing:
-        """Answer with centroids and counts (section 3.2), or with the number of new codewords."""
+        """Report centroids and counts (section 3.2), or only the number of new codewords."""
         network, own = cast(UEFLNetwork, lab.open()), self.settings
         refreshes = CentroidNotes.from_values(lab.instruction.notes).refreshes
         if own.codeword_start == "gaussian" and not refreshes:
             lab.metrics[NEW_CODEWORDS] = own.codes
-            return Outgoing()  # the server draws it: nothing need leave the site
-        if lab.common.is_private():  # whatever the message says: centroids have no noise
+            # The server draws a Gaussian book itself, so nothing needs to leave the site
+            return Outgoing()
+        # Whatever the message asks for, because centroids have no noise
+        if lab.common.is_private():
             raise RefusedError("training is private, and no centroids of features are made")
         tokens = tokens_of(network, lab.silo.train, lab.compute)
+        # The site's own seed, because K-means begins at samples, which a server must not know
         seed = derive_seed(lab.sampling.seed, "kmeans", lab.instruction.round, lab.site)
         found = cluster_tokens(tokens, own, seed, lab.session.limits.sums_min_count)
         centres, counts = torch.from_numpy(found.centres), torch.from_numpy(found.counts)
@@ -80,7 +83,7 @@ class UEFLSite(SiteMethod):
         return Outgoing(send={"centroids": centres, "counts": counts})
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the network, and measure its use of codes (eq. 11) too."""
+        """Return the network to measure, including its use of codewords (eq. 11)."""
         uefl = cast(UEFLNetwork, network)
         plain, *others = super().measured(lab, network)
         own = plain.probe

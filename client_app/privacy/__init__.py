@@ -1,4 +1,4 @@
-"""The ledger, reported counts, and secure sums.
+"""The privacy ledger, reported counts, and secure sums.
 
-Stands on site; knows no method.
+Imports the folder site; knows no method.
 """

@@ -1,10 +1,10 @@
-"""A hospital's declaration of its data at 'trust: sums', the same until it counts them again.
+"""A hospital's declaration of its data at 'trust: sums', unchanged until it counts them again.
 
-What a site says of itself, and every threshold that it can be refused by, would otherwise follow
-its exact counts: twelve runs with twelve batch sizes told how many patients there are. So a site
-reads its data once, keeps what it may say of them with counts that are rounded down, and answers
-each hello and each admission by what it has kept, without opening the data. A patient more or less
-changes nothing that leaves until the hospital removes the file.
+Otherwise a site's hello, and every threshold by which it can be refused, would follow its exact
+counts: twelve runs with twelve batch sizes would tell the number of patients. So a site reads its
+data once and stores a declaration with counts that are rounded down. Each hello and each admission
+uses the declaration, without opening the data. One patient more or less then changes nothing that
+leaves, until the hospital removes the file.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ _HOW = {*keys_with(CommonSettings, "pixels"), "standardise"}
 
 @dataclass(frozen=True)
 class DeclaredData:
-    """A data set, read in one way, as far as it may be told.
+    """The facts about one data set that the site may tell.
 
     Attributes:
         input_type: torch's name for the type of the inputs.
@@ -59,7 +59,7 @@ class DeclaredData:
 
     @classmethod
     def of(cls, silo: Silo) -> "DeclaredData":
-        """Declare a silo's data."""
+        """Declare the data of a silo."""
         return cls(
             silo.distribution,
             tuple(silo.task.input_shape),
@@ -76,7 +76,7 @@ class DeclaredData:
         )
 
     def stand_in(self, name: str) -> Silo:
-        """Return a silo of empty samples, as many as are declared, for what needs no patients."""
+        """Build a silo of as many zero samples as declared, for checks that need no patients."""
         nothing = torch.zeros(1, dtype=getattr(torch, self.input_type))
         splits = {}
         for split, counts in self.at_least.items():
@@ -100,22 +100,22 @@ class DeclaredData:
 
 
 def rounded_down(count: int) -> int:
-    """Round a count down to three binary digits, and to a multiple of 4: 199 to 192, 23 to 20."""
+    """Round a count down to three binary digits and to a multiple of 4: 199 to 192, 23 to 20."""
     step = max(_LEAST_STEP, 1 << max(0, count.bit_length() - _DIGITS))
     return count - count % step
 
 
 def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Silo]) -> DeclaredData:
-    """Return the declaration of a data set; the data are read for it the first time.
+    """Return the declaration of a data set; read the data only the first time.
 
     The same samples read in another way, such as in another size, keep the counts with which they
     were declared first: a server can make up such settings whenever it wants them counted anew. For
     the same reason no declaration is dropped to make room for another.
 
     Args:
-        folder: of what the hospital keeps over all runs.
-        settings: the run's, with the hospital's own folders; some decide what the data are.
-        load: reads the data, where nothing is kept of them yet.
+        folder: the folder that the hospital keeps over all runs.
+        settings: the run's, with the hospital's own folders; some decide which samples there are.
+        load: reads the data if there is no declaration yet.
 
     Raises:
         RefusedError: so many data sets, and ways to read one, have been declared that a server

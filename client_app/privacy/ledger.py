@@ -1,8 +1,8 @@
-"""What a site has spent of its patients' privacy: ledgers that are written before anything leaves.
+"""The epsilon that a site has spent on its patients, in ledgers written before anything leaves.
 
-A run's ledger is in the folder of the site's states of the run. It counts every private step, also
-one that a server lost and asks for again. A hospital with a cap of its own has another one, of all
-its runs: a server chooses a run's name.
+A run's ledger is in the folder of the site's states of that run. It counts every private step, even
+one whose reply the server lost and asks for again. A hospital with its own cap has a second ledger
+over all its runs, because a server could choose a new run name each time.
 """
 
 from dataclasses import dataclass
@@ -25,29 +25,29 @@ class _Content:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What has been spent in a run, or in all runs of a hospital, and what may be."""
+    """The releases of one run, or of all runs of a hospital, and the cap on their epsilon."""
 
-    path: Path  # of its file
-    cap: float  # on epsilon, whatever servers ask, or 0 for none
-    delta: float  # at which it holds
-    # A run's ledger has the hospital's own here, if there is one: it counts the same
+    path: Path  # the ledger's file
+    cap: float  # the cap on epsilon, whatever a server asks for; 0 for none
+    delta: float  # the delta for which epsilon is computed
+    # A run's ledger points to the hospital's own ledger, if there is one, which counts the same
     hospital: Self | None = None
-    of_all_runs: bool = False  # whether it is the hospital's own
+    of_all_runs: bool = False  # whether this is the hospital's own ledger
 
     def spend(self, releases: Releases) -> None:
         """Enter releases here and in the hospital's own ledger, before they are made.
 
-        Messages that are answered side by side wait for each other here.
+        Messages that are answered at the same time wait for each other.
 
         Raises:
-            EpsilonSpentError: they would bring epsilon above a cap; nothing is entered.
+            EpsilonSpentError: epsilon would exceed a cap; nothing is entered.
             CheckpointError: a ledger is damaged.
         """
         with (self.hospital or self)._file().locked():
             self._enter(releases)
 
     def releases(self) -> Releases:
-        """Return what has been spent.
+        """Return the releases so far: (noise, sampling rate) -> number.
 
         Raises:
             CheckpointError: the ledger is damaged.
@@ -55,7 +55,7 @@ class Ledger:
         return {(noise, rate): n for noise, rate, n in self._file().read(_Content([])).releases}
 
     def epsilon(self) -> float:
-        """Return the epsilon of what has been spent, at the ledger's delta."""
+        """Return the epsilon of all releases so far, at the ledger's delta."""
         return epsilon(self.releases(), self.delta)
 
     def _enter(self, more: Releases) -> None:

@@ -1,7 +1,8 @@
 """The hospital's ledger and its audit log check each other.
 
-Each line of the audit log says how far the ledger was. A ledger that is behind the log is an older
-copy that somebody put back, or was removed: by it, patients' privacy would be spent twice.
+Each line of the audit log records the state of the ledger. A ledger behind the log is an older copy
+that somebody restored, or it was removed. With such a ledger patients' privacy would be spent
+twice.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from fedsilo.models.contract.errors import RefusedError
 
 
 def ledger_mark(context: Context) -> LedgerMark | None:
-    """Count and digest the hospital's ledger of all runs; None if it has none yet.
+    """Return the length and the digest of the hospital's ledger of all runs; None without one.
 
     Raises:
         CheckpointError: the ledger is damaged.
@@ -36,10 +37,10 @@ def ledger_mark(context: Context) -> LedgerMark | None:
 
 @contextmanager
 def by_newest_ledger(answering: Answering) -> Iterator[None]:
-    """Let a message be answered, unless the ledger is older than the audit log says.
+    """Answer a message only if the ledger is not older than the audit log.
 
     Raises:
-        RefusedError: it is; names both counts.
+        RefusedError: the ledger is older; names both counts.
     """
     context = answering.context
     with refusing_as(own_name(context)):
@@ -51,10 +52,11 @@ def refuse_older_ledger(log: Path, context: Context) -> None:
     """Refuse a ledger that is behind the last line of the audit log.
 
     Raises:
-        RefusedError: the ledger has fewer releases than the log says, or as many but other ones.
+        RefusedError: the ledger has fewer releases than the log, or as many but different ones.
         CheckpointError: the ledger is damaged.
     """
-    logged = last_ledger(log)  # before the ledger is read, because messages side by side spend too
+    # Read before the ledger, because messages that are answered at the same time spend too
+    logged = last_ledger(log)
     if logged is None:
         return
     mark = ledger_mark(context) or {"releases": 0, "sha256": ""}

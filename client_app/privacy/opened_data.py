@@ -1,8 +1,8 @@
-"""Whether a message has opened the patients' data, and what then may leave of an error.
+"""Whether a message has opened patients' data, and which errors may leave afterwards.
 
-Before that an error depends on the run's settings and the hospital's rules, and is sent as it is.
-After it even the fact that a certain error came can be an answer about one patient. So from there
-on a hospital that does not trust the server with single answers sends a constant text, and the
+Before the data are opened, an error depends only on the run's settings and the hospital's rules,
+and is sent unchanged. Afterwards even the kind of an error can reveal something about one patient.
+So a hospital that does not trust the server with single answers then sends a constant text, and the
 whole text stays in its own logs.
 """
 
@@ -20,7 +20,7 @@ _message: ContextVar[Opened | None] = ContextVar("message", default=None)
 
 @contextmanager
 def watching(opened: Opened) -> Iterator[None]:
-    """Let ``opened`` see what the answer to one message does."""
+    """Let ``opened`` record, within the block, what the answer to one message does."""
     token = _message.set(opened)
     try:
         yield
@@ -29,22 +29,22 @@ def watching(opened: Opened) -> Iterator[None]:
 
 
 def note_opening() -> None:
-    """Note that patients' data are read from here on; called before the first byte is."""
+    """Record that patients' data are read from here on; called before the first byte is read."""
     if opened := _message.get():
         opened.data = True
 
 
 def forget_opening() -> None:
-    """Note that what follows depends only on what the hospital has declared of its data."""
+    """Record that the following depends only on the hospital's declaration of its data."""
     if opened := _message.get():
         opened.data = False
 
 
 def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Value]) -> bool:
-    """Tell whether the server may see what this site alone answers, errors included.
+    """Tell whether the server may see this site's own answers, including its errors.
 
     Args:
-        node_config: the node's, with the site file's lines over it.
+        node_config: the node's, overridden by the site file's lines.
         run: the run's settings.
     """
     capped = bool(node_config.get("max-epsilon"))
@@ -53,10 +53,10 @@ def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Val
 
 
 def constant_error(error: Exception) -> FedsiloError:
-    """Choose what leaves in place of an error that may depend on a patient.
+    """Return the error to send in place of one that may depend on a patient.
 
-    What the ledger refuses follows from what was asked and from counts that have noise: its text
-    leaves as it is, because a server plans by it.
+    An error of the ledger depends only on the request and on noisy counts, so its text is sent
+    unchanged, because a server plans with it.
     """
     if isinstance(error, EpsilonSpentError):
         return EpsilonSpentError(str(error))

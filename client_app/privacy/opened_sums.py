@@ -1,4 +1,4 @@
-"""Which sums a site has helped to open: of a round begun again it opens the same sum or none.
+"""The sums that a site has helped to unmask: in a repeated round it unmasks the same sum or none.
 
 The difference of two sums would be that of a site's own updates. So the record holds of each of the
 newest rounds whose sum it was, and digests of what was asked and of what this site weighted and
@@ -14,7 +14,7 @@ from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.models.contract.errors import RefusedError
 
 SUMS = "secure-sums.json"
-_KEPT = 3  # rounds: a server may go back by two
+_KEPT = 3  # rounds; a server may go back by two
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ _Kept = dict[int, RoundSum | tuple[list[str], str]]
 
 @dataclass(frozen=True)
 class OpenedSums:
-    """The record of one site in one run, and what it says of one round."""
+    """The record of one site in one run, used for one round."""
 
-    folder: Path  # of the site's private state in the run
-    round: int  # the round
+    folder: Path  # the folder of the site's private state in the run
+    round: int
 
     def refuse_without(self, partners: Sequence[str]) -> None:
-        """Refuse to mask with ``partners`` where one is missing of the sum that is open already.
+        """Refuse to mask with ``partners`` if a site of this round's unmasked sum is missing.
 
         Raises:
-            RefusedError: names the sites of the open sum.
+            RefusedError: names the sites of the unmasked sum.
         """
         before = self._of_round()
         if not set(before.sites) <= set(partners):
@@ -80,21 +80,21 @@ class OpenedSums:
             )
 
     def refuse_other(self, weighed: str, answered: Sequence[str] = ()) -> None:
-        """Refuse another sum than the one that is open already, if one is.
+        """Refuse a sum that differs from the one already unmasked in this round.
 
         Args:
-            weighed: digest of what this site weighs and masks.
-            answered: the sites of the sum, or none where only ``weighed`` is known yet.
+            weighed: the digest of the numbers that this site masks.
+            answered: the sites of the sum; empty if only ``weighed`` is known yet.
 
         Raises:
-            RefusedError: says what differs.
+            RefusedError: names the difference.
         """
         before = self._of_round()
         if before.sites and answered and list(answered) != before.sites:
             raise self._other(before.sites)
         if before.sites and before.weighed != weighed:
             raise RefusedError(
-                "this round's sum was opened before with a different part of this site: both "
+                "this round's sum was already unmasked with a different part from this site: both "
                 "sums together would reveal that part; set 'deterministic' to 'true', and begin a "
                 "run with another 'run-name' and 'seed'"
             )
@@ -119,7 +119,7 @@ class OpenedSums:
     @staticmethod
     def _other(sites: Sequence[str]) -> RefusedError:
         return RefusedError(
-            f"the sum of {', '.join(sites)} was opened in this round before: that of others "
+            f"the sum of {', '.join(sites)} was already unmasked in this round: a sum of others "
             "next to it would reveal single sites' weights; let the same sites answer, or continue "
             "without this one"
         )

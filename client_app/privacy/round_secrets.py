@@ -1,7 +1,7 @@
-"""What a site knows of one round of secure aggregation: keys, shares and what it has signed.
+"""The secrets of a site for one round of secure aggregation: keys, shares and signed lists.
 
-They are in the folder of the site's state, readable by their owner alone, and are erased once the
-round's sum is open.
+They are in the folder of the site's state, readable only by their owner, and are erased once the
+round's sum is unmasked.
 """
 
 from contextlib import AbstractContextManager
@@ -19,7 +19,7 @@ SECRETS = "secure-round.json"
 
 @dataclass
 class RoundSecrets:
-    """What a site knows in one round; in the file bytes are hexadecimal text."""
+    """The secrets of one round; in the file, bytes are hexadecimal text."""
 
     __pydantic_config__: ClassVar = {
         "extra": "forbid",
@@ -27,13 +27,13 @@ class RoundSecrets:
         "val_json_bytes": "hex",
     }
     round: int
-    masking: bytes  # private key for masks
-    sealing: bytes  # private key for what travels
-    public: tuple[bytes, bytes]  # both keys' public halves
-    own_mask: bytes  # key of the site's own mask
-    terms: bytes  # digest of the run's settings, under which the keys were signed
-    # Each site's public keys, for masks and for what travels, and below it the key by which it
-    # signs; known once shares are exchanged
+    masking: bytes  # the private key for masks
+    sealing: bytes  # the private key that seals shares
+    public: tuple[bytes, bytes]  # the public halves of both keys
+    own_mask: bytes  # the seed of the site's own mask
+    terms: bytes  # the digest of the run's settings under which the keys were signed
+    # Each site's public keys, for masks and for sealing, and each site's
+    # public signing key. They are known once shares are exchanged
     keys: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     publics: dict[str, bytes] = field(default_factory=dict)
     splits: list[str] = field(default_factory=list)  # those that all sites measure, to be summed
@@ -53,23 +53,27 @@ class RoundSecrets:
         return sorted(self.keys)
 
     def seal_key_with(self, other: str) -> bytes:
-        """Return the key under which shares travel between this site and another."""
+        """Return the key that seals shares between this site and another."""
         return seal_key(self.sealing, self.keys[other][1], self.context)
 
     def list_words(self) -> bytes:
-        """Return what a site signs to say whose weights came, under the keys of the round."""
+        """Encode the list of sites whose weights arrived, for signing under the round's keys."""
         return words("answered", self.context, self.answered)
 
     def write(self, folder: Path) -> None:
-        """Write them down; CheckpointError where the disk does not take them."""
+        """Write the secrets to their file.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+        """
         _file(folder).write(self)
 
 
 def read_secrets(folder: Path, round_: int) -> RoundSecrets:
-    """Return what a site knows of a round.
+    """Read the secrets of a round.
 
     Raises:
-        SiteError: there is nothing, or it is of another round.
+        SiteError: there are none, or they belong to another round.
         CheckpointError: the file is damaged.
     """
     secrets = _file(folder).read(None)
@@ -77,19 +81,19 @@ def read_secrets(folder: Path, round_: int) -> RoundSecrets:
         raise SiteError("it has no keys for secure aggregation: begin the round again")
     if secrets.round != round_:
         raise SiteError(
-            f"its keys for secure aggregation are of round {secrets.round}, and round {round_} is "
+            f"its keys for secure aggregation are for round {secrets.round}, but round {round_} is "
             "asked for: begin the round again"
         )
     return secrets
 
 
 def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
-    """Let one message at a time use the secrets: two at once would both find keys unused."""
+    """Let only one message at a time use the secrets; two at once would both find keys unused."""
     return _file(folder).locked()
 
 
 def drop_secrets(folder: Path) -> None:
-    """Erase the keys of a round: its sum is open, or the run is over."""
+    """Erase the secrets of a round, because its sum is unmasked or the run is over."""
     (folder / SECRETS).unlink(missing_ok=True)
 
 

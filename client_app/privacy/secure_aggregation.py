@@ -1,15 +1,16 @@
 """A site's side of secure aggregation: its weights leave masked, and only sums can be unmasked.
 
-Bonawitz et al. 2017, figure 4, all sites neighbours of each other. A site signs new keys
-(``secure-keys``), checks the others' and gives each a share of its secrets, sealed
-(``secure-shares``), trains and masks (``train``), and signs whose weights came (``secure-agree``).
-Once as many sites as the threshold have signed the very same list it gives of each site one share
-of one secret (``secure-unmask``): of those whose weights came that of the site's own mask, of those
-that dropped out that of its masks with others. It never gives both, nor masks twice by one key.
+The protocol is figure 4 of Bonawitz et al. 2017, with every site a neighbour of every other. A site
+signs new keys (``secure-keys``). It checks the others' keys and gives each other site a sealed
+share of its secrets (``secure-shares``). It trains and masks (``train``), and signs the list of
+sites whose weights arrived (``secure-agree``). Once at least the threshold of sites have signed the
+same list, it returns one share for each site (``secure-unmask``): for a site whose weights arrived,
+the share of that site's own mask; for a site that dropped out, the share of its masks with others.
+It never returns both, and never masks twice with one key.
 
-What the masks are drawn from is bound to run, round, the names and keys of all sites, and the model
-received: where a server tells two sites different things their masks do not cancel. The secrets of
-a round are gone once its sum is open (``fedsilo.client_app.privacy.opened_sums`` remembers whose).
+The masks are bound to run, round, the names and keys of all sites, and the received model. So if a
+server tells two sites different things, their masks do not cancel. The secrets of a round are
+erased once its sum is unmasked; ``fedsilo.client_app.privacy.opened_sums`` remembers its sites.
 """
 
 import os
@@ -76,9 +77,9 @@ from fedsilo.strategies.wire.signatures import (
 class SecureSite:
     """One site in one round of secure aggregation."""
 
-    site: str  # its name
+    site: str  # the site's name
     run: str  # the run's name
-    round: int  # the round
+    round: int
     common: CommonSettings  # the run's settings
     folder: Path  # where its secrets are
     asked: Mapping[str, Any]  # the record received, of the server
@@ -97,8 +98,8 @@ class SecureSite:
         """Answer a phase in which nothing is trained.
 
         Raises:
-            SiteError: the message is not as it must be, or of another round.
-            RefusedError: it would tell more than a sum.
+            SiteError: the message is malformed, or belongs to another round.
+            RefusedError: the answer would reveal more than a sum.
         """
         with one_at_a_time(self.folder):
             if phase == SECURE_KEYS:
@@ -113,17 +114,17 @@ class SecureSite:
         received: Mapping[str, Any],
         portions: Mapping[str, float | None],
     ) -> dict[str, Words]:
-        """Return what leaves, weighted and masked: updates, samples and measurements.
+        """Return the weighted and masked updates, samples and metrics that leave.
 
         Args:
-            updates: of what was received, clipped, by name.
-            received: all arrays received, NumPy's, by record and name.
-            portions: measurements, each from 0 to 1, by name; None where there is no value.
+            updates: the updates to the received arrays, clipped, by name.
+            received: all received arrays, NumPy's, named ``<record>/<array>``.
+            portions: the metrics, each scaled to 0 to 1, by name; None for no value.
 
         Raises:
-            SiteError: it knows no keys of this round.
-            RefusedError: masked weights have left by these keys already, too few sites mask, or a
-                sum of this round is open in which this site weighted something else.
+            SiteError: the site has no keys for this round.
+            RefusedError: weights masked with these keys have already left, too few sites mask, or a
+                sum of this round is unmasked in which this site masked something else.
         """
         with one_at_a_time(self.folder):
             secrets, partners = self.ready(received, list(portions))
@@ -134,7 +135,7 @@ class SecureSite:
             secrets.question = self._question(received, secrets)
             secrets.failed = self.summand.failed
             self._sums().refuse_other(secrets.weighed)
-            # Before anything leaves
+            # Written before anything leaves, so that a restart cannot mask twice with one key
             secrets.write(self.folder)
             if self.book and secrets.failed:
                 self.book.note_failure(secrets.received)
@@ -149,13 +150,13 @@ class SecureSite:
     def ready(
         self, received: Mapping[str, Any], metrics: Sequence[str]
     ) -> tuple[RoundSecrets, list[str]]:
-        """Return the round's secrets and the sites to be masked with; asked before training, too.
+        """Return the round's secrets and the sites to mask with; also called before training.
 
-        Nothing here depends on the site's data: what it refuses it refuses before they are opened.
+        Nothing here depends on the site's data, so everything is refused before they are opened.
 
         Args:
-            received: all arrays received, NumPy's, by record and name.
-            metrics: names of the measurements that are asked for.
+            received: all received arrays, NumPy's, named ``<record>/<array>``.
+            metrics: the names of the requested metrics.
 
         Raises:
             SiteError: it knows no keys of this round.
@@ -165,16 +166,17 @@ class SecureSite:
                 question's, or a measurement is of a split that not all sites measure.
         """
         secrets = read_secrets(self.folder, self.round)
-        if secrets.terms != self.terms:  # by one site's own 'secure-samples' it would weigh most
+        # A site with its own 'secure-samples' would get a larger weight
+        if secrets.terms != self.terms:
             raise RefusedError(
-                "the run's settings are others than when the keys of this round were signed, and "
-                "sites that weigh by different ones give away single sites' weights: begin the "
+                "the run's settings changed after the keys of this round were signed, but sums "
+                "of sites with different settings reveal single sites' weights: begin the "
                 "round again"
             )
         if secrets.partners:
             raise RefusedError(
-                "weights masked by the keys of this round have left already, and what leaves "
-                "twice by the same masks can be distinguished: begin the round again"
+                "weights masked with the keys of this round have already left, but two releases "
+                "under the same masks reveal their difference: begin the round again"
             )
         partners = texts(self.asked, "sites")
         self._refuse_few(partners, secrets, "share their keys")
@@ -185,8 +187,8 @@ class SecureSite:
         for name in metrics:
             if split_of(name) not in ("", *secrets.splits):
                 raise RefusedError(
-                    f"'{name[:80]}' is of a split that not all sites measure: it would be the sum "
-                    "of few sites"
+                    f"'{name[:80]}' belongs to a split that not all sites measure: its sum would "
+                    "cover few sites"
                 )
         return secrets, partners
 
@@ -194,7 +196,7 @@ class SecureSite:
         """Fail again if this site has failed for the same arrays before.
 
         Raises:
-            SiteError: it has; the site's own log alone says so.
+            SiteError: it has; only the site's own log says so.
         """
         if self.book and self.book.has_failed(arrays_digest(received).hex()):
             raise SiteError(
@@ -240,7 +242,7 @@ class SecureSite:
     def _shared(self) -> ConfigRecord:
         secrets = read_secrets(self.folder, self.round)
         if secrets.keys:
-            raise RefusedError("keys of this round are shared already: begin the round again")
+            raise RefusedError("keys of this round are already shared: begin the round again")
         self._take_keys(secrets)
         secrets.threshold = threshold = whole(self.asked, "threshold")
         self._refuse_threshold(threshold, len(secrets.keys))
@@ -250,7 +252,7 @@ class SecureSite:
         return record
 
     def _take_keys(self, secrets: RoundSecrets) -> None:
-        """Take all sites' keys of the round, each signed by a registered site under its terms."""
+        """Store all sites' keys of the round; each must be signed by a registered site."""
         sites, splits = texts(self.asked, "sites"), texts(self.asked, "splits")
         if sites != sorted(set(sites)) or self.site not in sites:
             raise SiteError("record 'secure' names no sorted list of sites with this one in it")
@@ -281,12 +283,13 @@ class SecureSite:
         if (most := tolerated_colluders(threshold, sites)) < self.colluding:
             raise RefusedError(
                 f"with {sites} sites and threshold {threshold} a sum hides this site from a server "
-                f"that works with {most} of the others, and {self.colluding} are to be borne "
-                "('colluding-sites'): raise 'secure-threshold', or let more sites take part"
+                f"that colludes with {most} of the others, but this hospital requires "
+                f"{self.colluding} ('colluding-sites'): raise 'secure-threshold', or let more "
+                "sites take part"
             )
 
     def _cut_and_sealed(self, secrets: RoundSecrets) -> ConfigRecord:
-        """Return the shares of this site's secrets, sealed for each other site; keep its own."""
+        """Split this site's secrets, seal a share for each other site, and keep its own shares."""
         sites, place = secrets.sites, secrets.sites.index(self.site)
         own_masks = cut(secrets.own_mask, secrets.threshold, len(sites))
         mask_keys = cut(secrets.masking, secrets.threshold, len(sites))
@@ -301,25 +304,28 @@ class SecureSite:
         return self._record({"to": [*parcels], "sealed": [*parcels.values()], "check": check})
 
     def _agreed(self) -> ConfigRecord:
-        """Sign whose weights came: one list by the keys of a round."""
+        """Sign the list of sites whose weights arrived; only one list under the keys of a round."""
         secrets = read_secrets(self.folder, self.round)
         answered = texts(self.asked, "answered")
         self._refuse_few(answered, secrets, "have sent their weights")
         if not set(answered) <= set(secrets.partners):
-            raise RefusedError("a site that masks no weights is said to have sent some")
+            raise RefusedError("the list names a site that did not take part in masking")
         if secrets.answered not in ([], answered):
-            raise RefusedError("another list of sites is signed already: begin the round again")
+            raise RefusedError("another list of sites is already signed: begin the round again")
         self._sums().refuse_other(secrets.weighed, answered)
         if self.book:
             self.book.refuse_other_company(secrets.received, answered)
         secrets.answered = answered
-        secrets.write(self.folder)  # before anything leaves
+        # Before anything leaves, so that a restart cannot sign another list
+        secrets.write(self.folder)
         return self._record({"signature": signed(self.signer.private, secrets.list_words())})
 
     def _unmasked(self) -> ConfigRecord:
         secrets = read_secrets(self.folder, self.round)
         if not secrets.answered:
-            raise RefusedError("no site has agreed yet whose weights came: begin the round again")
+            raise RefusedError(
+                "no site has signed yet whose weights arrived: begin the round again"
+            )
         self._refuse_disagreement(secrets)
         opened_shares = self._opened(secrets)
         # Before anything leaves
@@ -338,7 +344,7 @@ class SecureSite:
         )
 
     def _refuse_disagreement(self, secrets: RoundSecrets) -> None:
-        """Refuse to give shares before as many sites as the threshold have signed one list."""
+        """Refuse to return shares until at least the threshold of sites have signed one list."""
         signers = texts(self.asked, "signers")
         signatures = tokens(self.asked, "signatures", LONGEST_SIGNATURE)
         if signers != sorted(set(signers) & set(secrets.answered)):
@@ -351,13 +357,13 @@ class SecureSite:
         ]
         if len(agreeing) < secrets.threshold:
             raise RefusedError(
-                f"{len(agreeing)} sites have signed the list of whose weights came that this site "
-                f"has signed, and {secrets.threshold} are needed ('secure-threshold'): sites that "
-                "get different lists give away single sites' weights"
+                f"{len(agreeing)} sites have signed the same list of sites as this one, but "
+                f"{secrets.threshold} are needed ('secure-threshold'): sites with different lists "
+                "would reveal single sites' weights"
             )
 
     def _opened(self, secrets: RoundSecrets) -> dict[str, Shares]:
-        """Return the shares that this site can open, by the site whose secrets they are of."""
+        """Open the received shares; return them by the site whose secrets they belong to."""
         senders = texts(self.asked, "from")
         received = dict(zip(senders, tokens(self.asked, "sealed", LONGEST_SEALED), strict=False))
         sites, place = secrets.sites, secrets.sites.index(self.site)
@@ -379,11 +385,11 @@ class SecureSite:
             raise SiteError("record 'secure' names no sorted list of sites that have keys")
         if len(sites) < secrets.threshold:
             raise RefusedError(
-                f"{len(sites)} sites {what}, and {secrets.threshold} are needed "
-                "('secure-threshold'): of fewer a sum tells too much"
+                f"{len(sites)} sites {what}, but {secrets.threshold} are needed "
+                "('secure-threshold'): a sum over fewer would reveal individual updates"
             )
         if self.site not in sites:
-            raise SiteError(f"the sites that {what} are said to be others")
+            raise SiteError(f"the server's list of sites that {what} lacks this site")
 
     def _record(self, values: Mapping[str, Any]) -> ConfigRecord:
         return ConfigRecord({"round": self.round, **values})

@@ -1,9 +1,9 @@
-"""The key by which a site signs in secure sums, and the other sites' keys that it has compared.
+"""The key with which a site signs in secure sums, and the other sites' keys that it has compared.
 
 A hospital makes its key at its first start, and the key never leaves. The other hospitals' keys
 come with the messages of a run, which a server could replace. So a hospital compares the code of
-each with that hospital, by telephone, and takes no other key. A simulated site's key is made from
-the seed: it shows the way of the messages and proves nothing.
+each key with that hospital by telephone, and accepts no other key. A simulated site's key is made
+from the seed: it exercises the protocol and proves nothing.
 """
 
 import os
@@ -40,14 +40,17 @@ from fedsilo.strategies.wire.signatures import (
     simulated_key,
 )
 
-KEY, KNOWN = "signing.key", "known-keys.json"  # in the folder that a hospital keeps over all runs
-_MOST_RECEIVED = 200  # keys that were not compared: a server could invent any number of sites
-_FORMER = ("signing-key", "site-registry")  # of the node config, until the server made no more keys
+# Files in the folder that a hospital keeps over all runs
+KEY, KNOWN = "signing.key", "known-keys.json"
+# The most keys without a comparison, because a server could invent any number of sites
+_MOST_RECEIVED = 200
+# Former keys of the node config, from when the server made the signing keys
+_FORMER = ("signing-key", "site-registry")
 
 
 @dataclass(frozen=True)
 class SignedKeys:
-    """A site's keys of a round, as they came."""
+    """A site's signed keys of a round, as received."""
 
     site: str  # the name under which the server sent them
     public: bytes  # the key by which the site signs, in OpenSSH's form
@@ -57,25 +60,25 @@ class SignedKeys:
 
 @dataclass(frozen=True)
 class Signer:
-    """A site's own key, and the rule by which it takes the others' keys."""
+    """A site's own signing key, and the rule by which it accepts the others' keys."""
 
     private: EllipticCurvePrivateKey
-    # Raises a RefusedError unless each site's key code is the one that this site knows
+    # Raises a RefusedError unless each site's key code is the one known here
     refuse_unknown: Callable[[Mapping[str, str]], None]
 
     def refuse_unsigned(self, received: Sequence[SignedKeys]) -> None:
-        """Refuse a round's keys that a site has not signed by the key that this site knows of it.
+        """Refuse a round's keys unless each site signed its own with the key known here.
 
         Raises:
             RefusedError: names the sites, and what to compare.
-            SiteError: a public key is none.
+            SiteError: a public key is malformed.
         """
         codes = {one.site: key_code(one.public) for one in received}
         for one in received:
             if not is_signed(one.public, one.words, one.signature):
                 raise RefusedError(
-                    f"the signature of site {one.site} does not fit its keys in this run: they "
-                    "were altered, are of another round, or the run's settings are others there"
+                    f"the signature of site {one.site} does not match its keys in this run: they "
+                    "were altered, belong to another round, or that site has other settings"
                 )
         self.refuse_unknown(codes)
 
@@ -84,8 +87,8 @@ def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, V
     """Return the signer of a site.
 
     Raises:
-        RefusedError: a hospital's node config names no 'state-dir', or its key cannot be used.
-        CheckpointError: its list of keys cannot be used.
+        RefusedError: a hospital's node config has no 'state-dir', or its key is unusable.
+        CheckpointError: its list of keys is unusable.
     """
     if simulated:
         return Signer(simulated_key(seed, site), lambda codes: _refuse_other_seed(seed, codes))
@@ -112,20 +115,20 @@ def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
     for site, code in codes.items():
         if code != key_code(public_text(simulated_key(seed, site))):
             raise RefusedError(
-                f"site {site} signs by key {code}, which is not of this run's seed: ask that "
+                f"site {site} signs with key {code}, which is not from this run's seed: ask that "
                 "hospital, not the server"
             )
 
 
 def signing_key(folder: Path) -> EllipticCurvePrivateKey:
-    """Return the key in ``folder``, which is made at the first call and never changes.
+    """Return the key in ``folder``; the first call makes it, and it never changes.
 
     Raises:
-        RefusedError: its file cannot be used.
+        RefusedError: its file is unusable.
         CheckpointError: the folder cannot be written.
     """
     path = folder / KEY
-    # The lock lets only one of two messages make a key
+    # Without the lock two messages could each make a key
     with KnownKeys(folder).file.locked():
         try:
             if not os.path.lexists(path):
@@ -149,7 +152,7 @@ def _new_key() -> bytes:
 
 @dataclass
 class KnownKey:
-    """Another hospital's signing key, by codes; a code is empty if it is not known."""
+    """Another hospital's signing key, by codes; an unknown code is empty."""
 
     compared: str = ""  # the code that both have compared
     day: str = ""  # of the comparison, ISO 8601
@@ -165,7 +168,7 @@ class KnownKeys:
 
     @property
     def file(self) -> OwnFile[dict[str, KnownKey]]:
-        """The list's file."""
+        """The file of the list."""
         return OwnFile(
             self.folder / KNOWN,
             dict[str, KnownKey],
@@ -174,7 +177,7 @@ class KnownKeys:
         )
 
     def read(self) -> dict[str, KnownKey]:
-        """Return the known keys by site.
+        """Read the known keys, by site.
 
         Raises:
             CheckpointError: the list is damaged.
@@ -196,15 +199,15 @@ class KnownKeys:
         return known
 
     def refuse_uncompared(self, own: str, own_code: str, codes: Mapping[str, str]) -> None:
-        """Write down the received keys, and refuse them unless all have been compared.
+        """Record the received keys, and refuse them unless all have been compared.
 
         Args:
             own: this site's name.
             own_code: the code of its own key.
-            codes: the codes of all sites' keys as they came, this site's among them.
+            codes: the codes of all received keys by site, including this site's.
 
         Raises:
-            RefusedError: names the sites whose keys were not compared, or are other ones now.
+            RefusedError: names the sites whose keys were not compared, or have changed.
             CheckpointError: the list is damaged, or cannot be written.
         """
         others = {site: code for site, code in codes.items() if site != own}
@@ -290,7 +293,7 @@ class KnownKeys:
         """Remove a site from the list.
 
         Raises:
-            SettingError: it is not in the list.
+            SettingError: the list does not have it.
             CheckpointError: the list is damaged, or cannot be written.
         """
         with self.file.locked():
@@ -302,10 +305,10 @@ class KnownKeys:
 
 
 def own_code(folder: Path) -> str:
-    """Return the code of the signing key in ``folder``, empty if none was made yet.
+    """Return the code of the signing key in ``folder``; empty if there is no key yet.
 
     Raises:
-        RefusedError: the key cannot be used.
+        RefusedError: the key is unusable.
     """
     if not os.path.lexists(folder / KEY):
         return ""

@@ -1,8 +1,8 @@
-"""What a site adds to a secure sum, before it is masked: whole numbers, weighted by its samples.
+"""A site's numbers for a secure sum before masking: whole, and weighted by its samples.
 
-A site that could not answer adds 0 to everything and 1 to the number of those that could not. So
-the server learns how many sites failed, but not which: a failure that it could see would be an
-answer of this site alone, such as whether one of its patients makes a loss overflow.
+A site that could not answer adds 0 to everything and 1 to the number of failed sites. So the server
+learns how many sites failed, but not which. A visible failure would be an answer of this site by
+itself, for example whether one of its patients makes a loss overflow.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from fedsilo.strategies.wire.secure_keys import COUNTS, MEASURED, METRICS
 
 @dataclass(frozen=True)
 class Summand:
-    """What a site has to add."""
+    """The samples of a site, and whether it could answer."""
 
     common: CommonSettings  # the run's settings
-    # Samples by split; what it counts for in the mean are those of ``train``
+    # Samples by split; those of ``train`` are its weight in the mean
     counts: Mapping[str, int] = field(default_factory=dict)
-    failed: bool = False  # it could not answer: it adds nothing but that
+    failed: bool = False  # whether it could not answer; then it adds only this mark
 
     def numbers(
         self,
@@ -32,12 +32,15 @@ class Summand:
         updates: Mapping[str, Tensor],
         portions: Mapping[str, float | None],
     ) -> dict[str, Words]:
-        """Make the whole numbers that are summed, of the same names and shapes in every case.
+        """Build the whole numbers to sum; names and shapes are the same in every case.
 
         Args:
-            way: how numbers become whole.
-            updates: of what was received, clipped, by name.
-            portions: measurements, each from 0 to 1, by name; None where there is no value.
+            way: the quantisation.
+            updates: the updates to the received arrays, clipped, by name.
+            portions: the metrics, each scaled to 0 to 1, by name; None for no value.
+
+        Returns:
+            uint32 arrays by name.
         """
         own = weigh_site(way, self._samples("train"))
         counts = [min(self._samples("train"), way.samples), int(self.failed)]
@@ -54,7 +57,7 @@ class Summand:
         return numbers
 
     def _behind(self, name: str, portion: float | None, way: Quantisation) -> int:
-        """Count the samples behind a measurement; 0 where there is no value."""
+        """Return the number of samples behind a metric; 0 if it has no value."""
         if portion is None:
             return 0
         return min(self._samples(split_of(name) or "train"), way.samples)

@@ -1,14 +1,13 @@
-"""Which arrays a hospital has helped to sum, over all runs: again only in the same sum, or not.
+"""The arrays that a hospital has helped to sum in any run; it sums them again only in the same way.
 
-Two sums over the same received arrays differ by what differs between them. If that is the company
-of sites, the difference is the update of the sites that are missing. If it is a setting that
-scales updates ('clip-norm', 'learning-rate'), each site's part moves differently, and a few such
-sums give every part. So the hospital keeps a digest of the arrays of each sum, in a file of its own
-that no run's name reaches, and adds to a second sum of them only with the same sites under the same
-settings.
+Two sums over the same received arrays differ only by a change of sites or of settings. If the sites
+changed, the difference of the sums is the update of the missing sites. If a setting changed that
+scales updates ('clip-norm', 'learning-rate'), each site's part changes differently, and a few such
+sums reveal every part. So the hospital stores a digest of the arrays of each sum, in a file outside
+the folders of runs, and sums the same arrays again only with the same sites and settings.
 
-This stops whoever asks twice. It does not stop an operator who changes the arrays by a hair and
-asks again (docs/threat-model.md, what 'sums' does not promise).
+This stops repeated requests. It does not stop an operator who changes the arrays slightly and asks
+again (docs/threat-model.md, what 'sums' does not promise).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,16 +19,16 @@ from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.models.contract.errors import RefusedError
 
 FILE = "summed-arrays.json"
-_KEPT = 10_000  # sums; under the default quotas a month of runs, in two megabytes
+_KEPT = 10_000  # sums; with the default quotas a month of runs, in two megabytes
 
 
 @dataclass(frozen=True)
 class OpenSum:
-    """One sum that this hospital has helped to open, or has masked 0 for.
+    """One sum that this hospital has helped to unmask, or for which it has masked 0.
 
     Attributes:
-        sites: the sites whose sum it was, sorted; empty until it is opened.
-        terms: a digest of the settings that decide what a site adds.
+        sites: the sites of the sum, sorted; empty until the sum is unmasked.
+        terms: a digest of the settings that affect the numbers of a site.
         failed: whether this site could not answer and added 0.
     """
 
@@ -41,25 +40,25 @@ class OpenSum:
 
 @dataclass(frozen=True)
 class SummedBefore:
-    """The sums of one hospital over all runs, by the digest of the arrays received.
+    """The sums of one hospital over all runs, by the digest of the received arrays.
 
     Attributes:
-        folder: where the hospital keeps what outlives a run.
-        terms: those of the sum that is asked for now.
+        folder: the folder that the hospital keeps over all runs.
+        terms: the digest of the settings of the sum that is asked for now.
     """
 
     folder: Path
     terms: str
 
     def refuse_another(self, arrays: str, partners: Sequence[str]) -> None:
-        """Refuse to mask if the same arrays were summed in a company or a scale that differs.
+        """Refuse to mask if the same arrays were summed with other sites or other settings before.
 
         Args:
-            arrays: digest of all arrays received.
-            partners: the sites that are masked with; some of them may still drop out.
+            arrays: the digest of all received arrays.
+            partners: the sites to mask with; some of them may still drop out.
 
         Raises:
-            RefusedError: says what differs, which depends on no patient.
+            RefusedError: names the difference, which depends on no patient.
         """
         before = self._sums().get(arrays)
         if before is None:
@@ -74,7 +73,7 @@ class SummedBefore:
             raise self._other_company(before)
 
     def refuse_other_company(self, arrays: str, answered: Sequence[str]) -> None:
-        """Refuse to agree to a sum of other sites than those that summed the same arrays before."""
+        """Refuse to agree to a sum of the same arrays as before over different sites."""
         before = self._sums().get(arrays)
         if before is not None and before.sites not in ([], list(answered)):
             raise self._other_company(before)
@@ -82,25 +81,25 @@ class SummedBefore:
     def has_failed(self, arrays: str) -> bool:
         """Tell whether this site added 0 to a sum of these arrays.
 
-        It must do so again: the difference of both sums would be its own part.
+        Then it must do so again, because the difference of both sums would be its own part.
         """
         before = self._sums().get(arrays)
         return before is not None and before.failed
 
     def note_failure(self, arrays: str) -> None:
-        """Write down that this site masks 0, before that leaves.
+        """Record that this site masks 0, before the zeros leave.
 
-        A server can open a sum by the shares of other sites and never ask this one, so it must not
-        wait for the end of the round.
+        A server can unmask a sum with the shares of other sites and never ask this one, so the
+        record cannot wait for the end of the round.
         """
         if not self.has_failed(arrays):
             self.note(arrays, [], failed=True)
 
     def note(self, arrays: str, answered: Sequence[str], failed: bool) -> None:
-        """Write down that a sum is opened; the oldest entry goes if there are too many."""
+        """Record that a sum is unmasked; drop the oldest entry if there are too many."""
         with self._file().locked():
             sums = dict(self._sums())
-            sums.pop(arrays, None)  # the newest is last
+            sums.pop(arrays, None)  # reinserted, so that the newest is last
             sums[arrays] = OpenSum(list(answered), self.terms, failed)
             newest = list(sums)[-_KEPT:]
             self._file().write({digest: sums[digest] for digest in newest})

@@ -1,8 +1,9 @@
-"""How many samples a site says it has: at a hospital with a cap on epsilon not exactly.
+"""The number of samples that a site reports; with a cap on epsilon it is not exact.
 
-A patient changes one count by one, so counts with Gaussian noise are private. They are drawn once
-for the same data and kept: drawn again and again, their mean would be the count. So no run decides
-how noisy they are: the hospital does ('counts-noise'), and it alone draws them again.
+A patient changes one count by one, so counts with Gaussian noise are private. The noise is drawn
+once for the same data and the result is kept, because the mean of many draws would be the count. So
+no run decides how large the noise is: the hospital does ('counts-noise'), and only the hospital
+draws again.
 """
 
 import math
@@ -19,18 +20,19 @@ from fedsilo.models.privacy.release import UNITS, Release
 
 FILE = "told-counts.json"
 Counts = dict[str, list[int]]
-_EMPTY = 2.5  # deviations of a sum of counts below which a split is told to be empty
+_EMPTY = 2.5  # a split is reported as empty below this many standard deviations of a sum of counts
 
 
 @dataclass(frozen=True)
 class Told:
-    """The counts of one state of the data, as they are told.
+    """The reported counts of one state of the data.
 
     Attributes:
         counts: by split and class.
-        noise: its deviation in patients, or 0 where an older version has not noted it.
-        again: the same of a further draw that the hospital has paid for and that the next run
-            makes, or 0 for none.
+        noise: the standard deviation of the noise, in patients; 0 if an older version did not note
+            it.
+        again: the same for another draw that the hospital has paid for and that the next run makes;
+            0 for none.
     """
 
     counts: Counts
@@ -38,15 +40,15 @@ class Told:
     again: float = 0.0
 
 
-# Older versions kept nothing but counts, whose noise a run had decided
+# Older versions stored only counts, whose noise the run had decided
 _Kept = dict[str, Told | Counts]
 
 
 def counts_noise(named: float, hospital: Ledger) -> float:
-    """Return the deviation of the noise on counts, in patients.
+    """Return the standard deviation of the noise on counts, in patients.
 
     Args:
-        named: the hospital's 'counts-noise', or 0 for what costs a quarter of its epsilon.
+        named: the hospital's 'counts-noise'; 0 for noise that costs a quarter of its epsilon.
         hospital: its ledger of all runs, with cap and delta.
     """
     return named or counts_noise_for(hospital.cap, hospital.delta)
@@ -55,17 +57,17 @@ def counts_noise(named: float, hospital: Ledger) -> float:
 def told_counts(
     exact: Mapping[str, Sequence[int]], data: Mapping[str, str], named: float, hospital: Ledger
 ) -> Counts:
-    """Return counts by split and class as they are reported.
+    """Return the reported counts by split and class; draw and pay for them the first time.
 
     Args:
-        exact: samples of each class, by split.
-        data: what says that the data are the same, such as their fingerprints.
-        named: the hospital's 'counts-noise', for counts that are reported for the first time.
-        hospital: its ledger of all runs, which pays for them.
+        exact: the samples of each class, by split.
+        data: values that identify the state of the data, such as fingerprints.
+        named: the hospital's 'counts-noise', used for a first report.
+        hospital: its ledger of all runs, which pays for a first report.
 
     Raises:
-        EpsilonSpentError: they would bring epsilon above a cap.
-        CheckpointError: what was reported is damaged, or cannot be kept.
+        EpsilonSpentError: the counts would exceed a cap on epsilon.
+        CheckpointError: the stored counts are damaged, or cannot be written.
     """
     file, key = _file(hospital), json_digest(sorted(data.items()))
     with file.locked():
@@ -75,7 +77,7 @@ def told_counts(
             hospital.spend({(noise, 1.0): 1})
             known[key] = Told(_noisy(exact, noise), noise)
             file.write({**known})
-        elif known[key].again:  # it has been paid for
+        elif known[key].again:  # this draw has been paid for
             noise = known[key].again
             known[key] = Told(_noisy(exact, noise), noise)
             file.write({**known})
@@ -83,27 +85,27 @@ def told_counts(
 
 
 def kept_counts(hospital: Ledger) -> dict[str, Told]:
-    """Read all counts that have been told, by the digest of the data.
+    """Read all reported counts, by the digest of the data.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the file is damaged.
     """
     return _read(_file(hospital))
 
 
 def draw_again(named: float, hospital: Ledger) -> float:
-    """Pay for another draw of all counts that are kept; the next run that needs one makes it.
+    """Pay for another draw of all stored counts; the next run that needs one makes it.
 
     Args:
         named: the hospital's 'counts-noise'.
         hospital: its ledger of all runs.
 
     Returns:
-        The deviation of the new draw's noise, in patients.
+        The standard deviation of the new noise, in patients.
 
     Raises:
-        EpsilonSpentError: it would bring epsilon above the cap; the counts stay as they are.
-        CheckpointError: what was reported is damaged, or cannot be kept.
+        EpsilonSpentError: it would exceed the cap on epsilon; the counts stay as they are.
+        CheckpointError: the stored counts are damaged, or cannot be written.
     """
     file, noise = _file(hospital), counts_noise(named, hospital)
     with file.locked():
@@ -131,14 +133,14 @@ def _read(file: OwnFile[_Kept]) -> dict[str, Told]:
 
 
 def _noisy(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
-    """Return counts with noise, none below 0 and of the training split at least 1.
+    """Return counts with noise, at least 0; the training split has at least 1 sample.
 
-    All counts get noise, those of a split without samples too: that it has none is a count. What
-    follows the noise is of noisy counts alone: a split of so few that it may have none is told to
-    be empty, as it would have no measurements anyway.
+    All counts get noise, even those of an empty split, because its emptiness is a count too.
+    Everything after the noise uses only noisy counts: a split that may well be empty is reported as
+    empty, because it would have no metrics anyway.
     """
     sizes = [len(counts) for counts in exact.values()]
-    # A patient is one of one count
+    # A patient belongs to one count
     release, flat = Release(1.0, noise, 1, None), [n for counts in exact.values() for n in counts]
     drawn = release.with_noise({"": torch.tensor(flat, dtype=torch.int64) * UNITS})[""].round()
     told = {}
@@ -147,5 +149,5 @@ def _noisy(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
         there = split == "train" or float(counts.sum()) > least
         told[split] = [max(0, int(n)) if there else 0 for n in counts.tolist()]
     if not sum(told["train"]):
-        told["train"][0] = 1  # training needs one
+        told["train"][0] = 1  # training needs at least one sample
     return told

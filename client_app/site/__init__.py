@@ -1,4 +1,4 @@
-"""Who a hospital is and what it allows: identity, policy, audit log, private state.
+"""A hospital's identity and its rules: policy, limits, audit log, private state.
 
 Knows no method.
 """

@@ -1,7 +1,7 @@
 """A site's audit log: one JSON line per message, written before the answer leaves.
 
-A line holds names, counts and bytes, never a value of the data. A line that cannot be written
-whole and flushed to the disk keeps the answer at the site.
+A line holds names, counts and bytes, never a value of the data. If a line cannot be written whole
+and flushed to the disk, the answer stays at the site.
 """
 
 import json
@@ -25,17 +25,17 @@ from fedsilo.strategies.wire.records import record_bytes
 
 ANSWERED, REFUSED, FAILED = "answered", "refused", "failed"
 
-_LEDGER = "ledger"  # the key of a line that says how far the hospital's ledger is
-_TAIL = 2**16  # bytes at the end of a log, many times a line's
-_LONGEST = 200  # characters of what a server names
+_LEDGER = "ledger"  # the key of the ledger's state in a line
+_TAIL = 2**16  # bytes read at the end of a log, many times the length of a line
+_LONGEST = 200  # characters of a name that comes from a server
 _LONGEST_REASON = 1000
 _FIRST_MARK = re.compile(r"^([^/]*/[^./]*[./]).*", re.DOTALL)
 
 
 class LedgerMark(TypedDict):
-    """How far a hospital's ledger of all runs is."""
+    """The state of a hospital's ledger of all runs."""
 
-    releases: int  # entered so far; it only grows
+    releases: int  # the number of releases so far, which only grows
     sha256: str  # the digest of the ledger's file
 
 
@@ -48,9 +48,9 @@ def entry(
     why: str = "",
     ledger: LedgerMark | None = None,
 ) -> dict[str, Any]:
-    """Return the line of a message and the reply to it, as keys and values.
+    """Build the line for a message and its reply, as keys and values.
 
-    ``why`` is why the site did not answer, where that is not in the reply.
+    ``why`` is the reason why the site did not answer, if the reply does not tell it.
     """
     config: Mapping[str, Any] = {}
     if message.has_content():
@@ -78,37 +78,39 @@ def entry(
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Append one JSON line, whole and on the disk, or leave the log as it was.
+    """Append one JSON line, whole and flushed to the disk, or leave the log unchanged.
 
     Sites and processes that share a log wait for each other.
 
     Raises:
-        RefusedError: it could not be written; the path stays at the site.
+        RefusedError: the line could not be written; the path stays at the site.
     """
-    import fcntl  # of Linux and macOS, where hospitals' containers run
+    import fcntl  # only on Linux and macOS, where hospitals' containers run
 
     with _opened(path) as log:
         fcntl.flock(log, fcntl.LOCK_EX)
         size = os.fstat(log).st_size
         before, now = _last_mark(log, size), line.get(_LEDGER)
         if before and (not now or now["releases"] < before["releases"]):
-            # A line about an older ledger, which was refused, must not hide the newer one
+            # A line about an older ledger, which was refused, must not hide the newer state
             line = {**line, _LEDGER: before}
         data = json.dumps(line).encode() + b"\n"
-        torn = size and os.pread(log, 1, size - 1) != b"\n"  # by a power cut: that never left
+        # A power cut tore the last line, and its answer never left
+        torn = size and os.pread(log, 1, size - 1) != b"\n"
         data = b"\n" + data if torn else data
         try:
             if os.write(log, data) != len(data):
                 raise OSError(0, "only a part of the line went to the disk: it is full")
             os.fsync(log)
         except OSError:
-            with suppress(OSError):  # a log that may only grow: the next line begins on its own
+            # An append-only log cannot be shortened, so the next line starts on its own
+            with suppress(OSError):
                 os.ftruncate(log, size)
             raise
 
 
 def last_ledger(path: Path) -> LedgerMark | None:
-    """Read the ledger's mark from the log's last line; None if the line has none.
+    """Read the ledger's state from the log's last line; None if the line has none.
 
     Raises:
         RefusedError: the log cannot be opened; the path stays at the site.
@@ -118,7 +120,7 @@ def last_ledger(path: Path) -> LedgerMark | None:
 
 
 def _last_mark(log: int, size: int) -> LedgerMark | None:
-    """Read the ledger's mark from the last whole line of an open log of ``size`` bytes."""
+    """Read the ledger's state from the last whole line of an open log of ``size`` bytes."""
     tail = os.pread(log, _TAIL, max(0, size - _TAIL))
     for text in reversed(tail.splitlines()):
         try:
@@ -130,15 +132,15 @@ def _last_mark(log: int, size: int) -> LedgerMark | None:
                 else LedgerMark(releases=int(mark["releases"]), sha256=str(mark["sha256"]))
             )
         except (ValueError, TypeError, KeyError, AttributeError):
-            continue  # cut short by a power cut: that message never left
+            continue  # a power cut tore this line, and its answer never left
     return None
 
 
 def check_log(path: Path) -> None:
-    """Refuse a log that cannot be opened, before the work that it must record.
+    """Refuse to work if the log cannot be opened, before the work that it must record.
 
     Raises:
-        RefusedError: it cannot; the path stays at the site.
+        RefusedError: it cannot be opened; the path stays at the site.
     """
     with _opened(path):
         pass
@@ -150,16 +152,17 @@ def names_in(content: RecordDict) -> list[str]:
 
 
 def grouped(names: Iterable[str]) -> dict[str, int]:
-    """Return names that begin alike as one pattern, with their number.
+    """Group names with the same beginning into one pattern; return the number of each.
 
-    What follows a key's first '.' or '/' becomes '*': ``arrays/head.1.bias`` is ``arrays/head.*``.
+    Everything after a key's first '.' or '/' becomes '*': ``arrays/head.1.bias`` is
+    ``arrays/head.*``.
     """
     return dict(Counter(_FIRST_MARK.sub(r"\1*", name) for name in names))
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """Open the log; an error of the disk in the block is a refusal."""
+    """Open the log; turn an OSError of the block into a refusal."""
     try:
         log = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
@@ -168,7 +171,7 @@ def _opened(path: Path) -> Iterator[int]:
             os.close(log)
     except OSError as error:
         raise RefusedError(
-            f"the site's audit log cannot be written ({error.strerror}), and nothing leaves "
+            f"the site's audit log cannot be written ({error.strerror}), but nothing leaves "
             "unlogged: the hospital must see to its 'audit-log'"
         ) from None
 

@@ -1,4 +1,4 @@
-"""The guard of a real site's own bounds: paths, floors, quotas and its own seed.
+"""A guard for a real site's own bounds: paths, floors, quotas and its own seed.
 
 They hold with or without a site file, before the method sees the message.
 """
@@ -23,13 +23,14 @@ from fedsilo.datasets.silo.retention import prune_cache
 from fedsilo.models.contract.messages import CONFIG, EVALUATE, HELLO, SURVEY, Instruction
 from fedsilo.models.contract.settings import CommonSettings
 
-_PATH = re.compile(r"(?<![\w.~:/)])~?/[^\s'\":;,)]+")  # an address has ':' or a word before its '/'
+# A web address has ':' or a word before its '/'
+_PATH = re.compile(r"(?<![\w.~:/)])~?/[^\s'\":;,)]+")
 _PLACES = ("data-dir", "cache-dir", "state-dir", "site-file")
 
 
 @contextmanager
 def within_bounds(answering: Answering) -> Iterator[None]:
-    """Let the message be answered as far as the hospital's floors and quotas allow.
+    """Answer the message only within the hospital's floors and quotas.
 
     Raises:
         RefusedError: they do not allow it; names the key, and what to do.
@@ -43,7 +44,7 @@ def within_bounds(answering: Answering) -> Iterator[None]:
         limits.refuse_settings(settings)
     folder = own_folder(context, site)
     if folder is None:
-        yield  # the answer refuses this before anything is trained
+        yield  # the answer refuses this case before anything is trained
         return
     book = RunBook(folder)
     if message.metadata.message_type in (HELLO, SURVEY):
@@ -54,7 +55,8 @@ def within_bounds(answering: Answering) -> Iterator[None]:
             yield
         return
     instruction = Instruction.from_config(message.content.config_records.get(CONFIG, {}))
-    if message.metadata.message_type == EVALUATE:  # its answer does not depend on the phase
+    # The answer to an evaluation does not depend on the phase
+    if message.metadata.message_type == EVALUATE:
         instruction = replace(instruction, phase=EVALUATE)
     with refusing_as(site):
         seconds = book.enter(instruction, settings.rounds, limits)
@@ -68,7 +70,7 @@ def within_bounds(answering: Answering) -> Iterator[None]:
 
 
 def without_paths(text: str, context: Context) -> str:
-    """Return an error's text as a server may read it: where a hospital's files are stays there.
+    """Remove paths from an error's text, which a server must not learn.
 
     A path below a folder of the node config becomes the folder's key and the rest.
     """

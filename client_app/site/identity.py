@@ -1,8 +1,8 @@
-"""Who this site is: its name, and the run's settings under its own words about its own disk.
+"""A site's name, and the run's settings overridden by the site's own config.
 
-Node config wins over run config: ``site`` (else the ``partition-id`` picks the silo), ``device``,
-``backbone-weights`` and ``plugin``. Only its node config says where a real site's files are and
-which plugs it executes, and what it gives away it can only bound more tightly than the run:
+The node config overrides the run config: ``site`` (else the ``partition-id`` picks the silo),
+``device``, ``backbone-weights`` and ``plugin``. Only its node config tells where a real site's
+files are and which plugins it executes. Limits on what leaves can only be tightened by it:
 ``sums-min-count``, and ``max-epsilon`` at ``delta``.
 """
 
@@ -30,10 +30,10 @@ _CAP, _DELTA = "max-epsilon", "delta"
 
 
 def site_settings(context: Context) -> CommonSettings:
-    """Return the run's settings with this node's own folders, device and floors put over them.
+    """Return the run's settings, overridden by this node's own folders, device and floors.
 
     Raises:
-        SettingError: a value is of the wrong type or out of range.
+        SettingError: a value has the wrong type or is out of range.
         RefusedError: the run names a file of a real site.
     """
     settings, node = built(CommonSettings, context.run_config), context.node_config
@@ -41,7 +41,8 @@ def site_settings(context: Context) -> CommonSettings:
     own["sums_min_count"] = max(settings.sums_min_count, limits_of(context).sums_min_count)
     if (capped := node_cap(context)).max_epsilon:
         own["max_epsilon"] = min(cap for cap in (settings.max_epsilon, capped.max_epsilon) if cap)
-        # At the hospital's own: at one near 1, which a server might name, every epsilon is small
+        # The smaller delta holds, because a server might name
+        # one near 1, where every epsilon is small
         own["delta"] = min(settings.delta, capped.delta)
     settings = dataclasses.replace(settings, **own)
     if not is_simulated(context):
@@ -54,14 +55,14 @@ def site_settings(context: Context) -> CommonSettings:
 
 
 def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettings:
-    """Return the settings without a path that a run has named.
+    """Replace every path that the run has named by the node's own.
 
-    A server that could name paths would learn by digests and errors what is on a hospital's disk,
-    and choose where rows are written.
+    A server that could name paths would learn from digests and errors what is on a hospital's disk,
+    and could choose where rows are written.
     """
     if settings.silo_set not in ("", GAIA):
         raise RefusedError(
-            f"the run's 'silo-set' is a file, and no run opens a hospital's files: use '{GAIA}', "
+            f"the run's 'silo-set' is a file, but no run opens a hospital's files: use '{GAIA}', "
             "or leave it empty"
         )
     folder, plugin = (str(context.node_config.get(key, "")) for key in ("data-dir", "plugin"))
@@ -74,7 +75,7 @@ def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettin
 
 
 def _refuse_other_plugs(settings: CommonSettings) -> None:
-    """Refuse a plug that this hospital did not choose to have, or has in another version.
+    """Refuse a plugin that this hospital has not installed, or has in another version.
 
     A server that could name any module would execute it here.
     """
@@ -83,18 +84,18 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
     for plug in plugs:
         if not plug.invited and not any(f"{plug.module}.".startswith(f"{m}.") for m in own):
             raise RefusedError(
-                f"the run names a plug of '{plug.module}', which this hospital has not: it must "
-                "name its file or module itself, by 'plugin' in the node config"
+                f"the run needs plugin '{plug.module}', but this hospital has not installed it: "
+                "name its file or module in 'plugin' in the node config"
             )
     if plugs and not settings.plugin_digests:
         raise RefusedError(
-            "the run does not say which version of its plugs it means: 'fedsilo deploy run' fills "
+            "the run does not name the version of its plugins: 'fedsilo deploy run' fills "
             "in 'plugin-digests'"
         )
     if plugs and (other := other_plugs(plug_digests(plugs), settings.plugin_digests)):
         raise RefusedError(
-            f"plug {' and '.join(other)} is not this hospital's version: both must have the same "
-            "files"
+            f"plugin {' and '.join(other)} is not this hospital's version: server and hospital "
+            "must have the same files"
         )
 
 
@@ -102,14 +103,14 @@ def node_cap(context: Context) -> CommonSettings:
     """Return settings with the node config's own cap on epsilon (0: none) and its own delta.
 
     Raises:
-        SettingError: one of them is of the wrong type or out of range.
+        SettingError: one of them has the wrong type or is out of range.
     """
     own = {key: context.node_config[key] for key in (_CAP, _DELTA) if key in context.node_config}
     return built(CommonSettings, own)
 
 
 def _weights_by_name(settings: CommonSettings) -> str:
-    """Return the file of the weights that a server names to a real site: of its cache, by name."""
+    """Return the path of the weights that a server names: a file name within the site's cache."""
     name = settings.backbone_weights
     if name in ("", "timm", "random"):
         return name
@@ -123,17 +124,17 @@ def _weights_by_name(settings: CommonSettings) -> str:
 
 
 def site_name(context: Context, settings: CommonSettings) -> str:
-    """Return the node config's ``site``, else the silo of its ``partition-id``.
+    """Return the node config's ``site``, or the silo of its ``partition-id``.
 
     Raises:
-        SiteError: the node config names neither, or the partition has no silo.
+        SiteError: the node config has neither, or the partition has no silo.
     """
     if "site" in context.node_config:
         return str(context.node_config["site"])
     names = silo_names(settings)
     if not is_simulated(context) and data_set(settings.dataset).silos_by_files:
         raise SiteError(
-            "the node config names no 'site', and what files are called here is not sent: start "
+            "the node config names no 'site', but names of files are not sent: start "
             "the SuperNode with --node-config 'site=\"NAME\"'"
         )
     if "partition-id" not in context.node_config:
@@ -151,7 +152,7 @@ def site_name(context: Context, settings: CommonSettings) -> str:
 
 
 def own_name(context: Context) -> str:
-    """Return the site's name as well as it is known, for errors and the audit log."""
+    """Return the best known site name, for errors and the audit log."""
     if "site" in context.node_config:
         return str(context.node_config["site"])
     try:
@@ -162,7 +163,7 @@ def own_name(context: Context) -> str:
 
 @contextmanager
 def refusing_as(site: str) -> Iterator[None]:
-    """Let a refusal name the site: at the hello the server does not know it yet."""
+    """Add the site's name to a refusal, because at the hello the server does not know it yet."""
     try:
         yield
     except (RefusedError, SettingError) as error:

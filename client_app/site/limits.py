@@ -1,7 +1,7 @@
-"""What a hospital gives away at most, to any server: floors and quotas, with safe defaults.
+"""A hospital's limits for every server: floors and quotas, with safe defaults.
 
-They hold at every real site, also without a site file. Only the hospital's own words, its node
-config and its site file, change them: no run and no message can. A simulated site has none.
+They hold at every real site, even without a site file. Only the hospital's node config and site
+file change them; no run and no message can. A simulated site has none.
 """
 
 import sys
@@ -20,14 +20,14 @@ from fedsilo.models.contract.settings_schema import as_mapping, defaults, settin
 from fedsilo.models.privacy.promises import statistics_noise
 
 MEGABYTE = 10**6
-# Roles: where a key has two values, policy.py knows by them which is the stricter
+# The role of a key tells policy.py which of two values is the stricter one
 floor, quota, cap = (partial(setting, roles=role) for role in ("floor", "quota", "cap"))
 most = partial(setting, roles="most")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Floors and quotas of one hospital; docs/site-file.md says each key in words."""
+    """Floors and quotas of one hospital; docs/site-file.md explains each key."""
 
     minimum_batch: int = floor(8, "different samples behind an optimiser step", minimum=1)
     minimum_measured: int = floor(20, "samples behind a measurement", minimum=1)
@@ -81,37 +81,39 @@ class Limits:
     max_cache: int = quota(100_000, "megabytes of decoded data", minimum=0)
 
     def refuse_settings(self, settings: CommonSettings) -> None:
-        """Refuse a run whose settings alone put too few samples behind a step.
+        """Refuse a run whose settings break a floor or a quota, whatever the data are.
 
         Raises:
-            RefusedError: names the run's key, its value, and the floor.
+            RefusedError: names the run's key, its value, and the limit.
         """
         sizes = {"batch-size": settings.batch_size, "micro-batch": settings.micro_batch}
         for key, size in sizes.items():
             if size and size < self.minimum_batch:
                 raise RefusedError(
-                    f"the run's '{key}' is {size}, and {self.minimum_batch} samples at least must "
-                    "be in a step ('minimum-batch'): raise it, or leave the site out"
+                    f"the run's '{key}' is {size}, but this hospital requires at least "
+                    f"{self.minimum_batch} samples per step ('minimum-batch'): raise it, or leave "
+                    "the site out"
                 )
         if settings.is_private():
             self._refuse_noise(settings)
         if settings.trust == SUMS and settings.clip_norm != self.clip_norm:
             raise RefusedError(
                 f"the run's 'clip-norm' is {settings.clip_norm:g}, but this hospital adds its part "
-                f"to sums by {self.clip_norm:g} alone, because different ones would reveal it: set "
-                f"the run's 'clip-norm' to {self.clip_norm:g}, or ask the hospital to change the "
-                "one in its site file"
+                f"to sums only with {self.clip_norm:g}, because different ones would reveal it: "
+                f"set the run's 'clip-norm' to {self.clip_norm:g}, or ask the hospital to change "
+                "the one in its site file"
             )
-        phases = 1 if settings.secure_aggregation == "none" else 5  # at least
+        # A secure round has four more messages, and some methods have more phases
+        phases = 1 if settings.secure_aggregation == "none" else 5
         if settings.rounds * phases >= self.max_messages:
             of = f" of {phases} messages" if phases > 1 else ""
             raise RefusedError(
-                f"the run has {settings.rounds} rounds{of}, and only {self.max_messages} messages "
+                f"the run has {settings.rounds} rounds{of}, but only {self.max_messages} messages "
                 "of a run are answered ('max-messages'): ask for fewer, or leave the site out"
             )
 
     def _refuse_noise(self, settings: CommonSettings) -> None:
-        """Refuse bounds and noise with which nothing can be learned, chosen to find a fault."""
+        """Refuse bounds and noise under which a run learns nothing and only probes a site."""
         norms = self.minimum_clip_norm, self.maximum_clip_norm
         noises = self.minimum_noise, self.maximum_noise
         for key, value, (least, largest), limits in (
@@ -128,7 +130,12 @@ class Limits:
                 )
 
     def measured(self, metrics: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
-        """Return the metrics without measurements of splits of too few samples, by ``sizes``."""
+        """Return the metrics without those of splits with too few samples.
+
+        Args:
+            metrics: the metrics by key.
+            sizes: the number of samples of each split.
+        """
         few = {
             f"{model}.{split}.{metric}"
             for model, split, metric, _ in measurements(metrics)
@@ -151,7 +158,7 @@ NO_LIMITS = Limits(
 
 
 def limits_of(context: Context) -> Limits:
-    """Return the limits of a site: its own words, else the defaults; of a simulated one none.
+    """Return a site's limits: from its node config, else the defaults; none if it is simulated.
 
     Raises:
         SettingError: a value of the node config has the wrong type or is out of range.

@@ -1,4 +1,4 @@
-"""What a node's own config says of it, and a message while this node answers it."""
+"""A node's own config, and the record of a message while this node answers it."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from fedsilo.models.contract.settings_schema import Value, build
 
 S = TypeVar("S")
 
-OWN = ".own"  # in the 'state-dir'; no run can be called so, for its name begins with a dot
+OWN = ".own"  # within 'state-dir'; no run can have this name, because it begins with a dot
 
 
 @dataclass
@@ -23,8 +23,8 @@ class Opened:
     """The course of one message.
 
     Attributes:
-        data: whether it has begun to read patients' data.
-        hidden: whether the server must not see single answers, errors included.
+        data: whether reading patients' data has begun.
+        hidden: whether the server must not see this site's own answers, including errors.
         why: the reason why the site did not answer, for its own log.
     """
 
@@ -35,21 +35,21 @@ class Opened:
 
 @dataclass
 class Answering:
-    """A message while this node answers it; each guard reads it and adds what it knows."""
+    """A message while this node answers it; each guard reads it and adds to it."""
 
     message: Message
-    # The node and the run. The guard of the site file puts the file's limits over the node config
+    # The node and the run. The site file's guard adds the file's limits to the node config
     context: Context
     # The answer; empty until there is one
     content: RecordDict = field(default_factory=RecordDict)
-    # The site file as it was last read; None without one, or if it cannot be used
+    # The site file as last read; None without one, or if it is unusable
     rules: Any = None
-    # Whether the patients' data have been opened, and why there is no answer
+    # The state of patients' data, and the reason if there is no answer
     opened: Opened = field(default_factory=Opened)
 
 
 def is_simulated(context: Context) -> bool:
-    """Tell whether this is a site of a simulation: by its own node config, never by a message."""
+    """Tell whether this is a simulated site; its own node config decides, never a message."""
     own = {"site", "state-dir", "site-file", "trust"} & context.node_config.keys()
     return "partition-id" in context.node_config and not own
 
@@ -57,9 +57,9 @@ def is_simulated(context: Context) -> bool:
 def for_simulated_site(message: Message, context: Context) -> Context:
     """Return the context of the simulated site that a message names.
 
-    In a simulation a SuperNode answers for several sites, perhaps for two at once, and Flower keeps
-    one context for it. The site therefore gets a context of its own. A message that names no site
-    is for the site in the node config, and a hospital is only ever the site in its node config.
+    In a simulation one SuperNode answers for several sites, perhaps for two at once, but Flower
+    keeps one context for it. So the site gets a context of its own. A message that names no site is
+    for the site in the node config, and a hospital is always the site in its node config.
     """
     if not is_simulated(context) or SIMULATED_SITE not in message.content.config_records:
         return context
@@ -70,24 +70,25 @@ def for_simulated_site(message: Message, context: Context) -> Context:
 
 
 def own_folder(context: Context, site: str) -> Path | None:
-    """Return the folder of what a hospital keeps over all runs, or None if it named no 'state-dir'.
+    """Return the folder that a hospital keeps over all runs; None without a 'state-dir'.
 
-    The ledger, the secret seed, the run book and the audit log are there: no run's name reaches it.
+    It holds the ledger, the secret seed, the run book and the audit log. No run's name can lead
+    into it.
     """
     return own_folder_of(context.node_config, site)
 
 
 def own_folder_of(node_config: Mapping[str, Value], site: str) -> Path | None:
-    """Return ``own_folder`` of a node config."""
+    """Return ``own_folder`` for a node config."""
     if "state-dir" not in node_config:
         return None
     return Path(str(node_config["state-dir"])) / OWN / site
 
 
 def own_cache(context: Context) -> str:
-    """Return a real site's cache: its node config's, else its environment's, else its own.
+    """Return a real site's cache: the node config's, else the environment's, else one of its own.
 
-    An empty text means the environment's, or the usual one, where no folder is named at all.
+    Empty means the environment's, or the default one if no folder is named at all.
     """
     if "cache-dir" in context.node_config:
         return str(context.node_config["cache-dir"])
@@ -98,9 +99,9 @@ def own_cache(context: Context) -> str:
 
 @contextmanager
 def owner_only() -> Iterator[None]:
-    """Let what a real site writes in the block be readable by its owner alone.
+    """Make files written in the block readable only by their owner.
 
-    State, ledgers, cache and secret seed are patients' data, whatever umask a SuperNode runs under.
+    State, ledgers, cache and secret seed are patients' data, whatever umask a SuperNode runs with.
     """
     before = os.umask(0o077)
     try:
@@ -110,14 +111,14 @@ def owner_only() -> Iterator[None]:
 
 
 def built(cls: type[S], values: Mapping[str, Value]) -> S:
-    """Return ``build(cls, values)``, checked once in this process: several places ask for the same.
+    """Return ``build(cls, values)``, cached because several callers need the same values.
 
     Raises:
-        SettingError: a value has the wrong type or lies outside its range.
+        SettingError: a value has the wrong type or is out of range.
     """
-    # Types are part of the key: true equals 1, and only one of them is a count
+    # The key has types, because true equals 1 but is not a count
     key = tuple((name, type(value), value) for name, value in values.items())
-    plain: type = cls  # mypy takes type[S] for nothing that can be a key
+    plain: type = cls  # mypy does not accept type[S] as a hashable key
     return cast(S, _built(plain, key))
 
 

@@ -1,6 +1,6 @@
-"""A JSON file that a hospital keeps from message to message, such as its run book or a ledger."""
+"""A JSON file that a hospital keeps between messages, such as its run book or a ledger."""
 
-import fcntl  # of Linux and macOS, where hospitals' containers run
+import fcntl  # only on Linux and macOS, where hospitals' containers run
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,18 +20,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OwnFile(Generic[T]):
-    """A file that is complete or absent, and readable by its owner alone."""
+    """A file that is complete or absent, and readable only by its owner."""
 
-    path: Path  # the file's place
-    kind: Any  # the type of its content, by which pydantic reads, checks and writes it
-    what: str  # names it in errors, such as "the hospital's run book runs.json"
-    lost: str  # the remedy when it is damaged
-    # The remedy when it cannot be written
+    path: Path
+    kind: Any  # the type of its content; pydantic reads, checks and writes by it
+    what: str  # names the file in errors, such as "the hospital's run book runs.json"
+    lost: str  # the advice if it is damaged
+    # The advice if it cannot be written
     full: str = "make room or repair the disk, then resume the run"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let one message at a time change the file; others wait.
+        """Let only one message at a time change the file; others wait.
 
         Raises:
             CheckpointError: its folder cannot be written.
@@ -49,10 +49,10 @@ class OwnFile(Generic[T]):
             os.close(lock)
 
     def read(self, absent: T) -> T:
-        """Return the content, or ``absent`` where there is no file.
+        """Return the content, or ``absent`` if the file does not exist.
 
         Raises:
-            CheckpointError: it is damaged, or not of its type.
+            CheckpointError: the file is damaged, or its content has another type.
         """
         try:
             content: T = _adapter(self.kind).validate_json(read_regular(self.path), strict=True)
@@ -71,7 +71,7 @@ class OwnFile(Generic[T]):
         """Store ``content``, whole or not at all.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the file cannot be written.
         """
         try:
             write_atomically(self.path, _adapter(self.kind).dump_json(content) + b"\n", mode=0o600)

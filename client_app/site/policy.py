@@ -1,9 +1,9 @@
-"""A hospital's own word on what may be asked of it: a YAML file on its disk, named by node config.
+"""A hospital's own rules for requests: a YAML file on its disk, named in its node config.
 
-``site-file`` in the node config is its absolute path. It is read at each message, and once more
-before the reply leaves; it is never named by a run or a message, and a file that cannot be used
-refuses everything. A request beyond it is refused before data are opened where that can be known,
-and always before anything leaves.
+``site-file`` in the node config is its absolute path. It is read at each message, and again before
+the reply leaves. No run and no message can name it, and if the file is unusable, everything is
+refused. A forbidden request is refused before data are opened if possible, and always before
+anything leaves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SITE_FILE = "site-file"
 
 
 def _lower_cap(one: float, other: float) -> float:
-    return min(one, other) if one and other else one or other  # 0 is not a cap
+    return min(one, other) if one and other else one or other  # 0 means no cap
 
 
 def _less_trust(one: str, other: str) -> str:
@@ -51,10 +51,10 @@ def _less_trust(one: str, other: str) -> str:
 
 @dataclass(frozen=True)
 class SiteFile(Limits):
-    """What a hospital allows, apart from floors and quotas; docs/site-file.md explains each key.
+    """A hospital's rules besides floors and quotas; docs/site-file.md explains each key.
 
-    Texts of the lists may hold ``*``, which means any characters. ``given`` holds the file's
-    single values as they are in it: those that it does not name leave the node config's alone.
+    A text in a list may contain ``*`` for any characters. ``given`` holds the single values that
+    the file names; all others are left to the node config.
     """
 
     site: str = setting("", "the site that the file is for: the node config's 'site'")
@@ -92,7 +92,7 @@ class SiteFile(Limits):
     given: Mapping[str, Value] = field(default_factory=dict)
 
     def refuse_request(self, settings: CommonSettings, round_: int) -> None:
-        """Refuse what can be seen from the run's settings and the round alone.
+        """Refuse a request whose settings or round break a rule.
 
         Raises:
             RefusedError: names the key, what it allows and what was asked.
@@ -109,20 +109,20 @@ class SiteFile(Limits):
         if self.max_rounds and max(settings.rounds, round_) > self.max_rounds:
             most = counted(self.max_rounds, "round")
             raise RefusedError(
-                f"the site file allows runs of at most {most} ('max-rounds') and "
+                f"the site file allows runs of at most {most} ('max-rounds'), but "
                 f"{max(settings.rounds, round_)} are asked for"
             )
         if self.secure_aggregation == "required" and settings.secure_aggregation == "none":
             raise RefusedError(
-                "the site file demands secure aggregation ('secure-aggregation': required) and the "
-                "run has none: set its 'secure-aggregation' to 'secagg'"
+                "the site file demands secure aggregation ('secure-aggregation': required), but "
+                "the run has none: set its 'secure-aggregation' to 'secagg'"
             )
 
     def refuse_names(self, names: Sequence[str]) -> None:
-        """Refuse a reply of such names, each ``<record>/<key>``, if it is more than may leave.
+        """Refuse a reply that has names, ``<record>/<key>``, that may not leave.
 
         Raises:
-            RefusedError: names what it is, by groups of names.
+            RefusedError: names them, in groups.
         """
         unlisted = [name for name in names if not matches(name, self.records)]
         barred = [name for name in names if matches(name, self.refused_records)]
@@ -136,7 +136,7 @@ class SiteFile(Limits):
                 )
 
     def survey_parts(self, parts: Iterable[str]) -> set[str]:
-        """Return those of a survey's parts that 'records' list by 'survey/' and none refuses."""
+        """Return the parts of a survey that 'records' lists as 'survey/' and no rule refuses."""
         listed = [pattern for pattern in self.records if pattern.startswith(f"{SURVEYED}/")]
         return {
             part
@@ -146,7 +146,7 @@ class SiteFile(Limits):
         }
 
     def over(self, context: Context) -> Context:
-        """Return the context with the file's limits in its node config, the stricter of both.
+        """Return the context with the file's limits in its node config; the stricter value wins.
 
         Raises:
             SettingError: the node config has a wrong value.
@@ -161,26 +161,26 @@ class SiteFile(Limits):
         return replace(context, node_config=merged)
 
 
-# Where file and node config both have a key, the stricter holds: by the role of its field
+# If file and node config both have a key, the stricter value wins, by the role of its field
 _BY_ROLE: Mapping[str, Callable[[Any, Any], Any]] = {
     "floor": max,
     "quota": min,
     "most": min,
     "cap": _lower_cap,
-    "least": min,  # of two consents, one false is false
+    "least": min,  # consent needs both, so one false is enough to refuse
     "trust": _less_trust,
 }
 _STRICTER = {
     key: stricter for role, stricter in _BY_ROLE.items() for key in keys_with(SiteFile, role)
 }
-NODE_LIMITS = tuple(_STRICTER)  # keys of a site file that the node config may have too
+NODE_LIMITS = tuple(_STRICTER)  # keys of a site file that the node config may also have
 
 
 def read_site_file(context: Context) -> SiteFile:
-    """Return the site file that the node config names, checked.
+    """Read and check the site file that the node config names.
 
     Raises:
-        RefusedError: it cannot be used, or is another site's; the path stays at the site.
+        RefusedError: it is unusable, or belongs to another site; the path stays at the site.
     """
     path = Path(str(context.node_config[SITE_FILE]))
     if not path.is_absolute():
@@ -196,29 +196,29 @@ def read_site_file(context: Context) -> SiteFile:
         raise RefusedError(f"the site file cannot be used: {error}") from None
     if site_file.site and site_file.site != (named := own_name(context)):
         other = " ".join(site_file.site.split())
-        raise RefusedError(f"the site file's 'site' is '{other}', and this is site '{named}'")
+        raise RefusedError(f"the site file's 'site' is '{other}', but this is site '{named}'")
     return site_file
 
 
 @contextmanager
 def under_site_file(answering: Answering) -> Iterator[None]:
-    """Let the message be answered as far as the site file allows; check again what may leave.
+    """Answer the message only as the site file allows, and check again what leaves.
 
-    The file is read once before and once after the answer, because the hospital may have changed
-    its mind meanwhile. What leaves must be allowed by both.
+    The file is read before and after the answer, because the hospital may have changed it
+    meanwhile. Both versions must allow what leaves.
 
     Raises:
-        RefusedError: the site file does not allow it, or cannot be used.
+        RefusedError: the site file does not allow it, or is unusable.
     """
     message, context = answering.message, answering.context
     settings = built(CommonSettings, context.run_config)
     with refusing_as(own_name(context)):
         rules = answering.rules = read_site_file(context)
         rules.refuse_request(settings, _round_of(message))
-        check_log(log_path(context, rules))  # before an hour of training, not after
+        check_log(log_path(context, rules))  # checked before an hour of training
         answering.context = limited = rules.over(context)
     yield
-    answering.rules = None  # if it cannot be read now, it no longer says where the log is
+    answering.rules = None  # if it cannot be read now, it no longer tells where the log is
     with refusing_as(own_name(context)):
         newest = answering.rules = read_site_file(context)
         newest.refuse_request(settings, _round_of(message))
@@ -228,7 +228,7 @@ def under_site_file(answering: Answering) -> Iterator[None]:
 
 
 def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> None:
-    """Refuse what was made under limits that have been tightened since; quotas bound work alone."""
+    """Refuse an answer made under limits that were tightened since; quotas do not count here."""
     usual, quotas = as_mapping(SiteFile()), keys_with(SiteFile, "quota")
     for key in (key for key in _STRICTER if key in now and key not in quotas):
         earlier = before.get(key, usual[key])
@@ -241,26 +241,26 @@ def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> 
 
 def _round_of(message: Message) -> int:
     try:
-        return int(str(message.content[CONFIG]["round"]))  # as an Instruction reads it
+        return int(str(message.content[CONFIG]["round"]))  # parsed like an Instruction does
     except (KeyError, ValueError):
-        return 0  # whoever reads it as a round fails too
+        return 0  # parsing the round fails later with a proper error
 
 
 def log_path(context: Context, rules: SiteFile | None) -> Path:
-    """Return where the audit log is: what the site file names, else in the ``state-dir``.
+    """Return the path of the audit log: from the site file, else in the ``state-dir``.
 
     Args:
-        context: of the node.
-        rules: the site file, or None if it cannot be used: its refusals are logged in the
+        context: the node's context.
+        rules: the site file; None if it is unusable, and then its refusals are logged in the
             ``state-dir``.
 
     Raises:
-        RefusedError: neither is named.
+        RefusedError: neither names a place.
     """
     if rules is not None and (named := rules.audit_log):
-        return Path(os.path.realpath(named))  # the hospital may name a link
+        return Path(os.path.realpath(named))  # the hospital may name a symbolic link
     if home := own_folder(context, own_name(context)):
-        with suppress(OSError):  # whoever opens the log will say so
+        with suppress(OSError):  # opening the log later raises a proper error
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
         return home / "audit.jsonl"
     raise RefusedError(
@@ -270,12 +270,16 @@ def log_path(context: Context, rules: SiteFile | None) -> Path:
 
 
 def refuse_few(site: str, counts: Sequence[int], node_config: Mapping[str, Value]) -> None:
-    """Refuse fewer training samples, or of a label, than the hospital's own limits.
+    """Refuse to take part with fewer training samples, in total or per label, than allowed.
 
-    ``counts`` are as the site tells them: under a cap on epsilon exact ones would be sent with it.
+    Args:
+        site: the site's name.
+        counts: the reported samples per label. Under a cap on epsilon the exact ones must not
+            leave.
+        node_config: the node's, with the site file's limits.
 
     Raises:
-        RefusedError: names the limit, not the count: that would tell what is withheld.
+        RefusedError: names the limit, but not the count, which would reveal what is withheld.
     """
     keys = ("minimum-train-samples", "minimum-per-label")
     limits = build(SiteFile, {key: node_config[key] for key in keys if key in node_config})
@@ -292,7 +296,7 @@ def refuse_few(site: str, counts: Sequence[int], node_config: Mapping[str, Value
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether ``name`` matches one of ``patterns``, in which ``*`` is any characters."""
+    """Tell whether ``name`` matches one of ``patterns``, in which ``*`` is any text."""
     expressions = (re.escape(pattern).replace(r"\*", ".*") for pattern in patterns)
     return any(re.fullmatch(expression, name, re.DOTALL) for expression in expressions)
 
@@ -301,14 +305,15 @@ def parsed_site_file(text: str) -> SiteFile:
     """Parse the text of a site file.
 
     Raises:
-        SettingError: it is no YAML, a key is unknown or missing, or a value cannot be.
+        SettingError: it is not YAML, a key is unknown or missing, or a value is out of range.
     """
-    from fedsilo.client_app.site.site_file import read_rules  # only at who has a site file
+    # Imported lazily: needed only with a site file
+    from fedsilo.client_app.site.site_file import read_rules
 
     rules: SiteFile = read_rules(text, SiteFile)
     return rules
 
 
 def _with_delta(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the values with the delta that a cap has which names none."""
+    """Add the default delta to values that have a cap on epsilon but no delta."""
     return ({"delta": SiteFile.delta} if "max-epsilon" in values else {}) | dict(values)

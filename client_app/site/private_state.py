@@ -1,7 +1,7 @@
 """A site's private state on its own disk: personal weights, codebooks, whatever a method keeps.
 
-One file per (round, step), whole or absent. Those of the newest two rounds are kept, so that a
-server that lost its last round can continue from the one that it knows.
+There is one file per (round, step), complete or absent. The files of the newest two rounds are
+kept, so that a server that lost its last round can continue from the one before.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ _NAME = re.compile(r"round-(\d{6})-(\d{2,})\.safetensors")
 class SiteState:
     """The states of one site in one run, in ``folder``.
 
-    ``settings_digest`` (see ``settings_digest_of``) is stored with each: what was kept under some
-    settings, which decide what of it is shared, is not opened under others.
+    ``settings_digest`` (see ``settings_digest_of``) is stored with each state. A state stored under
+    other settings is not opened, because settings decide which part of it is shared.
     """
 
     folder: Path
@@ -40,33 +40,33 @@ class SiteState:
     def before(self, instruction: Instruction) -> dict[str, Tensor] | None:
         """Return the newest state older than ``instruction``; None if there is none.
 
-        Later states belong to rounds that the server lost, and are not looked at.
+        Later states are ignored, because they belong to rounds that the server lost.
 
         Raises:
-            CheckpointError: the state is gone, cut short or altered, the newest that the server
-                knows of is missing, or the server goes back further than this site remembers.
+            CheckpointError: the state is gone, cut short or altered; it is older than the one that
+                the server knows; or the server goes back further than this site remembers.
         """
         keys = self._keys()
-        # A server that resumed may ask again for a round that this site has already finished
+        # A resumed server may ask again for a round that this site has already finished
         older = [key for key in keys if key < (instruction.round, instruction.step)]
         if not older and _forgotten(keys, instruction):
             raise CheckpointError(
-                f"{self._name}: round {instruction.round} is asked for and the oldest state in "
-                f"{self.folder} is of round {keys[0][0]}; resume from a newer checkpoint or start "
-                "a new run"
+                f"{self._name}: round {instruction.round} is asked for, but the oldest state in "
+                f"{self.folder} is from round {keys[0][0]}; resume from a newer checkpoint or "
+                "start a new run"
             )
         if not older and instruction.expects_state:
             raise CheckpointError(
                 f"{self._name} is gone from {self.folder}: bring it back, or start a new run"
             )
-        if not older:  # the site's first round, or a method that keeps nothing
+        if not older:  # this is the site's first round, or the method keeps nothing
             return None
         if state_key(*older[-1]) < instruction.expects_state:
             expected = instruction.expects_state // ROUND_KEYS
             raise CheckpointError(
-                f"{self._name}, round {instruction.round}: the site kept one of round {expected} "
-                f"and the newest in {self.folder} is of round {older[-1][0]}: bring the newer one "
-                "back, or start a new run"
+                f"{self._name}, round {instruction.round}: the site kept one from round "
+                f"{expected}, but the newest in {self.folder} is from round {older[-1][0]}: bring "
+                "the newer one back, or start a new run"
             )
         try:
             arrays, facts = load_state(self._path(*older[-1]))
@@ -82,17 +82,17 @@ class SiteState:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def is_counted(self, instruction: Instruction) -> bool:
-        """Tell whether the server has made use of the reply with which ``before``'s was stored."""
+        """Tell whether the server has used the reply with which ``before``'s state was stored."""
         older = [key for key in self._keys() if key < (instruction.round, instruction.step)]
         return not older or state_key(*older[-1]) <= instruction.expects_state
 
     def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
-        """Store the state that ``instruction`` led to, and drop those of older rounds.
+        """Store the state after ``instruction``, and drop the states of older rounds.
 
-        Later states are of an attempt that the server lost: they are dropped too.
+        Later states are dropped too, because they belong to an attempt that the server lost.
 
         Raises:
-            CheckpointError: it cannot be written; what was stored before is still there.
+            CheckpointError: the state cannot be written; the stored ones remain.
         """
         now = round_, step = instruction.round, instruction.step
         facts = {"round": round_, "step": step, _DIGEST: self.settings_digest}
@@ -123,7 +123,7 @@ class SiteState:
         return sorted((int(match[1]), int(match[2])) for match in matches if match)
 
 
-# Where a site computes and with how much patience; a hospital may change them during a run
+# A hospital may change these during a run: where it computes, and its timeouts
 _FREE = frozenset(
     keys_with(CommonSettings, "circumstance", "machine", "own", "course", "combining", "floor")
     + keys_with(CommonSettings, "wire")
@@ -131,31 +131,31 @@ _FREE = frozenset(
 
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
-    """Return a digest of all settings that decide what a state means and what of it is shared."""
+    """Return a digest of all settings that decide a state's meaning and what of it is shared."""
     values = as_mapping(common) | as_mapping(own)
     values |= former_defaults(values)
-    # Empty pins are left out: states of before plugs have the same digest
+    # Empty pins are left out, so that states from before plugins have the same digest
     chosen = {k: v for k, v in values.items() if k not in _FREE and (v or k != PINS)}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
 def _forgotten(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
-    """Tell whether a state before ``instruction`` was there once and has been dropped.
+    """Tell whether there was a state before ``instruction`` that has been dropped.
 
-    A single round on disk, the one that is asked for again, is this site's first: nothing was.
+    If only the requested round is on disk, it is this site's first round, and nothing was dropped.
     """
     rounds = {key[0] for key in keys}
     return instruction.round > 1 and bool(rounds) and rounds != {instruction.round}
 
 
 def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
-    """Remove the states of the runs that were asked for longest ago, until ``most`` bytes are left.
+    """Remove the states of the least recently used runs until at most ``most`` bytes are left.
 
     Args:
-        home: the 'state-dir', with a run's states in ``<run>/<site>``.
-        site: whose they are; another site's in the same folder are left alone.
-        current: the run that is asked for now: its states stay.
-        most: bytes of all runs together.
+        home: the 'state-dir', which has a run's states in ``<run>/<site>``.
+        site: the site; states of other sites in the same folder stay.
+        current: the run of this message, whose states stay.
+        most: the most bytes of all runs together.
     """
     others = (run for run in home.glob("*") if run.name != current and not run.name.startswith("."))
     states = [

@@ -1,7 +1,8 @@
-"""What a hospital has answered so far: of each run the messages, the rounds and the seconds.
+"""A hospital's record of its answers: the messages, rounds and seconds of each run.
 
-A run is known by its name, which a server chooses: a name that has gone further does not begin
-again, so that no run can wipe another's state, and the same round is answered a few times only.
+A run is identified by its name, which a server chooses. A run that has advanced cannot start again
+under its name, so no run can erase another's state, and the same round is answered only a few
+times.
 """
 
 import re
@@ -30,17 +31,17 @@ class RunRecord:
     """The messages, rounds and seconds of one run."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
-    began: NonNegativeFloat  # when its first message came, seconds since 1970
-    messages: NonNegativeInt = 0  # answered so far, with those that failed
-    seconds: NonNegativeFloat = 0.0  # of work
-    round: NonNegativeInt = 0  # the furthest that was asked for
-    # How often each phase of the last two rounds was, by ``<round>-<phase>``
+    began: NonNegativeFloat  # the time of its first message, in seconds since 1970
+    messages: NonNegativeInt = 0  # the number of answers so far, including failed ones
+    seconds: NonNegativeFloat = 0.0  # the working time
+    round: NonNegativeInt = 0  # the highest round that was asked for
+    # The number of requests for each phase of the last two rounds, by ``<round>-<phase>``
     asked: dict[Annotated[str, Field(pattern=r"^\d+-[\w-]+$")], NonNegativeInt] = field(
         default_factory=dict
     )
 
     def refuse(self, message: Instruction, rounds: int, limits: Limits) -> None:
-        """Refuse a message that goes back, repeats itself, or is one too many.
+        """Refuse a message that goes back, repeats itself too often, or exceeds a quota.
 
         Raises:
             RefusedError: names the quota.
@@ -54,7 +55,7 @@ class RunRecord:
             )
         if round_ < self.round - 1:
             raise RefusedError(
-                f"run '{name}' asks for round {round_} and was in round {self.round} here: rounds "
+                f"run '{name}' asks for round {round_}, but was in round {self.round} here: rounds "
                 "only go up; resume it from its newest checkpoint, or choose another 'run-name'"
             )
         if self.asked.get(_key(message), 0) >= limits.max_repeats:
@@ -83,7 +84,7 @@ class RunRecord:
 
 
 class RunBook:
-    """The book of one site, in ``folder``; every change is on the disk before work begins."""
+    """The record of one site, in ``folder``; every change is on the disk before work begins."""
 
     def __init__(self, folder: Path) -> None:
         self.file: OwnFile[dict[str, RunRecord]] = OwnFile(
@@ -98,12 +99,12 @@ class RunBook:
 
         Args:
             message: the message.
-            rounds: of the run, by its settings.
+            rounds: the number of rounds in the run's settings.
             limits: the hospital's quotas.
 
         Raises:
-            RefusedError: it is one too many, or goes back.
-            CheckpointError: the book is damaged, or cannot be written.
+            RefusedError: the message exceeds a quota, or goes back.
+            CheckpointError: the record is damaged, or cannot be written.
         """
         with self._changed() as runs:
             if message.run_name not in runs:
@@ -111,23 +112,24 @@ class RunBook:
             record = runs.setdefault(message.run_name, RunRecord(time.time()))
             record.refuse(message, rounds, limits)
             record.enter(message)
-            runs[message.run_name] = runs.pop(message.run_name)  # the last is the newest
+            # Reinserted, so that the newest is last
+            runs[message.run_name] = runs.pop(message.run_name)
             return limits.max_seconds - record.seconds
 
     def add_seconds(self, run_name: str, seconds: float) -> None:
-        """Count the work of a message that was entered."""
+        """Add the working time of a message that was entered."""
         with self._changed() as runs:
-            # A thousand other runs may have begun meanwhile; then nothing is known of this one
+            # A thousand other runs may have begun since, and then this one was dropped
             if run_name in runs:
                 runs[run_name].seconds += seconds
 
     def hello(self, limits: Limits) -> None:
-        """Count a question who this site is, or what its data are like.
+        """Count a hello or a survey.
 
-        Three are answered for each run of a day, and ten.
+        Three are answered for each allowed run of a day, and ten more.
 
         Raises:
-            RefusedError: there were more in 24 hours.
+            RefusedError: there were more within 24 hours.
         """
         most = 3 * limits.max_runs_per_day + 10
         with self._changed() as runs:
@@ -151,7 +153,7 @@ class RunBook:
 
     @contextmanager
     def _changed(self) -> Iterator[dict[str, RunRecord]]:
-        """Yield the runs by name and write them back; messages side by side wait for each other."""
+        """Yield the runs by name and write them back; concurrent messages wait for each other."""
         with self.file.locked():
             runs = self.file.read({})
             yield runs
@@ -164,8 +166,8 @@ class RunBook:
 def _is_of_today(run: RunRecord) -> bool:
     """Tell whether a run began within the last 24 hours.
 
-    A time in the future was read from a clock that was wrong. It does not count, because otherwise
-    it would shut all servers out until the clock reaches it.
+    A time in the future comes from a wrong clock and does not count. Otherwise it would shut out
+    all servers until the clock reaches it.
     """
     return 0 <= time.time() - run.began < _DAY
 

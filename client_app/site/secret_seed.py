@@ -1,7 +1,7 @@
-"""A hospital's own seed: which samples a step sees and what dropout leaves out, no server knows.
+"""A hospital's own seed, so that no server knows the order of its samples and its dropout.
 
-A server that knew the seed would know which patients are behind each step. In a simulation it is
-the run's, so that runs repeat.
+A server that knew the seed would know which patients are in each step. A simulation uses the run's
+seed instead, so that runs repeat.
 """
 
 import secrets
@@ -15,7 +15,7 @@ _BITS = 62
 
 
 def secret_seed(folder: Path) -> int:
-    """Return the seed in ``folder``, which is made at the first call and never changes.
+    """Return the seed in ``folder``; the first call draws it, and it never changes.
 
     Raises:
         CheckpointError: its file is damaged, or cannot be written.
@@ -26,7 +26,7 @@ def secret_seed(folder: Path) -> int:
         "the hospital's own seed 'seed'",
         "bring it back, or remove the file: a new one is drawn, and running runs lose their order",
     )
-    with file.locked():  # of two messages at once only one draws
+    with file.locked():  # two messages at once must not both draw
         seed = file.read(None)
         if seed is None:
             seed = secrets.randbits(_BITS)

@@ -1,6 +1,6 @@
-"""What a hospital allows, in sentences: a run may ask ..., may not ..., and what leaves.
+"""A hospital's rules in sentences: what a run may ask and may not ask, and what leaves.
 
-Every key of the site file has its sentence in ``SENTENCES``; a test holds the two together.
+Every key of the site file has its sentence in ``SENTENCES``, which a test checks.
 """
 
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ from fedsilo.client_app.site.trust import MEANINGS, refuse_uncapped
 from fedsilo.models.contract.settings_schema import as_mapping, build, keys_of
 
 _ALL = ("*",)
-_OF_A_FILE = ("site", "audit-log")  # they say nothing where there is none
+_OF_A_FILE = ("site", "audit-log")  # meaningless without a site file
 _ELSE = "else"
-_IN_GIGABYTES = ("max-memory", "max-state", "max-cache")  # which are megabytes in the file
+_IN_GIGABYTES = ("max-memory", "max-state", "max-cache")  # keys that the file gives in megabytes
 
 
 def effective(context: Context) -> SiteFile:
-    """Return what holds at a site: its site file and its node config, of both the stricter.
+    """Return the rules that hold at a site: the stricter of its site file and its node config.
 
-    Without a site file everything may be asked for that needs no consent.
+    Without a site file, everything is allowed that needs no consent.
 
     Raises:
-        RefusedError: the site file cannot be used, or lacks a cap where the site trusts nobody.
+        RefusedError: the site file is unusable, or lacks a cap although the site trusts nobody.
         SettingError: the node config has a wrong value.
     """
     named = SITE_FILE in context.node_config
@@ -40,11 +40,11 @@ def effective(context: Context) -> SiteFile:
 
 
 def explained(rules: SiteFile, has_file: bool = True) -> list[str]:
-    """Return what ``rules`` say, a sentence each key.
+    """Explain the rules, one sentence per key.
 
     Args:
-        rules: what holds at the site.
-        has_file: whether the site has a site file: only then there is an audit log.
+        rules: the rules that hold at the site.
+        has_file: whether the site has a site file; without one there is no audit log.
     """
     values: Mapping[str, Any] = as_mapping(rules)
     said = [said_of(k, values[k]) for k in SENTENCES if has_file or k not in _OF_A_FILE]
@@ -52,7 +52,7 @@ def explained(rules: SiteFile, has_file: bool = True) -> list[str]:
 
 
 def said_of(key: str, value: Any) -> str:
-    """Return the sentence of a key with its value."""
+    """Return the sentence for a key and its value."""
     if isinstance(value, tuple):
         value = "*" if "*" in value else ", ".join(value)
     forms = SENTENCES[key]
@@ -60,7 +60,7 @@ def said_of(key: str, value: Any) -> str:
     return form.format(value / 1000 if key in _IN_GIGABYTES else value)
 
 
-# One sentence, or one for each value; {} is the value
+# One sentence, or one for each value; {} stands for the value
 SENTENCES: Mapping[str, str | Mapping[Any, str]] = {
     "site": {"": "the file names no site", _ELSE: "the file is for site {}"},
     "app": {

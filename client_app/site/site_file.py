@@ -1,4 +1,4 @@
-"""What the text of a site file says: its lists of names, and single values by the limits' rules."""
+"""Parse the text of a site file: its lists of names, and single values by the limits' rules."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,7 +22,7 @@ def read_rules(text: str, kind: type) -> Any:
     """Parse a site file's ``text`` into a ``kind``, such as ``SiteFile``.
 
     Raises:
-        SettingError: it is no YAML, a key is unknown or missing, or a value is not allowed.
+        SettingError: it is not YAML, a key is unknown or missing, or a value is out of range.
     """
     try:
         content = with_numbers(parse_yaml(text))
@@ -55,9 +55,10 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a misspelt name, which would refuse, or let pass, without notice."""
+    """Refuse a misspelt name, which would silently forbid or allow something else."""
     for name in names:
-        if not set(name) & set("*.:_") and name not in known:  # a plug has one of the last three
+        # Plugin names contain one of the last three
+        if not set(name) & set("*.:_") and name not in known:
             raise unknown_name(what, name, known)
 
 

@@ -1,7 +1,8 @@
-"""Whom a hospital trusts: one line of its site file, without which it takes no part.
+"""A hospital's trust: one line of its site file, without which it takes no part.
 
-A run says in its setting 'trust' which promise it is made for; a hospital answers a run whose
-promise is at least its own. docs/threat-model.md says what each level promises, and what not.
+A run states in its setting 'trust' which promise it makes. A hospital answers only a run whose
+promise fits its own line. docs/threat-model.md explains what each level promises, and what it does
+not.
 """
 
 from collections.abc import Mapping
@@ -18,11 +19,11 @@ MEANINGS: Mapping[str, str] = {
 
 
 def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings) -> None:
-    """Refuse a run that promises less than this hospital asks for.
+    """Refuse a run that promises less than this hospital requires.
 
     Args:
-        node_config: the node's, with the site file's lines over it.
-        settings: of the run.
+        node_config: the node's, overridden by the site file's lines.
+        settings: the run's settings.
 
     Raises:
         RefusedError: names the key, and what to set.
@@ -37,20 +38,20 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
         return
     if settings.trust != level:
         raise RefusedError(
-            f"the site file says 'trust: {level}' ({MEANINGS[level]}) and the run is made for "
+            f"the site file says 'trust: {level}' ({MEANINGS[level]}), but the run is made for "
             f"'trust' '{settings.trust}': set the run's 'trust' to '{level}', or leave the site out"
         )
     refuse_uncapped(level, bool(node_config.get("max-epsilon")))
 
 
 def refuse_uncapped(level: str, capped: bool) -> None:
-    """Refuse to trust nobody without a cap on epsilon.
+    """Refuse 'trust: nobody' without a cap on epsilon.
 
     Raises:
-        RefusedError: says what to add.
+        RefusedError: names what to add.
     """
     if level == NOBODY and not capped:
         raise RefusedError(
-            "the site file says 'trust: nobody' and has no 'max-epsilon': without a cap the run "
+            "the site file says 'trust: nobody', but has no 'max-epsilon': without a cap the run "
             "would decide how private the answers are; add 'max-epsilon' and 'delta'"
         )

@@ -1,4 +1,4 @@
-"""Work that ends when it has taken the hospital's time or memory, wherever it is."""
+"""Stop work that exceeds the hospital's limits on time or memory, at any point."""
 
 import signal
 import threading
@@ -12,21 +12,25 @@ import psutil
 from fedsilo.client_app.site.limits import MEGABYTE
 from fedsilo.models.contract.errors import RefusedError
 
-_LOOK = 0.5  # seconds between looks
-_SHARE = 0.9  # of the machine's memory, where no other bound is named
+_LOOK = 0.5  # seconds between checks
+_SHARE = 0.9  # the share of the machine's memory that is allowed by default
 
 
 @contextmanager
 def watched(seconds: float, megabytes: int) -> Iterator[None]:
-    """Run a block that is stopped once it has taken ``seconds``, or the process ``megabytes``.
+    """Run a block, and stop it once it exceeds ``seconds``, or the process ``megabytes``.
 
-    A timer's signal looks, so that decoding, training and measuring need not, and once more at the
-    end, for blocks shorter than its period. Python gives signals to the main thread only, which is
-    where a SuperNode's process answers: in another thread nothing is watched. ``megabytes`` 0
-    means nine tenths of the machine's memory.
+    A timer's signal checks the limits, so that decoding, training and measuring need not. They are
+    checked again at the end, for blocks shorter than the timer's period. Python delivers signals
+    only to the main thread, in which a SuperNode's process answers; in another thread nothing is
+    checked.
+
+    Args:
+        seconds: the time limit.
+        megabytes: the memory limit of the process; 0 for nine tenths of the machine's memory.
 
     Raises:
-        RefusedError: says which bound it was.
+        RefusedError: names the exceeded limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

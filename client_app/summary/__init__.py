@@ -1,5 +1,5 @@
-"""What a hospital answers to a survey of its data: counts, floored here, and the same each time.
+"""A hospital's answer to a survey of its data: counts above its floor, the same every time.
 
-It uses the session and what is below it. Nothing of the question enters the first answer but which
-data set, as the run has it; and no later question gets another answer.
+Imports the session and everything below it. The first answer depends only on the data set, as the
+run names it; later surveys get the same answer.
 """

@@ -1,4 +1,4 @@
-"""A site's answer to a survey, made of its silo: counts, means and percentiles above its floors."""
+"""Build a site's answer to a survey: counts, means and percentiles above the site's floors."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from fedsilo.client_app.session import SiteSession
-from fedsilo.client_app.summary.suppression import at_least, suppressed
+from fedsilo.client_app.summary.suppression import at_least, suppress
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.partition.cuts import is_cut
 from fedsilo.datasets.registry import data_set
@@ -15,19 +15,19 @@ from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.survey import About, Count, LeftOut, Measured, Spread, Survey
 
-_FEW_VALUES = 10  # of as many a mean is a count in other words
-_TAIL = 0.05  # samples beyond each percentile
+_FEW_VALUES = 10  # a mean over so few distinct values reveals counts
+_TAIL = 0.05  # the share of samples beyond each percentile
 
 
 @dataclass(frozen=True)
 class Answering:
-    """What an answer is made of: the ``site``, and the ``secret`` seed of its own."""
+    """Builds an answer about the ``site``, with its own ``secret`` seed."""
 
     site: SiteSession
     secret: int
 
     def answer(self) -> Survey:
-        """Return all that may leave.
+        """Return everything that may leave.
 
         Raises:
             DataError: a file cannot be read again.
@@ -36,7 +36,7 @@ class Answering:
         chosen = data_set(settings.dataset)
         places = find_places(settings.data_dir, settings.cache_dir)
         measures = chosen.measures(silo, settings, places)
-        own = not is_cut(settings)  # else a silo is of many sites' files
+        own = not is_cut(settings)  # the silo of a partition has files of many sites
         files = chosen.file_measures(silo.name, settings, places) if own else []
         sizes = {name: len(split) for name, split in silo.splits().items() if len(split)}
         return Survey(
@@ -70,7 +70,7 @@ class Answering:
 
     @property
     def floor(self) -> int:
-        """Samples behind a count, at least: of a hospital by its own word alone."""
+        """The fewest samples behind a count; at a hospital only its own limits decide."""
         bounds = self.site.settings if self.site.simulated else self.site.limits
         return bounds.sums_min_count
 
@@ -82,30 +82,32 @@ class Answering:
             on=datetime.now(UTC).date().isoformat(),
             floor=self.floor,
             classes=list(self.site.silo.class_names()),
-            features=[_declared(one) for one in measures],
-            file_features=[_declared(one) for one in files],
+            features=[_declare(one) for one in measures],
+            file_features=[_declare(one) for one in files],
         )
 
     def _cells(self, counts: list[int], *table: str) -> list[Count]:
-        return suppressed(counts, self.floor, self.secret, self.site.silo.name, *table)
+        return suppress(counts, self.floor, self.secret, self.site.silo.name, *table)
 
     def _histogram(self, measure: Measure, split: str, part: str) -> list[Count]:
         table, in_a_row = (self.site.silo.name, part, split, measure.name), not measure.levels
         counts = measure.counts(split)
-        return suppressed(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
+        return suppress(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
 
     def _left_out(self, rows: LeftOutRows) -> LeftOut:
-        """Return the samples of no split; of a column those with a value are the other cell."""
+        """Count the samples in no split, and per column those without a value."""
         pairs = {name: [count, rows.count - count] for name, count in rows.missing.items()}
         missing = {n: self._cells(pair, "left-out", n)[0] for n, pair in pairs.items()}
         return LeftOut(count=at_least(rows.count, self.floor), missing=missing)
 
     def _means(self, measures: list[Measure], split: str) -> Iterator[tuple[str, Spread]]:
-        """Yield mean and standard deviation of what has declared edges, beyond which none counts.
+        """Yield mean and standard deviation of each measure with declared edges.
 
-        So one patient far out moves them by no more than another.
+        Values beyond the outer edges are moved to them first, so an outlier has no larger influence
+        than other values.
         """
         for one in (one for one in measures if one.edges):
+            # Simulated patients need no protection, so their values are not clipped
             ends = (-np.inf, np.inf) if self.site.simulated else (one.edges[0], one.edges[-1])
             values = self._told(replace(one, values={split: one.values[split].clip(*ends)}), split)
             if values is None or len(values) < self.floor:
@@ -116,9 +118,9 @@ class Answering:
     def _percentiles(
         self, measures: list[Measure], split: str, few_too: bool = False
     ) -> dict[str, tuple[float, float]]:
-        """Return the 5th and 95th percentile of what has enough samples beyond each.
+        """Return the 5th and 95th percentile of each measure with enough samples beyond both.
 
-        ``few_too``: also of numbers with few values, as the size of files is.
+        ``few_too`` includes numbers with few distinct values, such as file sizes.
         """
         found = {}
         for one in measures:
@@ -129,7 +131,7 @@ class Answering:
         return found
 
     def _told(self, measure: Measure, split: str, few_too: bool = False) -> Values | None:
-        """Return the known values of a number; None of a level, or of one of few values."""
+        """Return the known values of a number; None for levels, or for few distinct values."""
         values = measure.values[split]
         known = values[~np.isnan(values)]
         if measure.levels or len(known) == 0:
@@ -138,7 +140,7 @@ class Answering:
         return known if many else None
 
 
-def _declared(measure: Measure) -> Measured:
+def _declare(measure: Measure) -> Measured:
     return Measured(
         name=measure.name,
         edges=list(measure.edges),
@@ -148,5 +150,5 @@ def _declared(measure: Measure) -> Measured:
 
 
 def fingerprint(silo: Silo) -> Mapping[str, str]:
-    """Return by what a silo's data are known again."""
+    """Return a fingerprint of the silo's data."""
     return {"schema": silo.schema, **silo.fingerprints}

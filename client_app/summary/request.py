@@ -1,7 +1,7 @@
-"""A survey's question at a site: whether it is answered, with what, and which parts may leave.
+"""A survey's request at a site: whether it is answered, and which parts of the answer may leave.
 
-The first answer is kept for good, and every later question gets it again. Two answers would reveal
-their difference too: of a set of bins moved a little, or of data that have one patient more, it is
+The first answer is stored for good, and every later survey gets it again. The difference of two
+answers would reveal more than each: with slightly moved bins, or data with one patient more, it is
 that patient. So a data set's first answer stays until the hospital itself removes it,
 ``<state-dir>/.own/<site>/survey.json``.
 """
@@ -28,26 +28,26 @@ from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.models.contract.survey import ABOUT, Survey
 
-# What decides which samples there are and what is counted of them
+# These decide which samples there are and what is counted
 _DECISIVE = ("dataset", *keys_with(CommonSettings, "partition", "silo", "sampling", "split"))
 _FILE = "survey.json"
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A first answer."""
+    """A stored first answer."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
-    parts: Mapping[str, str]  # of the answer, as they left or may leave
-    settings: Mapping[str, Value]  # those of the run that decided what was counted, by key
-    fingerprint: Mapping[str, str]  # of the data
+    parts: Mapping[str, str]  # the parts of the answer, as sent or ready to be sent
+    settings: Mapping[str, Value]  # the run's settings that decided what was counted, by key
+    fingerprint: Mapping[str, str]  # the fingerprint of the data
 
 
 def answer_survey(context: Context) -> RecordDict:
-    """Return what leaves of the site's answer.
+    """Return the parts of the site's answer that may leave.
 
     Raises:
-        FedsiloError: the site does not answer surveys, or its data cannot be used.
+        FedsiloError: the site does not answer surveys, or its data are unusable.
     """
     if is_simulated(context):
         return _record(_made(context, 0).parts)
@@ -68,12 +68,12 @@ def answer_survey(context: Context) -> RecordDict:
 def _refuse_where_noise_is_demanded(context: Context) -> None:
     if (trust := str(context.node_config.get("trust", ""))) != SERVER:
         raise RefusedError(
-            f"the site file says 'trust: {trust}', and a survey's counts are this site's alone, "
+            f"the site file says 'trust: {trust}', but a survey's counts are this site's own, "
             "without noise: leave the site out"
         )
     if node_cap(context).max_epsilon:
         raise RefusedError(
-            "the site has a cap on epsilon, and a survey's counts have no noise: leave the site "
+            "the site has a cap on epsilon, but a survey's counts have no noise: leave the site "
             "out, or have the hospital answer without a cap"
         )
 
@@ -81,34 +81,34 @@ def _refuse_where_noise_is_demanded(context: Context) -> None:
 def _allowed_parts(context: Context) -> set[str]:
     """Return the parts that the hospital's site file names.
 
-    A pattern for everything is not enough: files that have one are older than surveys.
+    A pattern for everything is not enough, because such files may be older than surveys.
     """
     if SITE_FILE not in context.node_config:
         raise RefusedError(
-            "the hospital has no site file, and a survey needs one whose 'records' list what may "
-            f"leave of it: '{SURVEYED}/*', or part by part"
+            "the hospital has no site file, but a survey needs one whose 'records' list what may "
+            f"leave: '{SURVEYED}/*', or part by part"
         )
     parts = [name.replace("_", "-") for name in Survey.model_fields]
     allowed = read_site_file(context).survey_parts(parts)
     if ABOUT not in allowed:
         raise RefusedError(
-            f"the site file's 'records' do not list '{SURVEYED}/{ABOUT}', and no survey leaves "
+            f"the site file's 'records' do not list '{SURVEYED}/{ABOUT}', but no survey leaves "
             f"without it: '{SURVEYED}/*' is everything of a survey"
         )
     return allowed
 
 
 def _made(context: Context, secret: int) -> Kept:
-    """Return an answer, made now, with broken images left out and counted."""
-    site, run = _opened(context)
+    """Build an answer now; broken images are left out and counted."""
+    site, run = _open_site(context)
     answer = Answering(site, secret).answer()
     return Kept(answer.to_config(), run, dict(fingerprint(site.silo)))
 
 
 def _first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple[Kept, bool]:
-    """Return a data set's first answer, and whether it was made and kept just now.
+    """Return a data set's first answer, and whether it was made just now.
 
-    ``folder`` is of what the hospital keeps over all runs.
+    ``folder`` is the folder that the hospital keeps over all runs.
     """
     file: OwnFile[dict[str, Kept]] = OwnFile(
         folder / _FILE,
@@ -127,15 +127,15 @@ def _first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple
 
 
 def _again(context: Context, kept: Kept) -> dict[str, str]:
-    """Return an answer that was kept; ``about`` says whether the data are still the same."""
-    now = _opened(replace(context, run_config={**context.run_config, **kept.settings}))[0].silo
+    """Return a stored answer; its part ``about`` tells whether the data have changed."""
+    now = _open_site(replace(context, run_config={**context.run_config, **kept.settings}))[0].silo
     about = json.loads(kept.parts[ABOUT])
     about["changed"] = dict(fingerprint(now)) != dict(kept.fingerprint)
     return {**kept.parts, ABOUT: json.dumps(about)}
 
 
-def _opened(context: Context) -> tuple[SiteSession, dict[str, Value]]:
-    """Return the site, and the run's settings that decided what its silo is."""
+def _open_site(context: Context) -> tuple[SiteSession, dict[str, Value]]:
+    """Open the site; return it with the run's settings that decided its silo."""
     run = dict(context.run_config)
     try:
         site = open_session(context)

@@ -1,19 +1,19 @@
-"""Counts that may leave: small ones are suppressed, and what would give them away by subtraction.
+"""Suppress small counts, and further counts from which small ones would follow by subtraction.
 
-The rule, for the counts of one table whose total may be known, with the floor f:
+The rule for the counts of one table, whose total may be known, with floor f:
 
-- every count below f is suppressed, a true zero too;
-- as long as only one is suppressed, or all suppressed ones together are below 2 f, another one is
-  suppressed as well, in an order that the hospital's own secret decides;
-- of a total below f nothing leaves.
+- Every count below f is suppressed, including a true zero.
+- While only one count is suppressed, or the suppressed counts sum to less than 2 f, another one is
+  suppressed as well, in an order that the hospital's own secret decides.
+- If the total is below f, nothing leaves.
 
-So whatever is suppressed could be each number below f, also for who knows this rule, the total and
-all other counts: put that number v in its place, all the rest of the suppressed sum, more than f,
-in one other suppressed place and nothing in the others. Then v and the nothings are suppressed for
-being small, their sum is below 2 f, and if the secret's order names that other place first, the
-very same counts leave. It would not hold if the smallest count were taken: then its size would
-bound the others. Every order is possible; of cells in a row the outer ones, where few
-samples are, come first more often.
+So a suppressed count could be any number below f, even for a reader who knows this rule, the total
+and all other counts. Take any such number v for it, put the rest of the suppressed sum, which is
+more than f, into one other suppressed cell, and zero into all others. Then v and the zeros are
+suppressed as small, their sum is below 2 f, and if the secret's order names that other cell first,
+the same counts leave. This would not hold if the smallest remaining count were always taken,
+because its size would bound the others. Every order is possible. For neighbouring cells the outer
+ones, which have few samples, come first more often.
 """
 
 import hashlib
@@ -24,17 +24,17 @@ import numpy as np
 from fedsilo.models.contract.seeding import derive_seed
 
 
-def suppressed(
+def suppress(
     counts: Sequence[int], floor: int, secret: int, *table: str, in_a_row: bool = False
 ) -> list[int | None]:
     """Return the counts of a table with None for those that stay at the site.
 
     Args:
-        counts: all cells, whose total may be known.
-        floor: counts below it are suppressed; 1: none.
-        secret: the hospital's own, which decides what else is.
-        table: names the table: each has an order of its own.
-        in_a_row: whether the cells are neighbours, as those between edges are.
+        counts: all cells; their total may be known.
+        floor: counts below it are suppressed; 1 suppresses none.
+        secret: the hospital's own seed, which decides the further cells.
+        table: names the table; each table has its own order.
+        in_a_row: whether the cells are neighbours, like the bins of a histogram.
     """
     if floor <= 1:
         return list(counts)
@@ -49,14 +49,15 @@ def suppressed(
 
 
 def secret_of(data: bytes) -> int:
-    """Return a secret of ``suppressed`` that is the same for the same data."""
+    """Return a secret for ``suppress`` that is the same for the same data."""
     return int.from_bytes(hashlib.sha256(data).digest()[:7], "big")
 
 
 def _order(cells: int, seed: int, in_a_row: bool) -> list[int]:
-    """Return the cells in an order drawn from the seed, each possible; outer ones sooner."""
+    """Return a random order of the cells (any permutation), favouring outer cells if in a row."""
     places = np.arange(cells)
     from_middle = np.abs(places - (cells - 1) / 2)
+    # Outer cells hold few samples, so suppressing them costs the reader least
     weights = 1 + from_middle**3 if in_a_row else np.ones(cells)
     drawn = np.random.default_rng(seed).choice(
         places, size=cells, replace=False, p=weights / weights.sum()
@@ -69,5 +70,5 @@ def _gives_away(counts: Sequence[int], floor: int) -> bool:
 
 
 def at_least(count: int, floor: int) -> int | None:
-    """Return a count that is released alone, None if it is below the floor."""
+    """Return a count that is released by itself; None if it is below the floor."""
     return count if count >= floor or floor <= 1 else None

@@ -1,4 +1,4 @@
 """Local optimisation and measuring, the same for every method.
 
-Stands on site; knows no method.
+Imports the folder site; knows no method.
 """

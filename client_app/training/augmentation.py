@@ -1,7 +1,8 @@
-"""Augmentation of training images by transforms of torchvision v2, each image by itself.
+"""Augment training images by transforms of torchvision v2, each image separately.
 
-The transforms draw from torch's global generators, as they know no others. Each batch has its own
-key, so that the same seed gives the same images, and dropout draws as it would without them.
+The transforms draw from torch's global generators, because they accept no others. Each batch has
+its own seed, so the same seed gives the same images, and dropout draws as it would without
+augmentation.
 """
 
 import inspect
@@ -22,7 +23,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import unknown_name
 
 _EXAMPLE = "[{RandomHorizontalFlip: {p: 0.5}}, {RandomRotation: {degrees: 10}}]"
-_BIAS, _RANGE = 32768, 65535  # of radiographs, which are stored as int16
+_BIAS, _RANGE = 32768, 65535  # radiographs are stored as int16
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -30,12 +31,12 @@ Transform = Callable[[Tensor], Tensor]
 def augmenter(
     settings: CommonSettings, key: tuple[int | str, ...], device: torch.device
 ) -> Transform:
-    """Return what changes each batch of images (batch, channels, height, width) of a training.
+    """Return a function that augments batches of images (batch, channels, height, width).
 
     Args:
         settings: 'augmentation' and the seed.
-        key: of the training, such as (round, site).
-        device: of the batches.
+        key: the key of the training, such as (round, site).
+        device: the device of the batches.
     """
     transform, numbers = _transform(settings.augmentation), count()
 
@@ -47,8 +48,8 @@ def augmenter(
     return augment
 
 
-def _changed(image: Tensor, transform: Transform) -> Tensor:
-    """Return an image of the same type; radiographs of int16 are transformed as floats of 0..1."""
+def _change(image: Tensor, transform: Transform) -> Tensor:
+    """Return the transformed image in its own type; int16 is transformed as floats from 0 to 1."""
     if image.dtype != torch.int16:
         return transform(image)
     changed = transform((image.float() + _BIAS) / _RANGE)
@@ -57,7 +58,7 @@ def _changed(image: Tensor, transform: Transform) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _transform(text: str) -> Transform:
-    """Return the transforms of a setting's text as one."""
+    """Build one transform from the text of the setting."""
     from torchvision.transforms import v2
 
     composed: Transform = v2.Compose(_built(parse_structure("augmentation", text, _EXAMPLE)))
@@ -65,7 +66,7 @@ def _transform(text: str) -> Transform:
 
 
 def _built(entries: Any) -> list[Any]:
-    """Return the transforms of a list of names, each with a mapping of its arguments."""
+    """Build the transforms of a list of names or of single mappings from name to arguments."""
     from torchvision.transforms import v2
 
     classes = {name: kind for name, kind in vars(v2).items() if inspect.isclass(kind)}
@@ -80,21 +81,22 @@ def _built(entries: Any) -> list[Any]:
             raise unknown_name("transform of torchvision v2", str(name), known)
         try:
             arguments = dict(arguments or {})
-            if isinstance(inner := arguments.get("transforms"), list):  # as of RandomApply
+            # Nested transforms, such as RandomApply's
+            if isinstance(inner := arguments.get("transforms"), list):
                 arguments["transforms"] = _built(inner)
             built.append(known[name](**arguments))
         except (TypeError, ValueError) as error:
-            raise _refused(name, error) from None
+            raise _refusal(name, error) from None
     return built
 
 
-def _refused(name: str, error: Exception) -> SettingError:
+def _refusal(name: str, error: Exception) -> SettingError:
     reason = one_line(error, 200)
     return SettingError(f"transform '{name}' is refused ({reason}): change 'augmentation'")
 
 
 def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
-    """Refuse an augmentation that torchvision cannot make, or of rows.
+    """Refuse an augmentation of a table, or one that torchvision cannot build.
 
     Raises:
         SettingError: names the transform.
@@ -103,14 +105,14 @@ def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
         return
     if is_table:
         raise SettingError(
-            f"'augmentation' is of images, and data set '{settings.dataset}' is a table: remove "
+            f"'augmentation' is for images, but data set '{settings.dataset}' is a table: remove "
             "'augmentation'"
         )
     _transform(settings.augmentation)
 
 
 def check_images(settings: CommonSettings, silo: Silo) -> None:
-    """Refuse an augmentation that does not take this site's images, or changes their size.
+    """Refuse an augmentation that fails on this site's images or changes their size.
 
     Raises:
         SettingError: names PyTorch's reason, or both sizes.
@@ -121,7 +123,7 @@ def check_images(settings: CommonSettings, silo: Silo) -> None:
         with seed_generators(settings.seed, "augmentation"):
             changed = _changed(image, transform)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise _refused(settings.augmentation, error) from None
+        raise _refusal(settings.augmentation, error) from None
     if (changed.shape, changed.dtype) != (image.shape, image.dtype):
         raise SettingError(
             f"'augmentation' makes {tuple(changed.shape)} {changed.dtype} of images of "

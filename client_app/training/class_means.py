@@ -1,4 +1,4 @@
-"""The mean of what a network makes of a site's samples, per class that has enough of them."""
+"""The mean of a network's outputs over a site's samples, for each class with enough samples."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,11 @@ from fedsilo.models.privacy.release import Release, apart
 
 @dataclass(frozen=True)
 class PrivateMeans:
-    """What makes means of rows, one a patient, private.
+    """The mechanism for private means of rows, one row per patient.
 
     Attributes:
         release: bounds a row, and has been paid for.
-        counts: training samples of each class as the site has reported them; sums are divided by
-            these.
+        counts: the reported training samples of each class, by which sums are divided.
     """
 
     release: Release
@@ -45,32 +44,34 @@ def class_means(
     min_samples: int,
     private: PrivateMeans | None = None,
 ) -> dict[int, Tensor]:
-    """Return the mean of ``function`` over the samples of each class that has enough of them.
+    """Return the mean of ``function`` over the samples of each class with enough samples.
 
-    The network is put in eval mode: in training mode batch norm and dropout would make a sample's
-    values depend on its batch and on chance. Batch by batch, so that no split's embeddings are ever
-    in memory at once; sums are float64 in the order of the samples, private ones whole numbers.
+    The network is put in eval mode, because in training mode batch norm and dropout would make a
+    sample's values depend on its batch and on chance. The means are computed batch by batch, so
+    that a split's embeddings are never in memory at once. Sums are float64 in the order of the
+    samples; private ones are whole numbers.
 
     Args:
         network: placed on the compute device.
-        silo: what the site holds; the means are of its training samples.
-        compute: device and precision.
+        silo: the site's data, of which the training samples are used.
+        compute: the device and the precision.
         function: maps inputs (batch, ...) to rows (batch, d).
-        min_samples: samples that must be behind a mean.
-        private: bounds each sample's part, or None.
+        min_samples: the fewest samples for a mean.
+        private: the mechanism for private means; None for exact ones.
 
     Returns:
-        Class to mean (d,), float32 on the CPU.
+        Class -> mean (d,), float32 on the CPU.
     """
     split, classes = silo.train, silo.task.classes
     counts = torch.bincount(split.labels, minlength=classes).tolist()
     if private:
         counts = list(private.counts)
+    # Private means use reported counts, because exact ones would reveal who is there
     large = large_classes(counts, min_samples)
     if not large:
         return {}
     network.eval()
-    # Privately one sample at a time: in a batch its last bits depend on how many others there are
+    # Private samples go one at a time, because in a batch the last bits depend on the batch size
     alone = private is not None and private.release.alone
     parts = one_by_one(split.inputs) if alone else in_batches(split.inputs)
     labels = torch.split(split.labels, [len(part) for part in parts])

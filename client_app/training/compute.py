@@ -1,7 +1,7 @@
-"""The one place that decides where and how precisely a site computes, and how repeatably.
+"""Choose where a site computes, at what precision, and how repeatably.
 
-Operations without a deterministic form are named, or refused, as 'deterministic' says; PyTorch says
-which they are as it meets one, by a warning or an error.
+Operations without a deterministic form are named or refused, as 'deterministic' says. PyTorch
+reports them by a warning or an error when it meets one.
 """
 
 import os
@@ -25,9 +25,9 @@ from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.settings import GPU_SHARE, CommonSettings
 from fedsilo.models.networks.kinds import image_network
 
-_HELD = 2**31  # bytes
-# With AVX2 oneDNN writes beyond the memory of a strided 1 x 1 convolution of fewer than 8 channels,
-# which these do not have (PyTorch 2.15)
+_HELD = 2**31  # bytes; larger tensors are streamed to a GPU
+# oneDNN with AVX2 writes beyond the memory of a strided 1 x 1 convolution of fewer than 8
+# channels (PyTorch 2.15); these networks have none
 _CHANNELS_LAST_ON_CPU = ("conv", "vgg16-bn")
 
 M = TypeVar("M", bound=nn.Module)
@@ -37,38 +37,38 @@ M = TypeVar("M", bound=nn.Module)
 class Compute:
     """A device and a precision."""
 
-    device: torch.device  # where tensors live
-    bf16: bool  # whether forward passes run under bf16 autocast
-    fp16: bool = False  # whether they do under fp16 autocast, of a scaled loss
-    # Whether images and convolutions keep a pixel's channels together in memory
+    device: torch.device  # the device of tensors
+    bf16: bool  # whether forward passes use bf16 autocast
+    fp16: bool = False  # whether they use fp16 autocast, with a scaled loss
+    # Whether images and convolutions store a pixel's channels together in memory
     channels_last: bool = False
 
     def autocast(self) -> torch.autocast:
-        """Return the block in which forward passes run; it does nothing in fp32."""
+        """Return the context for forward passes; it does nothing in fp32."""
         half = torch.float16 if self.fp16 else torch.bfloat16
         return torch.autocast(self.device.type, dtype=half, enabled=self.bf16 or self.fp16)
 
     def exact(self) -> Self:
-        """Return the same device in fp32, for what is looked at rather than trained."""
+        """Return the same device in fp32, for explanations and embeddings."""
         return replace(self, bf16=False, fp16=False)
 
     def scaler(self) -> GradScaler:
-        """Return what scales a training's loss in fp16, or gradients would be too small; else not.
+        """Return a loss scaler, which keeps fp16 gradients from vanishing; inactive otherwise.
 
-        Each training has its own, so that nothing of it is kept. Its first scale is 2^10, not
-        PyTorch's 2^16: the first steps of a round would overflow and be left out.
+        Each training has its own scaler, so nothing of it is kept. Its first scale is 2^10 instead
+        of PyTorch's 2^16, with which the first steps of a round would overflow and be skipped.
         """
         return GradScaler(self.device.type, init_scale=2.0**10, enabled=self.fp16)
 
     def place(self, network: M) -> M:
-        """Move a network to the device, convolutions in the memory format of ``self``."""
+        """Move a network to the device, in this memory format."""
         placed = network.to(self.device)
         if self.channels_last:
             placed = placed.to(memory_format=torch.channels_last)
         return placed
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on the device, images in its memory format, set before they travel."""
+        """Move a tensor to the device; images get the memory format before they are moved."""
         if self.channels_last and tensor.ndim == 4:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         return tensor.to(self.device)
@@ -76,9 +76,11 @@ class Compute:
     def hold(self, tensor: Tensor) -> Callable[[Tensor], Tensor]:
         """Return a function from row numbers (n,) to those rows of ``tensor``, on the device.
 
-        A tensor that is small for a GPU's memory is copied there at once, a larger one is streamed.
-        Row numbers travel from pinned memory: otherwise each step would wait for the one before.
+        A tensor that is small for a GPU's memory is copied there once; a larger one is streamed.
+        Row numbers are copied from pinned memory, because otherwise each step would wait for the
+        one before.
         """
+        # On a CPU the rows are in memory already, so plain indexing is enough
         if self.device.type != "cuda":
             return self.bring(tensor).__getitem__
         if tensor.nbytes > _HELD:
@@ -87,7 +89,7 @@ class Compute:
         return lambda rows: resident[rows.pin_memory().to(self.device, non_blocking=True)]
 
     def peak_memory(self) -> int:
-        """Return the most bytes in use: on the GPU by this message, else by this process ever."""
+        """Return the peak memory in bytes: of this message on a GPU, else of this process."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
         unit = 1 if sys.platform == "darwin" else 1024
@@ -95,12 +97,12 @@ class Compute:
 
 
 def scaled_step(optimisers: Sequence[Optimizer], scaler: GradScaler) -> bool:
-    """Take a step of each by gradients of a scaled loss; return whether all of them were finite.
+    """Step all optimisers with the gradients of a scaled loss; tell whether all were finite.
 
-    An optimiser whose gradients are not leaves its weights; the scale is then halved.
+    An optimiser with other gradients keeps its weights, and the scale is halved.
     """
     for optimiser in optimisers:
-        scaler.unscale_(optimiser)  # what follows the step sees the gradients as they are
+        scaler.unscale_(optimiser)  # code after the step must see the unscaled gradients
         scaler.step(optimiser)
     before = scaler.get_scale()
     scaler.update()
@@ -116,11 +118,11 @@ def choose_compute(
 ) -> Compute:
     """Resolve the settings of these names for this process.
 
-    ``threads`` is set here, for each message, because it belongs to the result: other numbers of
-    threads add up in another order.
+    ``threads`` is set here for each message, because the number of threads changes the summation
+    order, and so the result.
 
     Raises:
-        SettingError: the device is unknown, there is no such GPU, or 'fp16' has none.
+        SettingError: the device is unknown, the GPU does not exist, or 'fp16' has no GPU.
     """
     torch.set_num_threads(threads)
     keep_freed_memory()
@@ -128,22 +130,22 @@ def choose_compute(
     have_gpu = torch.cuda.is_available()
     if kind == "cuda" and (not have_gpu or index >= torch.cuda.device_count()):
         raise SettingError(
-            f"setting 'device' is '{device}', and this machine has "
+            f"setting 'device' is '{device}', but this machine has "
             f"{torch.cuda.device_count() if have_gpu else 'no'} usable GPU; use auto or cpu"
         )
-    # A GPU that "auto" did not find is not a fault; one that "cuda" asked for was refused above
+    # "auto" without a GPU is fine; "cuda" without one was refused above
     use_gpu = kind == "cuda" or (kind == "auto" and have_gpu)
     if use_gpu:
         _be_repeatable(precision, deterministic)
     if precision == "fp16" and not use_gpu:
         raise SettingError(
-            "setting 'precision' is 'fp16' and this site computes on its CPU: set it to 'bf16', "
+            "setting 'precision' is 'fp16', but this site computes on its CPU: set it to 'bf16', "
             "'fp32' or 'auto'"
         )
     chosen = torch.device(f"cuda:{index}" if use_gpu else "cpu")
     if use_gpu and 0 < (share := gpu_share()) < 1:
         torch.cuda.set_per_process_memory_fraction(share, chosen)
-    # Where bf16 is emulated it is slower than fp32
+    # Emulated bf16 is slower than fp32
     native = use_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     bf16 = precision == "bf16" or (precision == "auto" and native)
     last = use_gpu if memory_format == "auto" else memory_format == "channels-last"
@@ -151,7 +153,7 @@ def choose_compute(
 
 
 def _device_parts(device: str) -> tuple[str, int]:
-    """Return the kind of device and its index, or raise a ``SettingError``."""
+    """Split a device into its kind and its index; raise a ``SettingError`` if it is unknown."""
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
         raise SettingError(f"setting 'device' is '{device}'; it must be auto, cpu, cuda or cuda:N")
@@ -162,7 +164,7 @@ def compute_of(settings: CommonSettings) -> Compute:
     """Resolve a run's settings for this process.
 
     Raises:
-        SettingError: as of ``choose_compute``, or a CPU cannot keep the network's channels last.
+        SettingError: see ``choose_compute``; or a CPU cannot store the network's channels last.
     """
     wanted, network = settings.memory_format, image_network(settings)
     safe = network in _CHANNELS_LAST_ON_CPU
@@ -175,14 +177,14 @@ def compute_of(settings: CommonSettings) -> Compute:
     )
     if compute.channels_last and compute.device.type == "cpu" and not safe:
         raise SettingError(
-            "setting 'memory-format' is 'channels-last' and this site computes on its CPU, where "
+            "setting 'memory-format' is 'channels-last', but this site computes on its CPU, where "
             f"PyTorch may fail in layers of network '{network}': set it to 'auto'"
         )
     return compute
 
 
 def gpu_share() -> float:
-    """Return the part of a GPU's memory that this client may take, as the engine says; 1: all."""
+    """Return the share of a GPU's memory that the engine allows this client; 1 for all."""
     try:
         return float(os.environ.get(GPU_SHARE, "1"))
     except ValueError:
@@ -190,11 +192,11 @@ def gpu_share() -> float:
 
 
 def _be_repeatable(precision: str, deterministic: str) -> None:
-    """Ask CUDA for the same bits on the same machine, and for true fp32 where that is asked for."""
+    """Ask CUDA for equal bits on equal machines, and for true fp32 if the run wants it."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     wanted = deterministic != "false"
     torch.use_deterministic_algorithms(wanted, warn_only=deterministic == "warn")
-    # What is read before it is written would be a fault of ours, and filling costs a pass over it
+    # No code may read uninitialised memory, and filling it would cost a pass over it
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not wanted
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
@@ -202,17 +204,23 @@ def _be_repeatable(precision: str, deterministic: str) -> None:
 
 _SAID = re.compile(
     r"(\S+) does not have a deterministic implementation"
-    r"|(.+?) defaults to a non-deterministic algorithm"  # attention: under 'true' it has another
+    # Attention, which has another algorithm if 'deterministic' is 'true'
+    r"|(.+?) defaults to a non-deterministic algorithm"
 )
 _PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @contextmanager
 def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator[set[str]]:
-    """Collect the names of operations that PyTorch warns of, and say them; other warnings pass.
+    """Collect the names of non-deterministic operations that PyTorch warns of.
+
+    Other warnings pass unchanged.
+
+    Args:
+        say: gets one line with all names at the end, if there are any.
 
     Raises:
-        SiteError: one is refused, since 'deterministic' is 'true'.
+        SiteError: an operation is refused, because 'deterministic' is 'true'.
     """
     found: set[str] = set()
     pass_on, always = warnings.showwarning, torch.is_warn_always_enabled()
@@ -226,13 +234,13 @@ def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=_SAID.pattern)
         warnings.showwarning = note
-        torch.set_warn_always(True)  # attention is otherwise named once in a process
+        torch.set_warn_always(True)  # otherwise attention is named only once per process
         try:
             yield found
         except RuntimeError as error:
             if operation := _operation(str(error)):
                 raise SiteError(
-                    f"'{operation}' has no deterministic form on this device and 'deterministic' "
+                    f"'{operation}' has no deterministic form on this device, but 'deterministic' "
                     "is 'true': set it to 'warn', which names such operations"
                 ) from None
             raise

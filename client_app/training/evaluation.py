@@ -1,4 +1,4 @@
-"""Measuring a model on a split, from class probabilities by MC dropout."""
+"""Measure a model on a split, from class probabilities by MC dropout."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,49 +23,50 @@ from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.models.privacy.noisy_metrics import bounded_parts
 from fedsilo.models.privacy.release import apart
 
-_BATCH = 500
-_NUMBERS = 2**24  # of inputs at once: large images go in smaller batches
-_IMAGES, _IN_CACHE = 128, 2**22  # images that a CPU encodes at once, and their numbers
+_BATCH = 500  # the most inputs of a batch
+_NUMBERS = 2**24  # the most numbers in a batch, so that large images use smaller batches
+_IMAGES, _IN_CACHE = 128, 2**22  # the images, and their numbers, that a CPU encodes at once
 
 
 class Probe(Protocol):
-    """What a method measures of the tokens in addition to accuracy, loss and entropy."""
+    """A method's own metrics of the tokens, in addition to accuracy, loss and entropy."""
 
     def see(self, tokens: Tensor) -> None:
-        """Take note of a batch of tokens (batch, l, c)."""
+        """Record a batch of tokens (batch, l, c)."""
         ...
 
     def values(self) -> dict[str, float]:
-        """Return the measurements by name."""
+        """Return the metrics by name."""
         ...
 
 
 class Probes(list[Probe]):
-    """Several probes as one."""
+    """Several probes combined into one."""
 
     def see(self, tokens: Tensor) -> None:
-        """Show a batch of tokens (batch, l, c) to each."""
+        """Pass a batch of tokens (batch, l, c) to each probe."""
         for one in self:
             one.see(tokens)
 
     def values(self) -> dict[str, float]:
-        """Return the measurements of all."""
+        """Return the metrics of all probes."""
         return {name: value for one in self for name, value in one.values().items()}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A network that is measured, what else is measured of it, and how that is named."""
+    """A network to measure, with its further metrics and the names of the metrics."""
 
-    network: SiteNetwork  # placed on the compute device
-    # Metric -> the name in the reply, other metrics are left out; None keeps them all
+    network: SiteNetwork  # must be on the compute device
+    # Metric -> its name in the reply; other metrics are left
+    # out. None keeps all under their own names
     names: Mapping[str, str] | None = None
-    # Returns what sees the tokens of a split and adds metrics of its own
+    # Returns a probe for a split; the probe sees the tokens and adds its own metrics
     probe: Callable[[str], Probe] | None = None
-    # Returns, for tokens (batch, l, c), what a prediction says of each sample apart from its class
-    # probabilities: (batch,) on the CPU, by name
+    # Maps tokens (batch, l, c) to further values of each sample's prediction besides its class
+    # probabilities: name -> (batch,) on the CPU
     of_samples: Callable[[Tensor], dict[str, Tensor]] | None = None
-    within: Tensor | None = None  # labels to which the measured samples are restricted; None: all
+    within: Tensor | None = None  # only samples with these labels are measured; None for all
 
 
 def measure(
@@ -77,13 +78,24 @@ def measure(
     probe: Probe | None = None,
     counts_from: int | None = None,
 ) -> dict[str, float]:
-    """Return the measurements of the mean over MC-dropout passes on ``split``.
+    """Measure a network on ``split``, from the mean over MC-dropout passes.
 
-    ``accuracy`` is of the mean softmax's largest class, ``loss`` its negative log-likelihood in
-    nats, ``entropy`` UEFL's eq. 8 in nats, all averaged over the split's samples; the others are
-    those of ``models.measures.classification_metrics``. ``probe`` sees the tokens of every batch
-    and adds its own values. ``counts_from`` adds the ``fedsilo.models.measures.outcome_counts`` of
-    at least so many samples.
+    ``accuracy`` is that of the mean softmax's largest class, ``loss`` its negative log-likelihood
+    in nats, ``entropy`` UEFL's eq. 8 in nats, all averaged over the split's samples. The other
+    metrics are those of ``models.measures.classification_metrics``.
+
+    Args:
+        network: placed on the compute device.
+        split: the samples, at least one.
+        settings: the seed and 'mc-passes'.
+        compute: the device and the precision.
+        key: keys the dropout draws.
+        probe: sees the tokens of every batch and adds its own metrics; None for none.
+        counts_from: adds ``fedsilo.models.measures.outcome_counts`` of at least this many samples;
+            None for none.
+
+    Returns:
+        Metric -> value.
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
     probabilities = predict_batches(network, batches, settings, compute, key, probe)
@@ -100,10 +112,10 @@ def measured_parts(
     compute: Compute,
     key: tuple[int | str, ...],
 ) -> dict[str, Tensor]:
-    """Measure a split for a noisy sum: each sample's parts, as ``bounded_parts`` has them.
+    """Return each sample's contribution to noisy metrics; see ``bounded_parts``.
 
-    Samples are measured one at a time: in a batch the last bits of one depend on how many others
-    there are, and weights made for the purpose let these bits decide its class.
+    Samples are measured one at a time. In a batch, the last bits of a sample's output depend on the
+    batch size, and malicious weights could let these bits decide its class.
     """
     empty = torch.zeros(0, 2, dtype=torch.float64)
     found = [bounded_parts(empty, split.labels[:0])]  # a split may have no samples
@@ -116,7 +128,8 @@ def measured_parts(
 
 
 def figures_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return what ``measure`` says of class probabilities (n, classes) and labels (n,)."""
+    """Compute the metrics of ``measure`` from class probabilities (n, classes) and labels (n,)."""
+    # A probability of 0 would make the loss infinite, so it is raised to 1e-12
     losses = nn.functional.nll_loss(probabilities.clamp_min(1e-12).log(), labels, reduction="none")
     right = probabilities.argmax(dim=1) == labels
     values = {
@@ -134,17 +147,17 @@ def of_labels(split: Split, labels: Tensor) -> Split:
 
 
 def batch_size(numbers: int) -> int:
-    """Return how many inputs of so many numbers each are measured at once."""
+    """Return the number of inputs in a batch, for inputs of ``numbers`` numbers each."""
     return max(1, min(_BATCH, _NUMBERS // max(numbers, 1)))
 
 
 def in_batches(inputs: Tensor) -> Sequence[Tensor]:
-    """Return inputs (n, ...) in batches that bound the memory of measuring."""
+    """Split inputs (n, ...) into batches that bound the memory of measuring."""
     return torch.split(inputs, batch_size(inputs[:1].numel()))
 
 
 def one_by_one(inputs: Tensor) -> Sequence[Tensor]:
-    """Return inputs (n, ...) each in a batch of its own, for what is private."""
+    """Split inputs (n, ...) into batches of one sample, for private metrics."""
     return [apart(inputs, number) for number in range(len(inputs))]
 
 
@@ -158,9 +171,10 @@ def predict_batches(
 ) -> Tensor:
     """Return the class probabilities of inputs in batches, (n, classes) float64 on the CPU.
 
-    They are the mean over ``mc-passes`` dropout draws keyed on ``key``, or of one pass without
-    dropout. A batch is made when it is asked for; batches of ``batch_size`` give what all inputs at
-    once (``in_batches``) do, as dropout draws follow one another.
+    They are the mean over ``mc-passes`` dropout draws keyed by ``key``, or come from one pass
+    without dropout if there are 0. A batch is made when it is needed. Batches of ``batch_size``
+    give the same result as all inputs at once (``in_batches``), because dropout draws follow one
+    another.
     """
     probabilities = []
     with (
@@ -170,7 +184,7 @@ def predict_batches(
         compute.autocast(),
     ):
         for inputs in batches:
-            parts = _in_parts(network.encode, inputs, compute)  # the head, which draws, has all
+            parts = _in_parts(network.encode, inputs, compute)  # not the head, which draws
             tokens = parts[0] if len(parts) == 1 else torch.cat(parts)
             if probe:
                 probe.see(tokens)
@@ -183,9 +197,9 @@ def predict_batches(
 def _in_parts(
     function: Callable[[Tensor], Tensor], inputs: Tensor, compute: Compute
 ) -> list[Tensor]:
-    """Return ``function`` of parts of ``inputs``, on the device.
+    """Apply ``function`` to parts of ``inputs``, on the device.
 
-    With fewer images at once a CPU has their activations in its cache: it takes half the time.
+    On a CPU, few images at a time keep the activations in its cache, which halves the time.
     """
     size = batch_size(inputs[:1].numel())
     if compute.device.type == "cpu" and inputs.ndim > 2:
@@ -201,7 +215,7 @@ def tokens_of(network: SiteNetwork, split: Split, compute: Compute) -> Tensor:
 def over_batches(
     network: SiteNetwork, inputs: Tensor, compute: Compute, function: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return ``function`` of all inputs (n, ...), in eval mode, (n, ...) float32 on the CPU."""
+    """Apply ``function`` to all inputs (n, ...) in eval mode; return float32 on the CPU."""
     network.eval()
     with torch.no_grad(), compute.autocast():
         parts = _in_parts(lambda part: function(part).float().cpu(), inputs, compute)

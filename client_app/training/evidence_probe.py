@@ -1,4 +1,4 @@
-"""What an evidential network says of its own certainty, measured over a split."""
+"""Measure an evidential network's certainty over a split."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from fedsilo.models.networks.site_network import SiteNetwork
 
 
 class EvidenceProbe:
-    """Mean vacuity; with ``binned`` also how accuracy goes with confidence and with vacuity."""
+    """Measures mean vacuity; with ``binned`` also accuracy by confidence and by vacuity."""
 
     def __init__(self, network: SiteNetwork, labels: Tensor, binned: bool) -> None:
         self.network = network
@@ -20,11 +20,14 @@ class EvidenceProbe:
         self.alphas: list[Tensor] = []
 
     def see(self, tokens: Tensor) -> None:
-        """Keep alpha (batch, classes) of a batch, of a pass without dropout: it draws nothing."""
+        """Store alpha (batch, classes) of a batch, from a pass without dropout.
+
+        So the probe draws no random numbers.
+        """
         self.alphas.append(_alpha(self.network, tokens))
 
     def values(self) -> dict[str, float]:
-        """Return ``vacuity``, and per bin the number of samples, of right ones, and their mean."""
+        """Return ``vacuity``; with bins also their samples, right ones and mean values."""
         alphas = torch.cat(self.alphas)
         uncertain = vacuity(alphas)
         metrics = {"vacuity": uncertain.double().mean().item()}
@@ -39,12 +42,12 @@ class EvidenceProbe:
 
 
 def vacuity_of(network: SiteNetwork, tokens: Tensor) -> dict[str, Tensor]:
-    """Return the vacuity (batch,), by its name, that ``network`` gives tokens (batch, l, c)."""
+    """Return ``{"vacuity": (batch,)}`` for tokens (batch, l, c)."""
     return {"vacuity": vacuity(_alpha(network, tokens))}
 
 
 def _alpha(network: SiteNetwork, tokens: Tensor) -> Tensor:
-    """Return the concentration (batch, classes) of tokens, by a pass without dropout."""
+    """Return the concentration (batch, classes) of tokens, from a pass without dropout."""
     with only_dropout_active(network, dropout=False):
         logits = network.classify(network.features(tokens))
     return logits.float().exp().cpu()

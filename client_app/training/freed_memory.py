@@ -1,19 +1,20 @@
-"""What glibc does with memory that a process has freed; without effect where it is another library.
+"""Control how glibc keeps freed memory; no effect with another C library.
 
-Otherwise it decides by itself, and returns to the system what the next step takes again.
+By default glibc decides itself, and returns memory to the system that the next step needs again.
 """
 
 import ctypes
 
-# glibc's numbers of M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, and bytes; the second is its upper limit
+# M_TRIM_THRESHOLD and M_MMAP_THRESHOLD by glibc's numbers,
+# in bytes; the second is at its upper limit
 _KEPT = {-1: 2**26, -3: 2**25}
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep up to 64 MiB that this process has freed for what it allocates next.
+    """Let glibc keep up to 64 MiB of freed memory for the next allocations.
 
-    A training step on a CPU frees and allocates the same activations each time. Otherwise glibc
-    returns them to the system, which clears every page that it gives again: a tenth of a step.
+    A training step on a CPU frees and allocates the same activations each time. By default glibc
+    returns them to the system, which clears every page before it gives it back: a tenth of a step.
     """
     if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
         for option, bytes_ in _KEPT.items():
@@ -21,6 +22,6 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Have glibc return all that this process has freed to the system."""
+    """Let glibc return all freed memory of this process to the system."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

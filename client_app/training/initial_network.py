@@ -1,4 +1,4 @@
-"""The network that a run starts from, as one site opens it: the same weights everywhere."""
+"""The network with which a run starts, as one site opens it: the same weights at all sites."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,37 +19,39 @@ from fedsilo.models.networks.site_network import TokenClassifier
 
 
 def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
-    """Return the network with the seed's initial weights, the backbone's and the site's prior.
+    """Build the network with the seed's weights, the backbone's weights and the site's prior.
 
     Raises:
-        SettingError: the backbone's weights are missing or of another architecture.
+        SettingError: the backbone's weights are missing or belong to another architecture.
     """
     network = build_classifier(common, silo.task)
     if common.backbone_weights or common.network == "vit":
         load_backbone(network, common)
     if common.class_weights != "none":
         network.criterion = weighted_criterion(common, silo)
-    if network.evidence and not common.is_private():  # a prior is made of all patients' labels
+    # No prior in private runs, because it depends on all patients' labels
+    if network.evidence and not common.is_private():
         set_prior(network, silo.train.labels)
     return network
 
 
 def weighted_criterion(common: CommonSettings, silo: Silo) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the cross-entropy by 'class-weights' on the silo's training samples."""
+    """Return the cross-entropy with 'class-weights' for the silo's training samples."""
     return partial(_weighted_loss, class_weights(common, silo))
 
 
 def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
-    """Return the weight of each class (classes,).
+    """Return the weight of each class, (classes,).
 
-    Balanced are n / (K n_k), n of the site's n training samples being of class k, and K classes
-    there: their mean over the samples is 1. A class without samples has 0.
+    Balanced weights are n / (K n_k), where n_k of the site's n training samples have class k, and K
+    classes have samples; their mean over the samples is 1. A class without samples has weight 0.
 
     Raises:
         SettingError: the run gives another number of weights.
     """
     if common.class_weights == "balanced":
         counts = torch.bincount(silo.train.labels, minlength=silo.task.classes).double()
+        # Dividing by the classes that have samples keeps the mean weight at 1
         balanced = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
         return torch.where(counts > 0, balanced, 0.0).float()
     given = _given_weights(common)
@@ -62,18 +64,22 @@ def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
 
 
 def effective_samples(weights: Tensor) -> float:
-    """Return how many samples of equal weights those of ``weights`` (n,) are worth.
+    """Return the effective sample size of samples with ``weights`` (n,).
 
-    It is Kish's effective sample size, (sum w)^2 / sum w^2; 0 where no sample has a weight.
+    It is Kish's (sum w)^2 / sum w^2; 0 if all weights are 0.
     """
     each = weights.double()
     return float((each.sum() ** 2 / (each**2).sum()).nan_to_num())
 
 
 def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None) -> None:
-    """Refuse steps of fewer than ``minimum`` different samples, as their ``weights`` count them.
+    """Refuse steps on fewer than ``minimum`` different samples.
 
-    A sample below a hundredth of its batch's heaviest hides no other and does not count.
+    A sample counts only if its weight is more than a hundredth of the largest in its batch, because
+    a smaller one hides no other sample's gradient. Without ``weights`` (n,) every sample counts.
+
+    Raises:
+        RefusedError: names the number of samples.
     """
     sizes = []
     for batch in batches:
@@ -82,8 +88,8 @@ def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None
         sizes.append(sum(one > SMALLEST_PART * max(each) for one in each))
     if (smallest := min(sizes, default=minimum)) < minimum:
         raise RefusedError(
-            f"{smallest} samples would be behind an optimiser step, and at least {minimum} must "
-            "be ('minimum-batch'): ask for larger batches or for 'class-weights' closer to one "
+            f"an optimiser step would rest on {smallest} samples, but at least {minimum} are "
+            "needed ('minimum-batch'): ask for larger batches or for 'class-weights' closer to one "
             "another, or leave the site out"
         )
 
@@ -96,16 +102,16 @@ def _given_weights(common: CommonSettings) -> list[float]:
 
 
 def check_class_weights(common: CommonSettings) -> None:
-    """Refuse weights that are none, and those of an evidential loss.
+    """Refuse malformed class weights, and class weights with an evidential loss.
 
     Raises:
-        SettingError: says what they must be.
+        SettingError: names the rule.
     """
     if common.class_weights == "none":
         return
     if common.loss == "evidential" or (common.loss == "auto" and common.network == "vit"):
         raise SettingError(
-            "'class-weights' are of the cross-entropy, and the loss is evidential: set 'loss' to "
+            "'class-weights' are for the cross-entropy, but the loss is evidential: set 'loss' to "
             "'cross-entropy', or 'class-weights' to 'none'"
         )
     given = _given_weights(common)
@@ -120,15 +126,15 @@ def check_class_weights(common: CommonSettings) -> None:
 def _weighted_loss(weights: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean over a batch of each sample's weight times its cross-entropy.
 
-    It is divided by the samples, not by their weights: a weight counts in a batch of one too, and
-    the parts of a batch, or the gradients of its samples, add up to its own.
+    It is divided by the number of samples, not by their weights. So a weight counts even in a batch
+    of one, and the losses of a batch's parts add up to the loss of the batch.
     """
     losses = nn.functional.cross_entropy(logits, labels, reduction="none")
     return (losses * weights.to(losses.device)[labels]).mean()
 
 
 def set_prior(network: nn.Module, labels: Tensor) -> None:
-    """Give an evidential network the prior of ``labels`` (n,), what it is trained on."""
+    """Set an evidential network's prior from its training labels ``labels`` (n,)."""
     for evidence in evidences(network):
         counts = torch.bincount(labels, minlength=len(evidence.prior))
         evidence.prior.copy_(skewed_prior(counts))

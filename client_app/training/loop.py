@@ -51,7 +51,7 @@ def schedule(
 ) -> Iterator[list[Tensor]]:
     """Yield the passes of a local training over ``count`` samples, each a list of batches.
 
-    A batch has at least ``smallest`` samples if there are that many. With ``local-steps`` every
+    A batch has at least ``smallest`` samples if the site has that many. With ``local-steps`` every
     site takes that many batches, however many samples it has, so its last pass may be cut short.
     """
     if not settings.local_steps:
@@ -66,14 +66,14 @@ def schedule(
 
 
 def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
-    """Return how many passes over ``count`` samples a round has; a pass cut short counts."""
+    """Count the passes over ``count`` samples in a round; a pass cut short counts."""
     return sum(1 for _ in schedule(count, settings, torch.Generator().manual_seed(0), smallest))
 
 
 def micro_batches(count: int, size: int) -> list[slice]:
-    """Divide a batch of ``count`` samples into slices of ``size``, or into one if ``size`` is 0.
+    """Split a batch of ``count`` samples into slices of ``size``; 0 for a single slice.
 
-    No slice has a single sample: the last one joins the slice before it.
+    No slice has only one sample: a last single sample joins the slice before it.
     """
     if not size or size >= count:
         return [slice(0, count)]
@@ -104,6 +104,7 @@ def add_gradients(
             loss = objective(float_inputs(inputs[part]), labels[part])
         share = (part.stop - part.start) / len(labels)
         loss = loss * share if share < 1 else loss
+        # The penalty belongs to the batch, so it is added with the first part only
         if penalty and part.start == 0:
             loss = loss + penalty()
         scaled = scaler.scale(loss) if scaler else loss
@@ -113,16 +114,16 @@ def add_gradients(
 
 
 def steps_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
-    """Return how many optimiser steps a round takes over ``count`` samples."""
+    """Count the optimiser steps of a round over ``count`` samples."""
     rng = torch.Generator().manual_seed(0)
     return sum(map(len, schedule(count, settings, rng, smallest)))
 
 
 @dataclass
 class LocalTraining:
-    """One training of a network at a site: what is trained, on which samples, how and how long.
+    """One training of a network at a site: model, samples, settings and length.
 
-    ``Lab.fit`` fills the fields in from the run's settings and the hospital's limits.
+    ``Lab.fit`` fills in the fields from the run's settings and the hospital's limits.
     """
 
     # The network, on the compute device; ``run`` trains it in place
@@ -165,7 +166,7 @@ class LocalTraining:
 
     @property
     def samples(self) -> int:
-        """How many training samples the site tells; a private run hides the real number."""
+        """The number of training samples that the site reports; the real one if not private."""
         return self.private.told if self.private else len(self.split.labels)
 
     def run(self) -> float:
@@ -173,13 +174,14 @@ class LocalTraining:
 
         Raises:
             SiteError: the loss is not finite.
-            RefusedError: fewer samples or steps than the hospital allows are behind the training.
+            RefusedError: the training has fewer samples or steps than the hospital allows.
         """
         self.network.train()
         steps, count, passes = _Steps(self), len(self.split.labels), self.plan
         if self.private:
             passes = self.private.plan(count)
         elif passes is None:
+            # The order has its own seed, so that changes in dropout do not change the batches
             seed = derive_seed(self.settings.seed, "batches", *self.key)
             rng = torch.Generator().manual_seed(seed)
             passes = schedule(count, self.settings, rng, self.minimum_batch)
@@ -193,7 +195,7 @@ class LocalTraining:
                 steps.take(batches_of_pass)
             mean = float(steps.losses) / max(1, steps.samples)
             self.work.update({STEPS: len(steps.rates), SAMPLES: steps.seen})
-            # Not even a refusal may tell what a real hospital's patients made of a private loss
+            # Not even a refusal may depend on a private loss of a real hospital's patients
             is_hidden = self.private is not None and self.private.release.alone
             judged = 0.0 if is_hidden else mean
             refuse_unusable(judged, steps.rates, self.minimum_steps, self.compute.fp16)
@@ -201,7 +203,7 @@ class LocalTraining:
 
 
 class _Steps:
-    """The optimiser steps of a training, and what they add up to."""
+    """The optimiser steps of a training, and their totals."""
 
     def __init__(self, training: LocalTraining) -> None:
         network, settings, compute = training.network, training.settings, training.compute
@@ -235,7 +237,7 @@ class _Steps:
         self._after_step = training.after_step
 
     def take(self, batches_of_pass: list[Tensor]) -> None:
-        """Take a step for each batch of a pass; in fp16 leave out batches of infinite gradients."""
+        """Take one step per batch of a pass; in fp16 skip batches with infinite gradients."""
         self.losses, self.samples = 0.0, 0
         for indices in batches_of_pass:
             batch, labels = self._pick(indices), self._label(indices)
@@ -278,13 +280,14 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
         raise SiteError(
             "no step had finite gradients in fp16: set 'precision' to 'fp32', or to 'bf16'"
         )
+    # A step with a tiny rate hides nothing, so only steps near the largest rate count
     rates = sorted(rates)
     steps = len(rates) - bisect_left(rates, SMALLEST_PART * rates[-1]) if rates else 0
     if steps < minimum:
         raise RefusedError(
-            f"{steps} optimiser step(s) would be behind what leaves, and at least {minimum} "
-            "must ('minimum-steps-per-reply'): raise 'local-epochs' or 'local-steps', or leave the "
-            "site out"
+            f"the result would rest on {steps} optimiser step(s), but at least {minimum} are "
+            "needed ('minimum-steps-per-reply'): raise 'local-epochs' or 'local-steps', or leave "
+            "the site out"
         )
 
 
@@ -297,18 +300,18 @@ def counted_steps(
     private: PrivateTraining | None = None,
     aside: bool = False,
 ) -> tuple[int, int]:
-    """Return a site's steps in earlier rounds and, if there is a schedule, in all rounds.
+    """Return a site's steps in earlier rounds and, with a schedule, in all rounds.
 
-    Each round is taken to be as long as this one.
+    Each round is assumed to be as long as this one.
 
     Args:
         own: the settings of this training, whose steps a schedule counts: a round may have several.
         settings: the run's settings, by whose rounds 'rate-decay' counts.
-        rounds: how many rounds have ended.
-        count: how many training samples there are.
-        smallest: the fewest different samples behind each step.
-        private: DP-SGD, or None for plain training.
-        aside: whether the training is in addition to the site's own, whose epochs may span rounds.
+        rounds: the number of finished rounds.
+        count: the number of training samples.
+        smallest: the fewest different samples of a step.
+        private: DP-SGD; None for plain training.
+        aside: whether this training is in addition to the site's own, whose epochs may span rounds.
 
     Returns:
         Steps in earlier rounds, and in all rounds; the second is 0 without a schedule.
@@ -330,10 +333,10 @@ def annealed(
 
     Args:
         network: its evidential losses get the weight.
-        settings: how many epochs a round has.
-        rounds: how many rounds have ended.
-        count: how many training samples there are.
-        smallest: the fewest different samples behind each step.
+        settings: give the number of epochs in a round.
+        rounds: the number of finished rounds.
+        count: the number of training samples.
+        smallest: the fewest different samples of a step.
     """
     if settings.epoch_steps:
         before = epoch_of(rounds + 1, settings)

@@ -1,6 +1,6 @@
 """Optimisers by their names in torch.optim, and their moments as named arrays.
 
-By these an optimiser can continue in another round and process.
+With these arrays an optimiser can continue in another round and in another process.
 """
 
 import inspect
@@ -20,8 +20,8 @@ from fedsilo.models.contract.settings_schema import unknown_name
 
 _GUARDED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 _OWN_KEYS = {"lr": "learning-rate", "weight_decay": "weight-decay", "fused": "fused-optimiser"}
-SMALLEST_PART = 0.01  # of the largest step's: a smaller one hides no other's gradient
-_TRIED = 5  # steps; RAdam, for one, makes later ones a hundred times smaller
+SMALLEST_PART = 0.01  # a step below this share of the largest hides no other step's gradient
+_TRIED = 5  # the most steps to try; RAdam, for one, makes later ones a hundred times smaller
 _WITHOUT_DECAY = ("lbfgs", "rprop", "sparseadam")
 _EXAMPLE = "{momentum: 0.9}"
 _KINDS: Mapping[str, Callable[..., Optimizer]] = {
@@ -32,10 +32,10 @@ _KINDS: Mapping[str, Callable[..., Optimizer]] = {
 
 
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
-    """Return a fresh optimiser of what ``module`` trains.
+    """Build a new optimiser for the trained parameters of ``module``.
 
-    A module with ``slow_parameters`` trains those at ``basic-learning-rate``; one with
-    ``apart_parameters`` has those trained by its method itself.
+    A module with ``slow_parameters`` trains those at ``basic-learning-rate``. A module with
+    ``apart_parameters`` leaves those to its method's own optimiser.
 
     Raises:
         SettingError: PyTorch has no such optimiser, or it refuses the arguments.
@@ -60,7 +60,7 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     try:
         return eager(_KINDS[name])(groups, **options)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise _refused(settings, error) from None
+        raise _refusal(settings, error) from None
 
 
 def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
     return {n: tuple(value) if isinstance(value, list) else value for n, value in chosen.items()}
 
 
-def _refused(settings: CommonSettings, error: Exception) -> SettingError:
+def _refusal(settings: CommonSettings, error: Exception) -> SettingError:
     return SettingError(
         f"PyTorch's optimiser '{settings.optimiser}' does not take these settings "
         f"({one_line(error, 200)}): change 'optimiser', 'optimiser-arguments' or 'weight-decay'"
@@ -80,7 +80,7 @@ def _refused(settings: CommonSettings, error: Exception) -> SettingError:
 
 
 def check_optimiser(settings: CommonSettings) -> None:
-    """Refuse an optimiser that cannot be made, or takes no step by a network's gradients.
+    """Refuse an optimiser that cannot be built or cannot step from gradients.
 
     Raises:
         SettingError: names the optimiser and PyTorch's reason.
@@ -92,7 +92,7 @@ def check_optimiser(settings: CommonSettings) -> None:
     try:
         optimiser.step()
     except (TypeError, ValueError, RuntimeError, LookupError) as error:
-        raise _refused(settings, error) from None
+        raise _refusal(settings, error) from None
     shapes = {
         value.shape
         for weight in weights
@@ -108,27 +108,33 @@ def check_optimiser(settings: CommonSettings) -> None:
 
 
 def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) -> None:
-    """Refuse an optimiser by which fewer than ``least`` steps decide what is trained.
+    """Refuse an optimiser under which fewer than ``least`` steps decide the result.
 
-    By a damped or huge momentum, a decay of rates or weights, or a penalty whose gradient is
-    ``pull`` times the way from the start, one step's gradient can be nearly all that is left. Each
-    of the first steps, at most ``_TRIED``, is tried with the other sign.
+    With a damped or huge momentum, a decay of rates or weights, or a penalty, one step's gradient
+    can be nearly all that is left. To find out, each of the first steps, at most ``_TRIED``, is
+    repeated with the opposite sign, and its effect on the result is measured.
+
+    Args:
+        settings: the run's settings.
+        least: the fewest steps that must count.
+        pull: the factor of a penalty's gradient, which pulls weights back to the start; 0 for none.
 
     Raises:
-        RefusedError: says how many steps count.
+        RefusedError: names the number of steps that count.
     """
-    steps = min(least, _TRIED)  # a simulated site's floor is 1: nothing is refused
+    steps = min(least, _TRIED)  # a simulated site's floor is 1, so nothing is refused there
     weights = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(steps + 1)])
     optimiser = open_optimiser(weights, settings)
     for step in range(steps):
         for number, weight in enumerate(weights):
             weight.grad = (-1.0 if number == step else 1.0) + pull * weight.detach()
         optimiser.step()
+    # Weight number i had the opposite gradient in step i; the last weight never did
     *turned, plain = (weight.item() for weight in weights)
     moved = [abs(one - plain) for one in turned]
     if (counted := sum(one >= SMALLEST_PART * max(moved) for one in moved)) < steps:
         raise RefusedError(
-            f"of {steps} optimiser steps {counted} would decide what leaves, and {steps} must "
+            f"of {steps} optimiser steps only {counted} would decide what leaves, but all must "
             "('minimum-steps-per-reply'): change the run's 'optimiser-arguments', or lower "
             "'weight-decay', 'learning-rate' or the weight of the method's penalty, or leave the "
             "site out"
@@ -137,11 +143,11 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
 
 @cache
 def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
-    """Return an optimiser class that computes what ``kind`` does, and is never compiled.
+    """Return an optimiser class that computes like ``kind`` and is never compiled.
 
     PyTorch guards methods of its optimisers against ``torch.compile``, and the guards import
-    ``torch._dynamo`` at the first call: more than a second in every process. Each guard names the
-    method that it wraps, so a subclass can have the methods without it.
+    ``torch._dynamo`` at the first call, which takes more than a second in every process. Each guard
+    names the method that it wraps, so a subclass can use the methods without guards.
     """
     base = cast(type[Optimizer], kind)
     methods = {name: inspect.unwrap(getattr(base, name)) for name in _GUARDED}
@@ -159,13 +165,14 @@ def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
-    """Put back what ``moments_of`` gave; a parameter without any of its shape starts again."""
+    """Restore the arrays of ``moments_of``; a parameter of another shape starts anew."""
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():
         name, _, moment = key.rpartition("/")
         moments.setdefault(name, {})[moment] = value
     for name, parameter in module.named_parameters():
-        own, shapes = moments.get(name, {}), (parameter.shape, torch.Size())  # steps have none
+        # Step counts have no shape
+        own, shapes = moments.get(name, {}), (parameter.shape, torch.Size())
         if own and all(value.shape in shapes for value in own.values()):
             optimiser.state[parameter] = {
                 moment: value if moment == "step" else value.to(parameter.device)

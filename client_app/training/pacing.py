@@ -1,9 +1,9 @@
-"""Epochs that span rounds: a round is ``pace`` steps of an epoch of ``epoch-steps``.
+"""Epochs that span rounds: a round has ``pace`` steps of an epoch of ``epoch-steps``.
 
 The optimiser, the epoch's order of samples and the position in it are the site's own state, under
-names that begin with ``pace/``; where only the optimiser spans rounds it has the same names. Epochs
-are counted by the rounds of the run, so that all sites begin one together: a site that missed a
-round continues where it was, and leaves out what it did not get to when the next epoch begins.
+names that begin with ``pace/``; the optimiser uses these names even if only it spans rounds. Epochs
+are counted by the rounds of the run, so all sites begin an epoch together. A site that missed a
+round continues at its position, and skips the rest when the next epoch begins.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,24 +26,24 @@ _EPOCH, _POSITION, _ORDER, _OPTIMISER = "epoch", "position", "order", "optimiser
 
 @dataclass
 class Pacing:
-    """Where a site is in its epoch."""
+    """A site's position in its epoch."""
 
     epoch: int  # the epoch, from 0
-    position: int  # steps of it that the site has taken
+    position: int  # the steps of the epoch that the site has taken
     order: Tensor  # (n,) the training samples in the order of this epoch
-    steps: int  # steps of this round
-    size: int  # samples of a step
+    steps: int  # the number of steps in this round
+    size: int  # the number of samples in a step
 
     def batches(self) -> list[Tensor]:
-        """Return the samples of this round's steps; after the last sample the first comes again.
+        """Return the samples of this round's steps; after the last sample the first follows again.
 
-        That happens in an epoch only where a site has fewer than two samples a step.
+        Within an epoch that happens only at a site with fewer than two samples per step.
         """
         places = torch.arange(self.steps * self.size) + self.position * self.size
         return list(torch.split(self.order[places % len(self.order)], self.size))
 
-    def stored(self) -> dict[str, Tensor]:
-        """Return what the next round needs, once this round's steps are taken."""
+    def next_state(self) -> dict[str, Tensor]:
+        """Return the arrays that the next round needs after this round's steps."""
         return {
             f"{PREFIX}{_EPOCH}": torch.tensor(self.epoch),
             f"{PREFIX}{_POSITION}": torch.tensor(self.position + self.steps),
@@ -58,33 +58,33 @@ def train_continued(
     site: str,
     order: Callable[[int], Tensor | None] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Train from where the site's last round stopped.
+    """Continue training where the site's last round stopped.
 
-    A parameter that is new, or whose shape has changed, begins with fresh moments.
+    A parameter that is new, or whose shape has changed, begins with new moments.
 
     Args:
-        training: what is trained; it gets its optimiser here, and where epochs span rounds also the
-            batches of this round.
-        stored: the site's state before, maybe empty.
+        training: the training; it gets its optimiser here and, if epochs span rounds, this round's
+            batches.
+        stored: the site's state before; may be empty.
         round_: the round, from 1.
         site: the site's name.
         order: returns the order (n,) of an epoch's samples, or None for a random one.
 
     Returns:
-        The mean loss over the last pass, and the arrays that the next round continues from.
+        The mean loss over the last pass, and the arrays for the next round.
     """
     network, settings = training.network, training.settings
 
     def new_order(epoch: int) -> Tensor:
         chosen = order(epoch) if order else None
-        return shuffled(training.samples, settings, epoch, site) if chosen is None else chosen
+        return shuffle_epoch(training.samples, settings, epoch, site) if chosen is None else chosen
 
     training.optimiser = open_optimiser(network, settings)
     kept: dict[str, Tensor] = {}
     if settings.epoch_steps:
         pacing = open_pacing(stored, round_, training.samples, settings, new_order)
         training.plan = [pacing.batches()]
-        kept = pacing.stored()
+        kept = pacing.next_state()
     restore_moments(training.optimiser, network, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))
     loss = training.run()
     for name, moment in moments_of(training.optimiser, network).items():
@@ -92,7 +92,7 @@ def train_continued(
     return loss, kept
 
 
-def shuffled(count: int, settings: CommonSettings, epoch: int, site: str) -> Tensor:
+def shuffle_epoch(count: int, settings: CommonSettings, epoch: int, site: str) -> Tensor:
     """Draw a random order (count,) of an epoch's training samples at a site."""
     rng = generator(settings.seed, "epoch-order", epoch, site)
     return torch.randperm(count, generator=rng)
@@ -105,13 +105,13 @@ def open_pacing(
     settings: CommonSettings,
     new_order: Callable[[int], Tensor],
 ) -> Pacing:
-    """Find the site's place in its epoch at the begin of a round.
+    """Find the site's position in its epoch at the start of a round.
 
     Args:
-        stored: the site's state before, maybe empty.
+        stored: the site's state before; may be empty.
         round_: the round, from 1.
-        samples: how many training samples the site has.
-        settings: how many steps an epoch and a round have.
+        samples: the number of the site's training samples.
+        settings: give the number of steps in an epoch and in a round.
         new_order: returns the order (samples,) of an epoch's samples; called when an epoch begins.
 
     Raises:
@@ -131,7 +131,7 @@ def refuse_other_data(before: int, now: int) -> None:
     """Check that the site has as many training samples as when its state was stored.
 
     Raises:
-        SiteError: it has not; names both numbers.
+        SiteError: the numbers differ; names both.
     """
     if before != now:
         raise SiteError(

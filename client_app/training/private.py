@@ -1,4 +1,4 @@
-"""Training that is private per patient: what takes the place of batches and of their gradients."""
+"""DP-SGD: private batches and noisy gradients in place of the usual ones."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -20,23 +20,24 @@ from fedsilo.models.privacy.release import Release
 class PrivateTraining:
     """One training by DP-SGD."""
 
-    settings: CommonSettings  # clip norm C, noise multiplier z and how long
-    # Training samples, as the site has reported them; the real number would reveal who is there
+    settings: CommonSettings  # clip norm C, noise multiplier z and the length
+    # The reported number of training samples; the real one would reveal who is there
     told: int
     release: Release  # bounds each gradient, and has been paid for
-    sampling: torch.Generator | None  # source of the batches, or None for the operating system
+    sampling: torch.Generator | None  # draws the batches; None for the operating system
 
     @property
     def rate(self) -> float:
-        """q, with which a sample is in a batch; 1 where a batch is as large as all samples."""
+        """The sampling rate q of a sample per batch; 1 if a batch would have all samples."""
         return private_rate(self.settings, self.told)
 
     def steps(self) -> int:
-        """Return the optimiser steps of the training."""
+        """Return the number of optimiser steps."""
         return private_steps(self.settings, self.told)
 
     def plan(self, count: int) -> Iterator[list[Tensor]]:
         """Yield passes over ``count`` samples, each a list of batches drawn sample by sample."""
+        # Poisson batches differ in size, so an epoch has 1 / q batches on average
         left, per_epoch = self.steps(), math.ceil(1 / self.rate)
         while left > 0:
             steps = min(left, per_epoch)
@@ -56,8 +57,8 @@ class PrivateTraining:
     ) -> Tensor:
         """Give ``network`` the noisy gradients of a batch; return its mean loss, detached.
 
-        ``penalty`` is of the parameters alone, which are private already: it needs no noise.
-        ``scaler`` is None, as 'fp16' is refused where gradients are clipped.
+        ``penalty`` needs no noise, because it depends only on the parameters, which are private
+        already. ``scaler`` is None, because 'fp16' is refused with clipped gradients.
         """
         parameters, size = dict(network.named_parameters()), settings.micro_batch
         with compute.autocast():
@@ -75,11 +76,11 @@ class PrivateTraining:
 
 
 def private_rate(settings: CommonSettings, told: int) -> float:
-    """Return with which probability one of ``told`` samples is in a private batch."""
+    """Return the probability that one of ``told`` samples is in a private batch."""
     return min(1.0, settings.batch_size / told)
 
 
 def private_steps(settings: CommonSettings, told: int) -> int:
-    """Return the optimiser steps of a private training over ``told`` samples."""
+    """Return the number of optimiser steps of a private training over ``told`` samples."""
     per_epoch = max(1, math.ceil(told / settings.batch_size))
     return settings.local_steps or settings.local_epochs * per_epoch

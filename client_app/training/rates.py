@@ -1,8 +1,8 @@
 """The learning rate of each step, by PyTorch's own schedulers over the steps of all rounds.
 
-Where a step is among them follows from its round: a site that joins late, or continues after a
-crash, has the rates of the others, and nothing of a scheduler is kept or sent. Sites of more
-samples take more steps a round; they have the same rates at the beginning of each.
+The position of a step follows from its round. So a site that joins late, or continues after a
+crash, has the same rates as the others, and no state of a scheduler is kept or sent. Sites with
+more samples take more steps per round, but all have the same rates at the start of each round.
 """
 
 import math
@@ -22,7 +22,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import listed, one_line
 from fedsilo.models.contract.settings import CommonSettings
 
-# The arguments that remain a run's own; the others follow from its rounds and 'learning-rate'
+# A run may set only these arguments; the others follow from its rounds and 'learning-rate'
 _ARGUMENTS = {
     "constant": (),
     "cosine": ("eta_min",),
@@ -30,26 +30,26 @@ _ARGUMENTS = {
     "one-cycle": ("pct_start", "anneal_strategy", "div_factor", "final_div_factor", "three_phase"),
 }
 _EXAMPLES = {"cosine": "{eta_min: 1e-5}", "step": "{step_size: 10, gamma: 0.1}"}
-_TRIED = 1000  # rounds
+_TRIED = 1000  # the most rounds to try
 
 
 def is_scheduled(settings: CommonSettings) -> bool:
-    """Tell whether the learning rate has a schedule, be it a warm-up alone."""
+    """Tell whether the learning rate has a schedule or a warm-up."""
     return settings.schedule != "constant" or settings.warm_up > 0
 
 
 def rate_setter(
     optimisers: Sequence[Optimizer], settings: CommonSettings, before: int, total: int
 ) -> Callable[[], None] | None:
-    """Return what sets the learning rates of the next step, or None if they stay as they are.
+    """Return a function that sets the learning rates of the next step; None if they are constant.
 
-    Each group's rate is changed by the same factor.
+    Each parameter group's rate is multiplied by the same factor.
 
     Args:
-        optimisers: the network's, and one of what is trained with it.
-        settings: of the rates.
-        before: steps that the site has taken in earlier rounds.
-        total: steps of all rounds, or 0 where the rates follow no schedule.
+        optimisers: the network's, and any that steps beside it.
+        settings: of the learning rate.
+        before: the steps that the site has taken in earlier rounds.
+        total: the steps of all rounds; 0 without a schedule.
     """
     rates = [(group, float(group["lr"])) for o in optimisers for group in o.param_groups]
     if total:
@@ -73,28 +73,29 @@ def rate_setter(
     return decay
 
 
-@lru_cache(maxsize=32)  # sites of a simulation come again each round
+@lru_cache(maxsize=32)  # a simulation's sites need the same factors in each round
 def _factors(settings: CommonSettings, steps: int) -> Sequence[float]:
-    """Return what the learning rate is multiplied by in each step, ``steps`` a round."""
+    """Return the factor of the learning rate in each step, for ``steps`` steps per round."""
     return array("d", (rate / settings.learning_rate for rate in _rates(settings, steps)))
 
 
 def _rates(settings: CommonSettings, steps: int) -> Iterator[float]:
-    """Yield the learning rate of each step of all rounds, by PyTorch's scheduler."""
+    """Yield the learning rate of each step of all rounds, from PyTorch's scheduler."""
     rate = settings.learning_rate
     optimiser = eager(torch.optim.SGD)([nn.Parameter(torch.zeros(()))], lr=rate)
     scheduler = _scheduler(optimiser, settings, steps)
     for _ in range(settings.rounds * steps):
         yield float(optimiser.param_groups[0]["lr"])
-        optimiser.step()  # without gradients: the scheduler warns if it is not called
+        optimiser.step()  # without gradients, because the scheduler warns if no step was taken
         scheduler.step()
 
 
 def _scheduler(
     optimiser: Optimizer, settings: CommonSettings, steps: int
 ) -> lr_scheduler.LRScheduler:
-    """Return the scheduler of a run; warm-up ends one step before the full learning rate."""
+    """Build a run's scheduler; warm-up ends one step before the full learning rate."""
     rounds, warm_up = settings.rounds, settings.warm_up
+    # A warm-up of at least 1 counts rounds, a smaller one is a share of all rounds
     warm_up = round((warm_up if warm_up >= 1 else warm_up * rounds) * steps)
     total = rounds * steps
     schedulers: list[lr_scheduler.LRScheduler] = []
@@ -124,14 +125,14 @@ def _arguments(schedule: str, text: str) -> dict[str, Any]:
     if unknown := sorted(map(str, chosen.keys() - {*_ARGUMENTS[schedule]})):
         known = listed(_ARGUMENTS[schedule]) or "none"
         raise SettingError(
-            f"'schedule-arguments' has {listed(unknown)}, and schedule '{schedule}' takes {known}: "
+            f"'schedule-arguments' has {listed(unknown)}, but schedule '{schedule}' takes {known}: "
             "remove what it does not take"
         )
     return chosen
 
 
 def check_schedule(settings: CommonSettings) -> None:
-    """Refuse a schedule that contradicts other settings, or that PyTorch cannot make.
+    """Refuse a schedule that contradicts other settings, or that PyTorch cannot build.
 
     Raises:
         SettingError: names the setting.
@@ -151,7 +152,7 @@ def check_schedule(settings: CommonSettings) -> None:
         )
     if settings.warm_up >= settings.rounds:
         raise SettingError(
-            f"setting 'warm-up' is {settings.warm_up:g} and there are {settings.rounds} rounds: "
+            f"setting 'warm-up' is {settings.warm_up:g}, but there are {settings.rounds} rounds: "
             "lower it below 'rounds'"
         )
     size = arguments.get("step_size", 0)

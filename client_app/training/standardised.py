@@ -1,4 +1,4 @@
-"""A site's table as networks take it: features standardised by the run's figures."""
+"""Standardise a site's table by the run's mean and standard deviation, as networks take it."""
 
 import dataclasses
 
@@ -14,29 +14,30 @@ from fedsilo.strategies.wire.records import unpack
 
 
 def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
-    """Return the silo as networks take it: a table's features standardised, missing values 0.
+    """Return the silo as networks take it: a table standardised, with missing values as 0.
 
     Raises:
-        SettingError: ``standardise`` is 'declared' and the schema declares no figures.
-        SiteError: the message lacks the pooled figures.
+        SettingError: ``standardise`` is 'declared', but the schema declares no mean and deviation.
+        SiteError: the message lacks the pooled statistics.
     """
     return with_figures(silo, figures_for(silo, settings, content)) if silo.features else silo
 
 
 def figures_for(silo: Silo, settings: CommonSettings, content: RecordDict) -> FeatureStatistics:
-    """Return the figures by which this site standardises its features."""
+    """Return the mean and standard deviation by which this site standardises its features."""
     if settings.standardise == "site":
         return pooled_statistics([sums_of(silo.train.inputs)])
     if settings.standardise == "declared":
         if silo.declared is None:
             raise SettingError(
-                "setting 'standardise' is 'declared', and the schema gives no mean and std for "
+                "setting 'standardise' is 'declared', but the schema gives no mean and std for "
                 "every numeric column: add them, or set it to 'pooled'"
             )
         return silo.declared
     if FIGURES not in content.array_records:
         raise SiteError(
-            "a message lacks the pooled figures: server and site run different versions of fedsilo"
+            "a message lacks the pooled mean and std: server and site run different versions of "
+            "fedsilo"
         )
     record = content.array_records[FIGURES]
     return FeatureStatistics(unpack(record["mean"]), unpack(record["std"]))

@@ -1,16 +1,16 @@
-"""A data set's tensor that is too large for the device, streamed to it batch by batch."""
+"""Stream a tensor that is too large for the device to it, batch by batch."""
 
 import torch
 from torch import Tensor
 
-_BUFFERS = 2  # one is filled while the other travels
+_BUFFERS = 2  # one is filled while the other is copied
 
 
 class Streamed:
-    """A tensor that is too large for the device: batches travel from two pinned buffers.
+    """A tensor that is too large for the device; its batches are copied from two pinned buffers.
 
-    Pinning costs as much as a copy, so it is done once for each buffer and not for each batch; a
-    buffer is filled again only when its earlier content has arrived.
+    Pinning costs as much as a copy, so it is done once per buffer instead of once per batch. A
+    buffer is filled again only after its earlier content has arrived.
     """
 
     def __init__(self, tensor: Tensor, device: torch.device) -> None:
@@ -21,7 +21,7 @@ class Streamed:
         self._turn = 0
 
     def pick(self, rows: Tensor) -> Tensor:
-        """Return ``rows`` (n,) of it, images in channels_last."""
+        """Return the given rows (n,) on the device, images in channels_last."""
         turn = self._turn = (self._turn + 1) % _BUFFERS
         if not self._buffers or len(rows) > len(self._buffers[0]):
             self._wait(*range(_BUFFERS))

@@ -1,4 +1,4 @@
-"""A hospital's own processes: Flower's SuperNode, and the worker that runs the installed app only.
+"""A hospital's own processes: Flower's SuperNode, and a worker that runs only the installed app.
 
-It imports the app. No code that comes with a run is executed, unless the site file allows it.
+Imports the app. Code that comes with a run is not executed, unless the site file allows it.
 """

@@ -2,9 +2,9 @@
 
     python -m fedsilo.client_app.worker.hospital --superlink server:9092 ...
 
-It takes the arguments of ``flower-supernode``. The two communicate on the loopback, with a secret
-that is made for this start and known to nobody else. A worker that is killed is started again, and
-messages that it was answering get their replies; when the SuperNode ends, everything ends.
+It takes the arguments of ``flower-supernode``. SuperNode and worker communicate on the loopback,
+with a secret that is made for this start. A killed worker is started again, and the messages that
+it was answering still get replies. When the SuperNode ends, everything ends.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from fedsilo.models.contract.errors import FedsiloError, SettingError, error_lin
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings_schema import Value
 
-_LOOK = 0.2  # seconds
+_LOOK = 0.2  # seconds between checks
 _LONGEST_PAUSE = 30.0  # seconds before a worker that ended at once is started again
 _STEADY = 60.0  # seconds after which a start of the worker counts as a success
 _PATIENCE = 10.0  # seconds in which a process may end by itself
@@ -37,21 +37,21 @@ _PATIENCE = 10.0  # seconds in which a process may end by itself
 def commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str], list[str]]:
     """Return the commands of SuperNode and worker, for the arguments of ``flower-supernode``.
 
-    Both read the file ``secret``; ``pid`` is that of this process.
+    Both read the file ``secret``; ``pid`` is the id of this process.
 
     Raises:
         SettingError: an argument is reserved for this program, or the node config cannot be read.
     """
-    given = _parsed(arguments)
+    given = _parse(arguments)
     for option in ("isolation", "superexec_auth_secret_file", "ssl_certfile"):
         if getattr(given, option):
             raise SettingError(
-                f"--{option.replace('_', '-')} is not for you to give: SuperNode and worker "
-                "communicate on the loopback, with a secret of their own; leave it out"
+                f"--{option.replace('_', '-')} is set by fedsilo, because SuperNode and worker "
+                "communicate on the loopback with their own secret: remove it"
             )
     if given.host not in ("127.0.0.1", "::1", "localhost"):
         raise SettingError(
-            f"--host is {given.host}: the Runtime API answers the worker alone; leave it out"
+            f"--host is {given.host}, but the Runtime API answers only the worker: remove it"
         )
     host = f"[{given.host}]" if ":" in given.host else given.host
     own = ("--isolation", "process", "--superexec-auth-secret-file", str(secret))
@@ -64,7 +64,7 @@ def commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start both and wait until the SuperNode ends."""
+    """Start the SuperNode and its worker, and wait for the SuperNode."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         refuse_other_flower()
@@ -84,7 +84,7 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
     Returns:
         The SuperNode's exit code, or the worker's if it would fail again.
     """
-    signals: list[int] = []  # that ask this process to end
+    signals: list[int] = []  # signals that asked this process to end
 
     def end(number: int, frame: FrameType | None) -> None:
         signals.append(number)
@@ -112,6 +112,7 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
                 while time.monotonic() < limit and node.poll() is None and not signals:
                     time.sleep(_LOOK)
                 working, started = subprocess.Popen(worker), time.monotonic()
+            # Process 1 of a container inherits orphans, and nobody else reaps them
             if os.getpid() == 1:
                 collect_orphans({node.pid, working.pid})
             time.sleep(_LOOK)
@@ -121,7 +122,7 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
 
 
 def collect_orphans(known: Collection[int]) -> None:
-    """Reap processes that a killed worker left to this one, if it is a container's process 1."""
+    """Reap processes that a killed worker left to this one, a container's process 1."""
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess, ChildProcessError):
             if child.pid not in known and child.status() == psutil.STATUS_ZOMBIE:
@@ -129,7 +130,7 @@ def collect_orphans(known: Collection[int]) -> None:
 
 
 def _end(*processes: subprocess.Popen[bytes]) -> None:
-    """End processes: SIGTERM, then SIGKILL for those that do not end."""
+    """End processes: SIGTERM first, then SIGKILL for those that do not end."""
     for process in processes:
         with suppress(ProcessLookupError):
             process.terminate()
@@ -142,8 +143,8 @@ def _end(*processes: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return those arguments of ``flower-supernode`` that concern the worker."""
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments of ``flower-supernode`` that concern the worker."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", default="9094")
@@ -154,12 +155,12 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
-    """Return a node config as Flower parses it, or raise a SettingError."""
+    """Parse a node config like Flower; raise a SettingError if that fails."""
     from flwr.common.config import parse_config_args
 
     try:
         return dict(parse_config_args([text for text in texts if text]))
-    except Exception as error:  # Typer's or TOML's, which would end the SuperNode too
+    except Exception as error:  # errors of Typer or TOML, which would end the SuperNode too
         raise SettingError(f"--node-config cannot be read: {one_line(error)}") from None
 
 

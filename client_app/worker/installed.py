@@ -1,8 +1,8 @@
-"""The fedsilo that a hospital has installed, and whether the app of a run is the same.
+"""The fedsilo that a hospital has installed, and the check that a run's app is the same.
 
-A run brings its app as a zip (Flower's FAB). The worker never executes it: it executes what is
-installed, and answers only a run whose app is the same, file by file. So a site file, an audit log
-and every limit hold, whatever the server sends.
+A run brings its app as a zip (Flower's FAB). The worker never executes it. It executes the
+installed app, and answers only a run whose app is the same, file by file. So a site file, an audit
+log and every limit hold, whatever the server sends.
 """
 
 import hashlib
@@ -20,26 +20,31 @@ from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.versions import TRIED_FLOWER, WORKER_FLOWER
 
 ROOMS = ("client_app", "datasets", "fedsilo", "models", "server_app", "strategies")
-_PACKAGE = "__init__.py"  # of an installed fedsilo; in a checkout it is in fedsilo/
+_PACKAGE = "__init__.py"  # an installed fedsilo has it at the top; in a checkout it is in fedsilo/
 PYPROJECT = "pyproject.toml"
-# What a checkout has beside the rooms: Flower bundles it, and a hospital's image may lack it
+# A checkout has these beside the rooms: Flower bundles them, but a hospital's image may lack them
 _BESIDE = (*(f"{name}/" for name in ("benchmarks", "docker", "docs", "release", "tests")), ".")
-_BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # what Flower bundles
-_LARGEST = 64 * 2**20  # bytes of an app's files, unpacked; ours has 3 MiB
-_NAMED = 3  # files in a refusal
+# File types that Flower bundles
+_BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
+_LARGEST = 64 * 2**20  # the most bytes of an app's unpacked files; fedsilo has 3 MiB
+_NAMED = 3  # the most files named in a refusal
 
 
 @dataclass(frozen=True)
 class InstalledApp:
-    """What is installed, as far as Flower would bundle it."""
+    """The installed app: the files that Flower would bundle."""
 
-    folder: Path  # that of pyproject.toml and the rooms
-    digests: Mapping[str, str]  # SHA-256 of each file of the rooms, by path
+    folder: Path  # the folder of pyproject.toml and the rooms
+    digests: Mapping[str, str]  # the SHA-256 of each file of the rooms, by path
     project: Mapping[str, Any]  # the content of pyproject.toml, as a bundle has it
 
     def refuse_other(self, bundle: bytes) -> None:
-        """Raise a RefusedError that names files if a run's app, a zip, is not this one."""
-        files = _unpacked(bundle)
+        """Refuse a run whose app, a zip, differs from this one.
+
+        Raises:
+            RefusedError: names files that differ.
+        """
+        files = _unpack(bundle)
         if _PACKAGE in files and f"fedsilo/{_PACKAGE}" not in files:
             files[f"fedsilo/{_PACKAGE}"] = files.pop(_PACKAGE)
         theirs = {name: _digest(data) for name, data in files.items() if _of_rooms(name)}
@@ -66,7 +71,10 @@ class InstalledApp:
 
 
 def installed_app(folder: Path | None = None) -> InstalledApp:
-    """Read the installed fedsilo; ``folder`` is that of pyproject.toml (None: this module's).
+    """Read the installed fedsilo.
+
+    Args:
+        folder: the folder of pyproject.toml; None for this module's.
 
     Raises:
         SettingError: fedsilo is not installed with its pyproject.toml, or it cannot be read.
@@ -98,14 +106,14 @@ def refuse_other_flower() -> None:
 
     if not package_version.startswith(f"{WORKER_FLOWER}."):
         raise SettingError(
-            f"Flower {package_version} is installed, and a hospital's worker knows {WORKER_FLOWER} "
+            f"Flower {package_version} is installed, but a hospital's worker knows {WORKER_FLOWER} "
             f"(simulations run up to {TRIED_FLOWER}): "
             f"pip install 'flwr[simulation]~={WORKER_FLOWER}.0'"
         )
 
 
 def local_changes(folder: Path) -> list[str]:
-    """Return the files of a checkout that are changed by git's account; none without git."""
+    """Return the files of a checkout that git reports as changed; empty without git."""
     command = ("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=all")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
@@ -128,12 +136,13 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _unpacked(bundle: bytes) -> dict[str, bytes]:
-    """Return the files of a bundle by name, unpacked in memory."""
+def _unpack(bundle: bytes) -> dict[str, bytes]:
+    """Unpack the files of a bundle in memory, by name."""
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
             entries = archive.infolist()
             names = [entry.filename for entry in entries]
+            # Of two files with one name the check could read one and an import the other
             if len(set(names)) < len(names):
                 raise RefusedError("the run's app names a file twice: none of it is executed")
             if sum(entry.file_size for entry in entries) > _LARGEST:
@@ -146,7 +155,7 @@ def _unpacked(bundle: bytes) -> dict[str, bytes]:
 
 
 def _project(text: bytes, whose: str) -> Mapping[str, Any]:
-    """Return pyproject.toml without 'federations', which Flower removes from a bundle."""
+    """Parse pyproject.toml without 'federations', which Flower removes from a bundle."""
     try:
         content = tomllib.loads(text.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):

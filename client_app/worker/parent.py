@@ -2,9 +2,9 @@
 
     python -m fedsilo.client_app.worker.parent --runtime 127.0.0.1:9094 --secret FILE --hospital PID
 
-Flower starts a new process for each message, which imports PyTorch again: ten seconds of a phase. A
-fork of a process that has imported it takes milliseconds. The worker itself computes nothing and
-never asks for a GPU: a fork cannot take over what a driver or a thread holds.
+Flower starts a new process for each message, which imports PyTorch again, ten seconds for each
+phase. A fork of a process that has imported it takes milliseconds. The worker itself computes
+nothing and never asks for a GPU, because a fork cannot use what a driver or a thread holds.
 """
 
 import argparse
@@ -36,10 +36,10 @@ from fedsilo.datasets.io.regular_files import read_regular
 from fedsilo.models.contract.errors import FedsiloError, SettingError, error_line
 from fedsilo.strategies.wire.messaging import retry_soon
 
-CANNOT = 3  # exit code: it would fail again
-_RENEWED_AFTER = 1000  # tasks
+CANNOT = 3  # the exit code of a worker that would fail again
+_RENEWED_AFTER = 1000  # tasks after which the worker is restarted
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-# What the first message would import; torch's optimisers import torch._dynamo
+# The first message would import these; torch's optimisers import torch._dynamo
 _PACKAGES = (
     "fedsilo.client_app.methods",
     "fedsilo.client_app.training",
@@ -62,12 +62,15 @@ _log = logging.getLogger("flwr")
 class Worker:
     """The processes that are answering tasks."""
 
-    answer: Callable[[str], int]  # gets a task's token in a new process, whose exit code it returns
-    running: dict[int, str] = field(default_factory=dict)  # tokens by process
-    started: int = 0  # tasks since the worker began
+    # Answers a task, given its token, in a new process; returns that process's exit code
+    answer: Callable[[str], int]
+    # The token of each process, by process id
+    running: dict[int, str] = field(default_factory=dict)
+    started: int = 0  # the number of tasks since the worker began
 
     def start(self, token: str) -> None:
         """Fork a process that answers a task."""
+        # Unflushed text would be in both processes and be printed twice
         sys.stdout.flush()
         sys.stderr.flush()
         process = os.fork()
@@ -99,23 +102,24 @@ class Worker:
                 os.kill(process, signal.SIGTERM)
 
     def is_worn(self) -> bool:
-        """Tell whether to restart the worker: after many tasks, or threads that forks would lose.
+        """Tell whether to restart the worker: after many tasks, or with unforkable threads.
 
-        OpenBLAS's pool does not count: it ends itself before a fork.
+        A fork has only the thread that forks. OpenBLAS's pool does not count, because it ends
+        itself before a fork.
         """
         threads = psutil.Process().num_threads()
         return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
 
 
 def preload() -> None:
-    """Import what messages need, and compute nothing."""
+    """Import the modules that messages need, and compute nothing."""
     for name in _MODULES:
         importlib.import_module(name)
     for package in _PACKAGES:
         path = importlib.import_module(package).__path__
         for module in pkgutil.iter_modules(path, f"{package}."):
             importlib.import_module(module.name)
-    gc.freeze()  # forks share these objects' memory: a collection would copy it
+    gc.freeze()  # forks share these objects' memory, which a collection would copy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def leave(*_: object) -> None:
         worker.end()
-        os._exit(0)  # at a usual end Triton lists at length what it has not freed
+        os._exit(0)  # a normal exit would let Triton print a long list of unfreed objects
 
     signal.signal(signal.SIGTERM, leave)
     try:
@@ -155,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(worker: Worker, client: RuntimeHttpClient, hospital: int) -> None:
-    """Ask for tasks and start them, as long as the process ``hospital`` is this one's parent.
+    """Ask for tasks and start them, while the process ``hospital`` is this one's parent.
 
     Raises:
         SettingError: the SuperNode does not accept the worker's secret.
@@ -163,23 +167,23 @@ def serve(worker: Worker, client: RuntimeHttpClient, hospital: int) -> None:
     interval, silent = PollInterval(), False
     while os.getppid() == hospital:
         worker.reap()
-        given = _acquired(client)
+        given = _acquire_task(client)
         if given is None and not silent:
             _log.warning("fedsilo: the SuperNode's Runtime API does not answer; the worker waits")
         silent = given is None
         if given and given.HasField("task") and given.token:
             worker.start(given.token)
-            interval.arrived()
+            interval.note_arrival()
             continue
         if not worker.running and worker.is_worn():
-            # A new worker of the same process id: the hospital's process notices nothing
+            # A new worker with the same process id, so that the hospital's process notices nothing
             again = ("-m", "fedsilo.client_app.worker.parent", *sys.argv[1:])
             os.execv(sys.executable, [sys.executable, *again])
         time.sleep(interval.seconds())
 
 
-def _acquired(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
-    """Ask for a task; None if the SuperNode does not answer yet."""
+def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
+    """Ask for a task; return None if the SuperNode does not answer yet."""
     try:
         return client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
     except httpx.HTTPStatusError as error:
@@ -194,14 +198,14 @@ def _acquired(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
 
 
 def runs_any_app(site_file: Path) -> bool:
-    """Tell whether a site file allows a run's own app to be executed; False if unreadable."""
+    """Tell whether a site file allows executing a run's own app; False if it is unreadable."""
     from fedsilo.client_app.site.policy import parsed_site_file
 
     try:
         text = read_regular(Path(os.path.realpath(site_file))).decode("utf-8")
         return parsed_site_file(text).app == "any"
     except (OSError, UnicodeDecodeError, SettingError):
-        return False  # the installed app will report what is wrong with it
+        return False  # the installed app will report the fault
 
 
 def _become_task(answer: Callable[[str], int], token: str) -> None:
@@ -210,7 +214,8 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
     code = 1
     try:
         code = answer(token)
-    except BaseException:  # also SystemExit: the parent's code must not continue in its fork
+    # Including SystemExit, because the parent's code must not continue in its fork
+    except BaseException:
         _log.exception("fedsilo: a task ended by an error")
     finally:
         sys.stdout.flush()

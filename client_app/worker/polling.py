@@ -1,4 +1,4 @@
-"""How often the hospital's processes look for something, and how they end with one another."""
+"""The intervals at which a hospital's processes poll, and how they end together."""
 
 import os
 import signal
@@ -12,32 +12,35 @@ from threading import Thread
 import psutil
 
 SHORT, LONG = 0.05, 0.5  # seconds
-_QUICK_FOR = 10.0  # seconds after something arrived
-_UNWINDING = 5.0  # seconds after a signal
+_QUICK_FOR = 10.0  # seconds of short intervals after an arrival
+_UNWINDING = 5.0  # seconds that a process has after a signal
 
 
 @dataclass
 class PollInterval:
-    """Seconds between two looks: ``short`` for some time after an arrival, ``long`` otherwise."""
+    """Seconds between two polls: ``short`` for some time after an arrival, else ``long``."""
 
     short: float = SHORT
     long: float = LONG
     clock: Callable[[], float] = time.monotonic
     _arrived: float = field(default=float("-inf"), init=False)
 
-    def arrived(self) -> None:
-        """Note that something arrived: more may follow."""
+    def note_arrival(self) -> None:
+        """Record an arrival, because more may follow soon."""
         self._arrived = self.clock()
 
     def seconds(self) -> float:
-        """Return the seconds to wait now."""
+        """Return the seconds to wait before the next poll."""
         return self.short if self.clock() - self._arrived < _QUICK_FOR else self.long
 
 
 def end_with(process_id: int, by: signal.Signals | None = None) -> None:
-    """Make this process end soon after the process of that id, however that one ends.
+    """End this process soon after the process with the given id, however that one ends.
 
-    It first sends the signal ``by`` to itself, if one is named, and exits if that fails.
+    Args:
+        process_id: the process to watch.
+        by: a signal that this process first sends to itself; it exits if that fails. None: it exits
+            at once.
     """
     try:
         process = psutil.Process(process_id)

@@ -1,13 +1,13 @@
-"""Flower's SuperNode, which polls often while there are messages.
+"""Flower's SuperNode, changed to poll often while there are messages.
 
 Flower waits 3 s for a message and 0.5 s for a reply, and no setting changes that. The waits are
-replaced in the one version whose code was read; other versions keep their own, and say so once.
+replaced in the one version whose code was read; with other versions they stay, and a line says so.
 
-The same place gives up messages that nobody will answer. Flower's SuperNode takes a message, waits
-for its reply, and only then takes the next. If the process of a task is killed, it makes an error
-reply a minute after the last sign of life. It does not if that process had not fetched the message
-yet, or had reported that it failed: then it would wait for ever, and the hospital would be lost to
-the server until it is restarted.
+The same code gives up messages that nobody will answer. Flower's SuperNode takes a message, waits
+for its reply, and only then takes the next. If the process of a task is killed, the SuperNode makes
+an error reply a minute after the last sign of life. It makes none if that process had not fetched
+the message yet, or had reported that it failed. Then it would wait for ever, and the hospital would
+be lost to the server until a restart.
 """
 
 import importlib
@@ -25,19 +25,19 @@ from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERRO
 from fedsilo.client_app.worker.polling import LONG, SHORT, PollInterval, end_with
 from fedsilo.strategies.wire.messaging import retry_soon
 
-READ = "1.39.0"  # the Flower version whose waits are known
+READ = "1.39.0"  # the Flower version whose code was read
 _WAITS = "flwr.supernode.start_client_internal"
-_IDLE = 3.0  # Flower's wait for a message, seconds
+_IDLE = 3.0  # Flower's wait for a message, in seconds
 UNFINISHED = (Status.PENDING, Status.STARTING, Status.RUNNING)
-_LOOK = 1.0  # seconds between looks for messages that nobody answers
+_LOOK = 1.0  # seconds between checks for messages that nobody answers
 
 
 class ShortWaits:
     """A replacement for the module ``time`` in the SuperNode's loop that sleeps less.
 
     The loop sleeps 3 s when it waits for a message, and less when it waits for a reply, which means
-    that a message has arrived. Each look for a message is a call to the server, which all hospitals
-    make: a quarter of a second at least. A look for a reply stays within this process.
+    that a message has arrived. Polling for a message calls the server, as all hospitals do, so at
+    least a quarter of a second passes between polls. Polling for a reply stays within this process.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class ShortWaits:
     def sleep(self, seconds: float) -> None:
         """Sleep less than ``seconds``."""
         if seconds < _IDLE:
-            self.interval.arrived()
+            self.interval.note_arrival()
             self._look_sometimes()
             time.sleep(SHORT)
         else:
@@ -60,16 +60,20 @@ class ShortWaits:
             self.look()
 
     def __getattr__(self, name: str) -> object:
-        """Return any other attribute of the module."""
+        """Return any other attribute of the module ``time``."""
         return getattr(time, name)
 
 
 def shorten_waits(version: str, module: ModuleType) -> str | None:
-    """Make the loop in ``module``, of that Flower version, poll often; return why it cannot."""
+    """Make the loop in ``module``, of that Flower version, poll often.
+
+    Returns:
+        The reason if that is not possible; None if it was done.
+    """
     known = getattr(module, "time", None) is time and hasattr(module, "_push_messages")
     if version != READ or not known:
         return (
-            f"fedsilo knows the waits of Flower {READ} and this is {version}: the SuperNode keeps "
+            f"fedsilo knows the waits of Flower {READ}, but this is {version}: the SuperNode keeps "
             "Flower's own, a message takes up to 3 s longer"
         )
     waits = ShortWaits()
@@ -79,10 +83,11 @@ def shorten_waits(version: str, module: ModuleType) -> str | None:
 
 
 def give_up_unanswered(state: Any) -> int:
-    """Reply with an error to messages that no task will answer, and return how many there were.
+    """Reply with an error to messages that no task will answer; return their number.
 
-    ``state`` is the SuperNode's ``InMemoryNodeState``, of Flower 1.39.0.
+    ``state`` is the SuperNode's ``InMemoryNodeState``, as of Flower 1.39.0.
     """
+    # A running task may still answer, so only an idle node gives messages up
     if state.get_tasks(statuses=UNFINISHED):
         return 0
     with state.lock_msg_store:
@@ -95,7 +100,7 @@ def give_up_unanswered(state: Any) -> int:
             and entry.message.metadata.message_id not in replied
         ]
         for entry in left:
-            entry.is_retrieved = True  # by nobody, but otherwise it cannot get a reply
+            entry.is_retrieved = True  # nobody retrieved it, but otherwise it cannot get a reply
             state.record_message_processing_start(entry.message.metadata.message_id)
         runs = {entry.message.metadata.run_id for entry in left}
     if left:
@@ -107,10 +112,11 @@ def give_up_unanswered(state: Any) -> int:
 
 
 def watching(push: Callable[..., None], waits: Any) -> Callable[..., None]:
-    """Return Flower's ``_push_messages``, which now and then gives up messages while it waits.
+    """Return Flower's ``_push_messages`` with a check that gives up messages while it waits.
 
-    ``push`` is Flower's function, which sleeps with ``waits`` until there is a reply; each sleep
-    may call the attribute ``look`` of ``waits``.
+    Args:
+        push: Flower's function, which sleeps with ``waits`` until there is a reply.
+        waits: its sleeps may call the attribute ``look``, which is set here.
     """
 
     def pushing(state: Any, *rest: Any, **named: Any) -> None:
@@ -132,7 +138,8 @@ def main() -> None:
     retry_soon()
     if why := shorten_waits(package_version, importlib.import_module(_WAITS)):
         print(f"fedsilo: {why}", file=sys.stderr)
-    flower_supernode()  # returns after an error of the server; its Runtime API's thread stays
+    # Returns after an error of the server, but its Runtime API's thread keeps running
+    flower_supernode()
     os.write(2, b"fedsilo: the SuperNode lost the server and ends: start it again\n")
     os._exit(1)
 

@@ -1,7 +1,7 @@
-"""One message, answered in a process of its own by the installed app.
+"""Answer one message in a separate process with the installed app.
 
-It does what Flower's ``flwr-clientapp`` does with a task, with one difference: the app received
-with the run is compared, not executed.
+It handles a task like Flower's ``flwr-clientapp``, except that the app received with the run is
+only compared, not executed.
 """
 
 import logging
@@ -26,10 +26,10 @@ Answer = Callable[[Message, Context, bytes], Message]
 def runtime_client(
     address: str, component: str, interceptor: Any, **options: Any
 ) -> RuntimeHttpClient:
-    """Return a client of the SuperNode's Runtime API, as that ``component`` of Flower's."""
+    """Return a client of the SuperNode's Runtime API that presents itself as ``component``."""
     return RuntimeHttpClient.from_server_address(
         server_address=address,
-        insecure=True,  # it is the loopback
+        insecure=True,  # it stays on the loopback
         root_certificates=None,
         interceptors=[RuntimeVersionHttpInterceptor(component_name=component), interceptor],
         **options,
@@ -37,12 +37,12 @@ def runtime_client(
 
 
 def answer_task(address: str, token: str, answer: Answer) -> bool:
-    """Fetch a task's message from the SuperNode, answer it, and return whether a reply was sent.
+    """Fetch a task's message from the SuperNode and answer it; tell whether a reply was sent.
 
     Args:
-        address: of the SuperNode's Runtime API, on the loopback.
-        token: by which the SuperNode knows the task.
-        answer: makes a reply from message, context and the run's app.
+        address: the address of the SuperNode's Runtime API, on the loopback.
+        token: identifies the task at the SuperNode.
+        answer: makes a reply from the message, the context and the run's app.
     """
     by_token, retrying = RuntimeTokenHttpInterceptor(token), make_simple_http_retry_invoker()
     client = runtime_client(address, "flwr-clientapp", by_token, retry_invoker=retrying)
@@ -51,10 +51,10 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
     context, status, details = None, SubStatus.FAILED, "the task was not answered"
     try:
         message, context, _, fab = pull_task_input(client)
-        reply = _answered(message, context, fab.content, answer)
+        reply = _answer(message, context, fab.content, answer)
         push_message(client, reply, context)
         status, details = SubStatus.COMPLETED, ""
-    except Exception:  # the boundary: the SuperNode must hear that the task has ended
+    except Exception:  # no error may pass here: the SuperNode must hear that the task has ended
         logging.getLogger("flwr").exception("fedsilo: a task could not be answered")
     finally:
         push_task_output(client=client, context=context, sub_status=status, details=details)
@@ -63,8 +63,8 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
     return status == SubStatus.COMPLETED
 
 
-def _answered(message: Message, context: Context, bundle: bytes, answer: Answer) -> Message:
-    """Answer; an error that the app does not catch becomes an error reply without its text."""
+def _answer(message: Message, context: Context, bundle: bytes, answer: Answer) -> Message:
+    """Answer a message; an uncaught error becomes an error reply without the error's text."""
     try:
         return answer(message, context, bundle)
     except Exception as error:
@@ -74,7 +74,7 @@ def _answered(message: Message, context: Context, bundle: bytes, answer: Answer)
 
 
 def answer_by(installed: InstalledApp) -> Answer:
-    """Return an answer with the installed app, for runs whose app is the same only."""
+    """Return a function that answers with the installed app, only for runs with the same app."""
 
     def answer(message: Message, context: Context, bundle: bytes) -> Message:
         try:

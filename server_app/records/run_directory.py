@@ -243,7 +243,7 @@ def silos_document(participants: Participants) -> dict[str, Any]:
     For hospitals it also has their software and device, and with 'site-weights' the training
     samples that were agreed.
     """
-    agreed = participants.agreed()
+    agreed = participants.agreed_samples()
     return {
         site: {
             "distribution": facts.distribution,

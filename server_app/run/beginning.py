@@ -60,7 +60,7 @@ def chosen_aggregation(settings: RunSettings, participants: Participants) -> str
         return common.aggregation
     clipped = dataclasses.replace(common, aggregation="norm-clip")
     is_table = data_set(common.dataset).is_table
-    if participants.simulated() or common.secure_aggregation != "none":
+    if participants.are_simulated() or common.secure_aggregation != "none":
         return "mean"
     try:
         cls.capabilities.refuse_more(clipped, is_table)
@@ -149,7 +149,7 @@ def write_beginning(
 ) -> None:
     """Write what is known before the first round; a resumed run keeps its config.toml."""
     directory.write_json(SILOS, run_directory.silos_document(participants))
-    if participants.simulated() and (cut := cut_of(settings.common)):
+    if participants.are_simulated() and (cut := cut_of(settings.common)):
         directory.write_json(CUT, cut)
     config = directory.path / "config.toml"
     if not config.is_file():

@@ -16,7 +16,7 @@ _NEARLY_ALL = 0.9  # of all training samples
 def notices(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield all that a run says of its sites before it begins."""
     yield from who_is_missing(participants, common)
-    if participants.simulated() and data_set(common.dataset).origin == "own":
+    if participants.are_simulated() and data_set(common.dataset).origin == "own":
         yield from describe_sites(participants)
     for reason in participants.refused:
         yield f"continuing without a SuperNode that cannot take part: {reason}"
@@ -35,7 +35,7 @@ def describe_sites(participants: Participants) -> Iterator[str]:
 
 def who_is_missing(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield which silos exist and do not take part."""
-    simulated = participants.simulated()
+    simulated = participants.are_simulated()
     yield from data_set(common.dataset).notices(common) if simulated else []
     names = _known_silos(common, participants)
     if absent := [site for site in names if site not in participants.facts]:
@@ -51,7 +51,7 @@ def _known_silos(common: CommonSettings, participants: Participants) -> list[str
 
     The files of a simulation's machine are the sites' own, those of another server are not.
     """
-    if silo_count(common) is None and not participants.simulated():
+    if silo_count(common) is None and not participants.are_simulated():
         registry = participants.terms.registry
         return sorted(registry.nodes) if registry else []
     try:
@@ -88,7 +88,7 @@ def _heaviest(participants: Participants) -> Iterator[str]:
     """Yield a site whose own sample count decides nearly every average, if there is one."""
     sizes = {site: facts.sizes().get("train", 0) for site, facts in participants.facts.items()}
     site, total = max(sizes, key=sizes.__getitem__), sum(sizes.values())
-    if len(sizes) >= 3 and sizes[site] > _NEARLY_ALL * total and not participants.agreed():
+    if len(sizes) >= 3 and sizes[site] > _NEARLY_ALL * total and not participants.agreed_samples():
         yield (
             f"site {site} says that it has {sizes[site]} of {total} training samples, and "
             "averages weigh by them: if that is wrong, agree on counts beforehand ('site-weights')"

@@ -1,4 +1,4 @@
-"""The round: asking, checks, failures, resuming. It knows no method.
+"""The round loop, the same for all methods: ask sites, check replies, handle failures, resume.
 
-Stands on meeting and wire.
+Imports only the folders meeting and wire of this room.
 """

@@ -1,4 +1,4 @@
-"""What a method asks of sites: the question, the ask that puts it, the replies and their mean."""
+"""The interface by which a method asks sites: Question, Ask, and Replies with their mean."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs
 
 
 class TooFewSitesError(SiteError):
-    """Fewer sites than 'min-sites' gave a usable answer."""
+    """Fewer sites than 'min-sites' gave a usable reply."""
 
     def __init__(self, text: str, reasons: str, codes: Collection[str] = ()) -> None:
         super().__init__(text)
-        self.reasons = reasons  # which site failed in what way, without what to do about it
-        # The codes (``models.contract.errors``) of what the failed sites answered
+        self.reasons = reasons  # names each failed site and its failure, without advice
+        # The error codes (``models.contract.errors``) that the failed sites answered with
         self.codes = frozenset(codes)
 
 
 class Replies(dict[str, Reply]):
-    """Replies by site, sorted."""
+    """The replies of a phase, by site name, sorted."""
 
     def __init__(
         self,
@@ -39,21 +39,25 @@ class Replies(dict[str, Reply]):
         failed: int = 0,
     ) -> None:
         super().__init__(sorted(replies.items()))
-        # Where weights were summed in secret, their mean by samples; the replies have none
+        # After a secure sum only the mean over sites is known: the replies hold no arrays
         self.sums = sums
-        # Where measurements were summed in secret, the mean of each; the replies have none
+        # The same holds for metrics that were summed in secret
         self.means = means or {}
-        # How many of these sites added 0 to the secret sum because they could not answer
+        # The number of sites that added 0 to the secret sum because they could not answer
         self.failed = failed
 
     def of(self, sites: Iterable[str]) -> Replies:
-        """Return the replies of ``sites``, as far as there are some."""
+        """Return the replies of the given sites; a site without a reply is skipped."""
         wanted = set(sites)
         chosen = {site: reply for site, reply in self.items() if site in wanted}
         return Replies(chosen, self.sums, self.means, self.failed)
 
     def mean_metric(self, name: str) -> float:
-        """Return the mean by samples of a metric that all replies have, or of its secret sum."""
+        """Return the mean of a metric over the replies, weighted by samples.
+
+        A metric that was summed in secret has only its mean. Otherwise every reply must have the
+        metric.
+        """
         if name in self.means:
             return self.means[name]
         examples = sum(reply.examples for reply in self.values())
@@ -62,18 +66,26 @@ class Replies(dict[str, Reply]):
     def average(
         self, common: CommonSettings, before: Arrays, equal: bool = False
     ) -> dict[str, NDArray]:
-        """Return the arrays named in ``before``, which sites began with, combined; float32.
+        """Combine the arrays named in ``before`` as 'aggregation' says.
 
-        By 'aggregation': the mean weighted by samples, with ``equal`` each site weighing the same,
-        or one that a few sites cannot turn.
+        'mean' weighs each site by its training samples. The other aggregations limit the influence
+        of a few faulty sites. A secret sum was averaged before, so its mean is returned.
+
+        Args:
+            common: the run's settings.
+            before: the arrays by name with which the sites began.
+            equal: give each site the same weight.
+
+        Returns:
+            The combined arrays by name, float32. Without replies, ``before``.
 
         Raises:
-            SiteError: too few sites have answered for 'aggregation'.
+            SiteError: too few sites replied for 'aggregation'.
         """
         if self.sums is not None:
             return {name: self.sums[name] for name in sorted(before)}
         if not self:
-            return dict(before)  # nobody has moved them
+            return dict(before)  # no site has changed them
         if common.aggregation in (AUTO, "mean"):
             return weighted_mean(self, before, equal)
         return robust_mean(common, self, before, equal)
@@ -82,11 +94,12 @@ class Replies(dict[str, Reply]):
 def weighted_mean(
     replies: Mapping[str, Reply], names: Iterable[str], equal: bool = False
 ) -> dict[str, NDArray]:
-    """Return the weighted mean of the arrays ``names``, float32, of float64 sums in site order.
+    """Return the weighted mean of the arrays ``names`` over all replies, float32.
 
-    Operation by operation it is Flower's ``aggregate_arrayrecords``: the same replies give the same
-    bits in whatever order they came. An array is summed over the sites before the next is read, so
-    that memory never has more than the mean and one array of one site.
+    Sums are float64, in the order of site names, with Flower's operations
+    (``aggregate_arrayrecords``), so the same replies give the same bits in whatever order they
+    came. One array is summed over all sites before the next is read. So memory never holds more
+    than the mean and one array of one site.
     """
     ordered = [reply for _, reply in sorted(replies.items())]
     weights = [1 if equal else reply.examples for reply in ordered]
@@ -94,6 +107,7 @@ def weighted_mean(
     for name in sorted(names):
         total: Any = None
         for reply, weight in zip(ordered, weights, strict=True):
+            # float64, because the rounding errors of many float32 summands would add up
             part = reply.arrays[name].astype(np.float64) * (weight / sum(weights))
             total = part if total is None else total + part
         mean[name] = np.asarray(total).astype(np.float32)
@@ -102,24 +116,24 @@ def weighted_mean(
 
 @dataclass(frozen=True)
 class Question:
-    """What a phase sends to each site, and what must come back; ``Ask.__call__`` has the rest."""
+    """The messages of one phase and the expected replies; ``Ask.__call__`` explains the fields."""
 
     phase: str
-    send: Mapping[str, Arrays]  # the arrays by site; who is not in it is not asked
+    send: Mapping[str, Arrays]  # the arrays for each site; a site that is missing here is not asked
     expect: Mapping[str, Specs]
     reference: Mapping[str, Arrays] = field(default_factory=dict)
     notes: Mapping[str, Notes] = field(default_factory=dict)
     metrics: Sequence[str] = ()
     fault: Check | None = None
-    # For secure aggregation, what is sent with the instruction, by site
+    # The secure aggregation record for each site, sent with the instruction
     records: Mapping[str, ConfigRecord] = field(default_factory=dict)
 
 
 class Ask(ABC):
-    """What a method is given to ask the sites of a round; a test passes one of its own."""
+    """The interface by which a method asks the sites of a round; tests pass their own."""
 
-    sites: Sequence[str]  # those that the round may ask, sorted
-    stateful_sites: Collection[str]  # those that keep private state of this run
+    sites: Sequence[str]  # the sites that the round may ask, sorted
+    stateful_sites: Collection[str]  # the sites that keep private state of this run
 
     def __call__(
         self,
@@ -132,26 +146,27 @@ class Ask(ABC):
         metrics: Sequence[str] = (),
         fault: Check | None = None,
     ) -> Replies:
-        """Ask sites and return the usable replies.
+        """Ask sites and return their usable replies.
 
         Args:
-            phase: a site's method answers it by the function of that name.
+            phase: the phase; a site answers it with the function of that name of its method.
             send: the arrays for each site that is asked.
-            expect: the arrays of each site's reply, or others of their shapes; None for those of
-                ``reference``.
-            reference: what each site's reply is an update of, by which it is measured; None for
-                what it was sent, or for nothing where ``expect`` says what comes.
-            notes: what else is sent to all sites, or to each.
-            metrics: metrics that a reply must have.
-            fault: says why a reply of the right form cannot be used, if it cannot.
+            expect: the arrays that each site must return, or arrays of the same shapes. None: those
+                of ``reference``.
+            reference: the arrays of which each site's reply is an update, used to measure its size.
+                None: the arrays sent, or no arrays if ``expect`` is given.
+            notes: further values for the sites: one Notes for all, or one for each site.
+            metrics: metrics that each reply must have.
+            fault: returns why a well-formed reply is unusable, or None if it is usable.
 
         Raises:
-            SiteError: too few sites answered with something usable, or one takes no part.
+            SiteError: too few sites gave a usable reply, or a site in ``send`` takes no part.
         """
         if reference is None:
             reference = send if expect is None else {}
         wanted = reference if expect is None else expect
-        spec = {id(arrays): shapes(arrays) for arrays in wanted.values()}  # many sites share one
+        # Many sites share the same arrays, whose specs are then made only once
+        spec = {id(arrays): shapes(arrays) for arrays in wanted.values()}
         specs = {site: spec[id(arrays)] for site, arrays in wanted.items()}
         each = dict.fromkeys(send, notes) if isinstance(notes, Notes) else notes or {}
         if not all(isinstance(own, Notes) for own in each.values()):
@@ -160,34 +175,37 @@ class Ask(ABC):
 
     @abstractmethod
     def put(self, question: Question) -> Replies:
-        """Put a question to the sites that it names, see ``__call__``."""
+        """Send a question to its sites and return the usable replies; see ``__call__``."""
 
 
 class _Asked(Exception):
-    """Its only argument is a question that is not sent."""
+    """Carries a question out of a method's code; the question is its only argument."""
 
 
 class _FirstQuestion(Ask):
-    """Sends nothing and ends with its first question."""
+    """An Ask that sends nothing: it stops at the first question."""
 
     def __init__(self, sites: Sequence[str], stateful_sites: Collection[str]) -> None:
         self.sites = sites
         self.stateful_sites = stateful_sites
 
     def put(self, question: Question) -> Replies:
-        """End with the question."""
+        """Stop by raising the question."""
         raise _Asked(question)
 
 
 def first_question(
     asks: Callable[[Ask], object], sites: Sequence[str], stateful_sites: Collection[str] = ()
 ) -> Question:
-    """Return what a round or an evaluation of a method asks first; nothing is sent.
+    """Return the first question that a method's round or evaluation asks; nothing is sent.
 
     Args:
         asks: calls ``Method.round`` or ``Method.evaluate`` with the ask that it is given.
-        sites: those that may be asked.
-        stateful_sites: those that keep private state of the run.
+        sites: the sites that may be asked.
+        stateful_sites: the sites that keep private state of the run.
+
+    Returns:
+        The question; one without a phase and sites if the method asks none.
     """
     try:
         asks(_FirstQuestion(sites, stateful_sites))

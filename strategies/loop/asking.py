@@ -1,8 +1,8 @@
-"""Asking the sites of a round: send, wait, check, apply the failure policy, return the replies.
+"""Ask the sites of a round: send, wait, check, apply the failure policy, return the replies.
 
-Messages: ``config`` (models.contract.messages.Instruction) and ``arrays`` (float32, see the
-method), for tables with pooled statistics also ``figures`` (``mean`` and ``std``, (features,),
-float64). A reply holds ``metrics`` and the arrays that were asked for.
+A message holds ``config`` (models.contract.messages.Instruction) and ``arrays`` (float32, named by
+the method). For tables with pooled statistics it also holds ``figures``: ``mean`` and ``std``,
+(features,), float64. A reply holds ``metrics`` and the arrays that were asked for.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -54,19 +54,19 @@ _CODES = {number: code for code, number in ERROR_CODES.items()}
 
 @dataclass
 class Session:
-    """What the questions of a run have in common."""
+    """The parts that all questions of a run share."""
 
     grid: Grid  # Flower's, or the in-process one
     common: CommonSettings  # the run's settings
-    participants: Participants  # the sites; another one where a site joins late
-    hooks: Hooks  # what else happens in a round
-    run_dir: str = ""  # where simulated sites keep their state
+    participants: Participants  # the sites; replaced when a site joins late
+    hooks: Hooks  # called at the events of a round
+    run_dir: str = ""  # the folder in which simulated sites keep their state
     timeout: float = 3600.0  # seconds to wait for the replies of a phase
-    # By site that keeps private state of this run, the newest that it has reported (``state_key``)
+    # The newest state that each site reports to keep (``state_key``), by site
     kept: dict[str, int] = field(default_factory=dict)
-    # A table's pooled statistics, serialised once for all sites and rounds, if any
+    # A table's pooled statistics, serialised once for all sites and rounds; None without them
     figures: ArrayRecord | None = None
-    # How updates travel, or None if sites send what they have
+    # Compresses updates; None if sites send whole arrays
     compression: Compression | None = None
 
 
@@ -74,11 +74,11 @@ class GridAsk(Ask):
     """Asks the sites of one round over a grid.
 
     Args:
-        session: the run's.
-        round_: the round, from 1; the evaluation that ends a run belongs to its last one.
-        sites: those that it may ask.
-        spill: where the arrays of replies are until the round is over.
-        ends: whether it is the evaluation that ends a run.
+        session: the parts that all questions of the run share.
+        round_: the round, from 1. The final evaluation counts as part of the last round.
+        sites: the sites that may be asked.
+        spill: keeps the arrays of replies until the round is over.
+        ends: whether this is the final evaluation of the run.
     """
 
     def __init__(
@@ -88,15 +88,16 @@ class GridAsk(Ask):
         self.round = round_
         self.ends = ends
         self.sites = list(sites)
-        self.stateful_sites = session.kept  # the same object, which grows with the replies
+        # The same object, so that sites that keep state in this round are added to it
+        self.stateful_sites = session.kept
         self.spill = spill
         self._step = -1
-        self._packed: Packed = {}  # arrays that several sites are sent are serialised once
-        self.bundles: Bundles = {}  # those serialised for processes of their own
+        self._packed: Packed = {}  # arrays that several sites receive are serialised once
+        self.bundles: Bundles = {}  # the same for the bundles that real sites receive
         self._answered: list[tuple[Question, Replies]] = []  # the phases of this round, in order
 
     def put(self, question: Question) -> Replies:
-        """Put a question to the sites, see ``Ask``."""
+        """Send a question to its sites and return the usable replies; see ``Ask``."""
         self._step += 1
         if unknown := sorted(set(question.send) - set(self.session.participants.nodes)):
             raise SiteError(
@@ -106,7 +107,7 @@ class GridAsk(Ask):
         if not question.send:
             return Replies({})
         exchange = _Exchange(self, question)
-        usable = exchange.checked(exchange.answers())
+        usable = exchange.check_replies(exchange.answers())
         key = state_key(self.round, self._step)
         self.session.kept.update({s: key for s, r in usable.items() if r.keeps_state()})
         replies = Replies(usable)
@@ -115,14 +116,14 @@ class GridAsk(Ask):
         return replies
 
     def measure_updates(self, after: Arrays) -> None:
-        """Measure, for each phase, how each site's update compares with how the model changed.
+        """Compare each site's update with the change of the model, for each phase of the round.
 
         Args:
-            after: the arrays by name that the model has after the round.
+            after: the model's arrays by name after the round.
         """
         if not self.session.hooks.has("updates_measured"):
             return
-        # From the last phase back: a phase led to what the next phase sent
+        # Go back from the last phase, because the arrays of a phase resulted from the phase before
         for question, replies in reversed(self._answered):
             statistics = update_statistics(question.reference, after, replies)
             if statistics:
@@ -131,7 +132,7 @@ class GridAsk(Ask):
                 after = {**after, **sent}
 
     def message(self, site: str, question: Question) -> Message:
-        """Return what a site is sent."""
+        """Build the message that asks ``site`` a question."""
         session, phase = self.session, question.phase
         facts = session.participants.facts[site]
         instruction = Instruction(
@@ -158,17 +159,17 @@ class GridAsk(Ask):
         return Message(content, nodes[site], kind, group_id=str(instruction.round))
 
     def asked_round(self, phase: str = "") -> int:
-        """Return the round that a message is of: the final evaluation comes after the last one."""
+        """Return the round number for a message; the final evaluation is one round later."""
         return self.round + (self.ends or phase == EVALUATE)
 
     def evaluates(self, phase: str) -> bool:
-        """Tell whether the sites measure the weights that they are sent."""
+        """Tell whether sites measure the weights that they receive in this phase."""
         measured = phase in TRAINING and self.session.common.measures_in(self.round)
         return phase == EVALUATE or measured
 
 
 class _Exchange:
-    """One question while its replies come."""
+    """One question while its replies arrive."""
 
     def __init__(self, ask: GridAsk, question: Question) -> None:
         self.ask = ask
@@ -177,16 +178,19 @@ class _Exchange:
         self.sent: dict[str, int] = {}
         self.failed: dict[str, str] = {}
         self.codes: dict[str, str] = {}
-        self.agreed = ask.session.participants.agreed()
+        self.agreed = ask.session.participants.agreed_samples()
 
     def answers(self) -> dict[str, Reply]:
-        """Send, wait, and return what could be decoded; why others could not is in ``failed``."""
+        """Send the messages, wait, and return the replies that could be decoded, by site.
+
+        ``failed`` holds the reason for each site without a decoded reply.
+        """
         ask, question, session = self.ask, self.question, self.ask.session
         messages = {site: ask.message(site, question) for site in self.sites}
         self.sent = {site: record_bytes(message.content) for site, message in messages.items()}
         self._call("phase_started", self.sites)
         for site, message in messages.items():
-            # No SuperLink stores what a simulated site gets: there it would only cost copies
+            # A simulated site's messages pass no SuperLink, so bundling them would only copy them
             if not session.participants.facts[site].simulated:
                 message.content = bundle(message.content, ask.bundles)
         site_of = {session.participants.nodes[site]: site for site in self.sites}
@@ -197,7 +201,7 @@ class _Exchange:
         answers: dict[str, Reply] = {}
         waits, asked = (session.timeout, session.common.away_timeout), list(messages.values())
         for node, message in arriving(session.grid, asked, *waits, away):
-            if reply := self._decoded(site_of[node], message):
+            if reply := self._decode(site_of[node], message):
                 answers[reply.site] = reply
             self._call("reply_came", site_of[node])
         for site in self.sites:
@@ -208,8 +212,8 @@ class _Exchange:
     def _call(self, event: str, *args: Any) -> None:
         self.ask.session.hooks.call(event, self.ask.round, self.question.phase, *args)
 
-    def _decoded(self, site: str, message: Message) -> Reply | None:
-        """Return a reply of the right form, else note why there is none."""
+    def _decode(self, site: str, message: Message) -> Reply | None:
+        """Return a reply of the right form; else note the reason in ``failed`` and return None."""
         if message.has_error():
             reason = message.error.reason or f"error {message.error.code}"
             self.failed[site] = shortened(reason.removeprefix(f"site {site}: "))
@@ -228,6 +232,7 @@ class _Exchange:
         if fault := next(filter(None, faults), None):
             self.failed[site] = one_line(fault)
             return None
+        # A site's own count does not matter if 'site-weights' has an agreed one
         examples = self.agreed.get(site, int(reply.metrics.get(NUM_EXAMPLES, 0)))
         return replace(
             reply,
@@ -236,11 +241,11 @@ class _Exchange:
             bytes_down=self.sent[site],
         )
 
-    def checked(self, answers: Mapping[str, Reply]) -> dict[str, Reply]:
-        """Return the usable replies; apply the failure policy to the others.
+    def check_replies(self, answers: Mapping[str, Reply]) -> dict[str, Reply]:
+        """Return the usable replies by site, and apply the failure policy to the others.
 
         Raises:
-            TooFewSitesError: too few are left.
+            TooFewSitesError: fewer usable replies than 'min-sites' are left.
         """
         usable: dict[str, Reply] = {}
         for site in sorted(answers):
@@ -258,11 +263,15 @@ class _Exchange:
         return usable
 
     def _fault(self, reply: Reply) -> str | None:
-        """Say why a reply cannot be used, if it cannot: numbers first, then method and hooks."""
+        """Explain why a reply is unusable, or return None.
+
+        Metrics are check_replies first, then the method's own rule, then the objections of hooks.
+        """
         question, session = self.question, self.ask.session
         facts, metrics = session.participants.facts[reply.site], reply.metrics
         trust = session.common.trust
-        needed = [] if trust == SUMS else [NUM_EXAMPLES, *self._needed(facts.held())]
+        # A server that learns only sums gets neither times nor memory of a single site
+        needed = [] if trust == SUMS else [NUM_EXAMPLES, *self._needed_metrics(facts.held())]
         if trust == SERVER:
             needed += [SECONDS, PEAK_MEMORY]
         for key in (*needed, *question.metrics):
@@ -272,7 +281,7 @@ class _Exchange:
         for key, value in metrics.items():
             if fault := metric_fault(key, value, facts.classes, most):
                 return one_line(fault)
-        # Sites may have joined since the run began, so these are the names of now
+        # Sites may have joined since the run began, so the names are read again
         unknown = names_fault(metrics, facts.classes, session.participants.facts.keys())
         if unknown:
             return one_line(unknown)
@@ -281,11 +290,15 @@ class _Exchange:
             said = metrics[NUM_EXAMPLES]
             return f"metric '{NUM_EXAMPLES}' is {said:g}; the site has {samples} samples"
         if question.fault and (fault := question.fault(reply)):
-            return shortened(fault)  # it may quote the arrays themselves
+            return shortened(fault)  # shortened, because the text may quote the arrays
         return session.hooks.first("objection", self.ask.round, question.phase, reply)
 
-    def _needed(self, held: Collection[str]) -> Iterable[str]:
-        """Return the measurements of the splits ``held`` that a reply must have."""
+    def _needed_metrics(self, held: Collection[str]) -> Iterable[str]:
+        """Yield the names of the metrics that a reply must have.
+
+        Args:
+            held: the splits of which the site has samples.
+        """
         phase = self.question.phase
         if phase in TRAINING and "train" in held:
             yield measurement(TRAINED, "train", "loss")
@@ -295,10 +308,10 @@ class _Exchange:
                     yield measurement(INCOMING, split, metric)
 
     def _refuse_too_few(self, answered: int, min_sites: int) -> None:
-        """Refuse to continue with fewer usable answers than ``min_sites``; 0 stands for all asked.
+        """Refuse to continue with fewer than ``min_sites`` usable replies; 0 means all sites asked.
 
-        A phase that asks few sites cannot need more answers than it asked for, and the evaluation
-        that ends a run needs none of a hospital whose epsilon is spent.
+        A phase cannot need more replies than it asked for. The final evaluation does not need the
+        reply of a hospital whose epsilon is spent.
         """
         asked = len(self.sites)
         spent = list(self.codes.values()).count(EpsilonSpentError.code)

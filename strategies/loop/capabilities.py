@@ -1,4 +1,4 @@
-"""What a method takes of what the settings may ask for."""
+"""The common settings that a method supports."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,28 +9,28 @@ from fedsilo.models.contract.settings import AUTO, CommonSettings
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a method takes; a run that asks it for more is refused before anything is trained."""
+    """The common settings that a method supports; others are refused before training."""
 
-    vit: bool = True  # the network can be a ViT, of whose frozen backbone the server knows nothing
+    vit: bool = True  # the network can be a ViT, whose frozen backbone the server does not know
     tables: bool = True  # the data can be a table
     evidence: bool = True  # the network can be evidential
     late_join: bool = False  # a site may join a run that has begun
     paced_epochs: bool = False  # an epoch may span rounds
     initial_weights: bool = False  # the server sends what sites start from
-    # A round may ask some of the sites, as the others can use an earlier one
+    # A round may ask only some of the sites, because the others can use the model of an older round
     some_sites: bool = False
-    # How the weights of sites may become one; "mean" alone where there is no such step, or where it
-    # would guard a part of what sites send
+    # The allowed values of 'aggregation'. Only "mean" if the method averages nothing, or if another
+    # aggregation would protect only a part of what sites send
     aggregations: tuple[str, ...] = ("mean",)
-    # What sites send is made of the arrays of the same names that they were sent, and is averaged,
-    # so that it can travel as updates, in fewer bytes
+    # Sites return arrays with the names of those they received, and the server averages them, so
+    # they can travel as updates with fewer bytes
     updates: bool = False
 
     def refuse_more(self, common: CommonSettings, is_table: bool) -> None:
-        """Refuse settings that the method does not take.
+        """Refuse settings that the method does not support.
 
         Raises:
-            SettingError: it names the method, the setting and what to set.
+            SettingError: names the method, the setting and the value to set.
         """
         refusals = (
             *self._of_rounds(common),
@@ -41,7 +41,7 @@ class Capabilities:
             raise SettingError(refusals[0])
 
     def _of_rounds(self, common: CommonSettings) -> Iterator[str]:
-        """Say of rounds and means what is asked beyond the method, and what to set."""
+        """Yield refusals about rounds and the aggregation of weights."""
         method = f"method '{common.method}'"
         if common.epoch_steps and not self.paced_epochs:
             yield f"{method} does not take 'epoch-steps', epochs that span rounds: set it to 0"
@@ -61,7 +61,7 @@ class Capabilities:
             )
 
     def _of_messages(self, common: CommonSettings) -> Iterator[str]:
-        """Yield why the method cannot take the wire format that the settings ask for."""
+        """Yield refusals about the wire format of updates."""
         method = f"method '{common.method}'"
         if common.compresses() and not self.updates:
             yield (
@@ -70,7 +70,7 @@ class Capabilities:
             )
 
     def _of_data(self, common: CommonSettings, is_table: bool) -> Iterator[str]:
-        """Say the same of network and data."""
+        """Yield refusals about the network and the data."""
         method = f"method '{common.method}'"
         if common.network == "vit" and not self.vit:
             yield f"{method} does not take network 'vit': choose another"

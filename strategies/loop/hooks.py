@@ -1,8 +1,8 @@
-"""What a run does besides the mathematics, as hooks of the one round loop.
+"""Hooks of the round loop: everything in a run besides the method's mathematics.
 
-Metrics, traffic, checkpoints, progress and the account of differential privacy are hooks; a run is
-given those that it needs. A hook with something to remember returns it by ``state``, which the
-checkpoint stores, and takes it back by ``restore``.
+Metrics, traffic, checkpoints, progress and privacy accounting are hooks, and a run gets those that
+it needs. A hook returns by ``state`` the values that it must remember. The checkpoint stores them,
+and ``restore`` takes them back.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,45 +16,45 @@ from fedsilo.strategies.wire.reply import Reply
 
 
 class Hook:
-    """A hook overrides the events that it needs; the others do nothing.
+    """Base class: a hook overrides the events that it needs, and the others do nothing.
 
     Attributes:
-        name: the key of the hook's state in a checkpoint, or an empty string if it has no state.
+        name: the key of the hook's state in a checkpoint; empty if it has no state.
     """
 
     name = ""
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Called before the round that follows ``state``, the first of this process."""
+        """Called before the first round of this process, which follows ``state``."""
 
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Called when sites joined before ``round_``, or returned on another node."""
+        """Called when sites joined before ``round_``, or came back on another node."""
 
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Called before messages go to ``sites``."""
+        """Called before messages are sent to ``sites``."""
 
     def reply_came(self, round_: int, phase: str, site: str) -> None:
-        """Called when ``site`` has answered, whether its reply is usable or not."""
+        """Called when ``site`` has replied, whether or not the reply is usable."""
 
     def sites_away(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Called when the unanswered sites that are disconnected have changed to ``sites``."""
+        """Called when the set of disconnected sites without a reply has changed to ``sites``."""
 
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
-        """Return in one line why a reply of the right form cannot be used, or None if it can."""
+        """Return a reason, in one line, against a well-formed reply; None if the hook has none."""
         return None
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Called with a phase's usable replies, sorted by site."""
+        """Called with the usable replies of a phase, sorted by site."""
 
     def updates_measured(
         self, round_: int, phase: str, parts: Mapping[str, UpdateStatistics]
     ) -> None:
-        """Called with each site's contribution to a phase whose replies are updates."""
+        """Called with each site's update statistics for a phase whose replies are updates."""
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
-        """Called with the means over all sites of what was measured and summed in secret."""
+        """Called with the means over all sites of the metrics that were summed in secret."""
 
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Called when the run continues without ``site`` in this phase."""
@@ -66,23 +66,28 @@ class Hook:
         """Called after the final evaluation."""
 
     def why_finished(self, state: State) -> str | None:
-        """Return why no round is wanted after ``state``, or None."""
+        """Return the reason to end the run after ``state``; None to continue."""
         return None
 
     def why_end(self, state: State, error: SiteError) -> str | None:
-        """Return why a round that failed by ``error`` ends the run well at ``state``, or None."""
+        """Return the reason to end the run well although a round failed; None to raise.
+
+        Args:
+            state: the state before the failed round.
+            error: the error by which the round failed.
+        """
         return None
 
     def state(self) -> Any:
-        """Return what a resumed run needs, as JSON."""
+        """Return the values that a resumed run needs, as JSON values; None if there are none."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Take back what ``state`` returned."""
+        """Take back the values that ``state`` returned."""
 
 
 class Hooks:
-    """The hooks of a run by event, each event with the hooks alone that override it."""
+    """The hooks of a run by event; an event has only the hooks that override it."""
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._by_event: dict[str, list[Callable[..., Any]]] = {}
@@ -92,15 +97,15 @@ class Hooks:
                 self._by_event[name] = [getattr(hook, name) for hook in own]
 
     def has(self, event: str) -> bool:
-        """Tell whether a hook wants an event."""
+        """Tell whether any hook overrides the event."""
         return event in self._by_event
 
     def call(self, event: str, *args: Any, **named: Any) -> None:
-        """Call the hooks that want an event."""
+        """Call each hook that overrides the event, in their order."""
         for hook in self._by_event.get(event, ()):
             hook(*args, **named)
 
     def first(self, event: str, *args: Any) -> str | None:
-        """Return the first sentence that a hook answers with, if one does."""
+        """Return the first non-empty answer of a hook to the event; None if there is none."""
         answers = (hook(*args) for hook in self._by_event.get(event, ()))
         return next((answer for answer in answers if answer), None)

@@ -1,8 +1,8 @@
-"""A method's side at the server: a state, and a round that reads as the paper's algorithm.
+"""The server's side of a method: a state, and a round that reads like the paper's algorithm.
 
-An author writes ``round``, and overrides of the rest what differs. The loop around it, checks,
-failures, checkpoints and differential privacy are the same for all methods. ``__all__`` are the
-names that a method's file takes from ``strategies``.
+An author writes ``round`` and overrides the other functions only where the method differs. The
+loop, checks, failures, checkpoints and differential privacy are the same for all methods. A
+method's file imports from ``strategies`` the names in ``__all__``.
 """
 
 from __future__ import annotations
@@ -38,25 +38,24 @@ __all__ = ["ArraySpec", "Arrays", "Ask", "Capabilities", "Disclosures", "Method"
 
 @dataclass(frozen=True)
 class State:
-    """A method's state after a round; a method that remembers more adds fields of JSON values."""
+    """The state of a method after a round; a method may add fields with JSON values."""
 
-    # The global arrays by name; empty where nothing is shared
+    # The global arrays by name; empty if the method shares none
     arrays: Arrays = field(default_factory=dict)
-    round: int = 0  # rounds finished; 0 before the first
-    # By site that keeps private state of this run, the newest that it has reported (``state_key``),
-    # as the loop has seen
+    round: int = 0  # finished rounds; 0 before the first
+    # The newest state that each site reports to keep (``state_key``), by site; the loop sets it
     kept: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def stateful_sites(self) -> tuple[str, ...]:
-        """The sites that keep private state of this run, sorted."""
+        """The names of the sites that keep private state of this run, sorted."""
         return tuple(sorted(self.kept))
 
     def facts(self) -> dict[str, Any]:
-        """Return all but the arrays, as JSON values.
+        """Return everything but the arrays, as JSON values.
 
         Raises:
-            CheckpointError: a field is of others.
+            CheckpointError: a field's value would change in JSON.
         """
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _SHARED}
         if odd := [name for name, value in own.items() if not _returns(value)]:
@@ -68,10 +67,10 @@ class State:
 
     @classmethod
     def restored(cls, arrays: Arrays, facts: Mapping[str, Any]) -> Self:
-        """Return the state that ``facts`` and ``arrays`` were stored of.
+        """Build the state from its stored ``arrays`` and ``facts``.
 
         Raises:
-            CheckpointError: they are another method's, or an earlier version's.
+            CheckpointError: they belong to another method or an earlier version.
         """
         extras = dict(facts.get("extras", {}))
         own = {f.name for f in fields(cls)} - _SHARED
@@ -80,7 +79,7 @@ class State:
                 f"the stored state has {sorted(extras)} in addition to its arrays, not "
                 f"{sorted(own)}: it was made by another version of fedsilo; start a new run"
             )
-        # A run that began before a round had so many keys had a hundred
+        # Older runs numbered states with 100 keys per round; convert theirs to today's numbers
         old = {s: state_key(*divmod(k, 100)) for s, k in facts["keepers"].items() if k < ROUND_KEYS}
         return cls(arrays, facts["round"], {**facts["keepers"], **old}, **extras)
 
@@ -89,7 +88,7 @@ _SHARED = {"arrays", "round", "kept"}
 
 
 def _returns(value: Any) -> bool:
-    """Tell whether JSON gives a value back, but for tuples, which become lists."""
+    """Tell whether JSON returns a value unchanged; tuples may become lists."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _returns(one) for key, one in value.items())
     if isinstance(value, list | tuple):
@@ -98,28 +97,28 @@ def _returns(value: Any) -> bool:
 
 
 class Disclosures:
-    """What a method makes leave each site, in words, for ``privacy.json``."""
+    """The data that a method makes leave each site, in sentences for ``privacy.json``."""
 
     def __init__(self, *leaves: str, noise: str = "") -> None:
-        self.leaves = leaves  # a sentence for each kind of record
-        # What noise of the method's own is that is not differential privacy, if there is some
+        self.leaves = leaves  # one sentence for each kind of data
+        # The method's own noise that is not differential privacy, in words; empty without it
         self.noise = noise
 
     def also(self, *leaves: str) -> Disclosures:
-        """Return the same with more that leaves."""
+        """Return a copy with more sentences."""
         return Disclosures(*self.leaves, *leaves, noise=self.noise)
 
 
 class Method(ABC):
-    """A method's server side.
+    """The server's side of a method.
 
     Attributes:
-        capabilities: which of the common settings it takes.
+        capabilities: the common settings that the method supports.
         state_class: the class of its states.
-        beside: the kinds of arrays of its states that are not part of the model.
+        beside: the prefixes of the arrays in its states that are not part of the model.
         common: the run's common settings.
-        settings: the method's own.
-        participants: the sites that take part; another one where a site joins late.
+        settings: the method's own settings.
+        participants: the sites that take part; replaced when a site joins late.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -133,84 +132,85 @@ class Method(ABC):
 
     @property
     def task(self) -> Task:
-        """What the sites' data ask of a network."""
+        """The input shape and classes that all sites' data share."""
         return self.participants.task()
 
     @cached_property
     def blueprint(self) -> TokenClassifier:
-        """The run's network without numbers: its sizes and the names and shapes of its arrays."""
+        """The run's network without values: sizes, and the names and shapes of its arrays."""
         with torch.device("meta"):
             return build_classifier(self.common, self.task)
 
     def weight_specs(self) -> Specs:
-        """Return what the arrays of the run's network must be."""
+        """Return the shape and type of each exchanged array of the run's network."""
         arrays = exchanged_arrays(self.blueprint)
         return {name: ArraySpec(tuple(array.shape)) for name, array in arrays.items()}
 
     def starting_weights(self) -> dict[str, NDArray]:
-        """Return the arrays of the network that a run starts from, keyed on the seed.
+        """Return the network's arrays at the start of a run, drawn from the seed.
 
         Raises:
-            SettingError: its weights are missing or of another network.
+            SettingError: the file of initial weights is missing or belongs to another network.
         """
         return initial_weights(starting_network(self.common, self.task))
 
     def initial_state(self) -> Any:
-        """Return the state before round 1: empty, where the server has no arrays then."""
+        """Return the state before round 1; it has no arrays unless the method overrides this."""
         return self.state_class()
 
     def notices(self) -> Iterable[str]:
-        """Return what a run should say of these settings and sites before it begins."""
+        """Return remarks on these settings and sites, printed before the run begins."""
         return ()
 
     @abstractmethod
     def round(self, state: Any, ask: Ask) -> Any:
-        """Run the round after ``state.round`` and return the state after it.
+        """Run the round after ``state.round`` and return the new state.
 
-        The loop counts the round and notes who keeps private state.
+        The loop itself counts the round and notes which sites keep private state.
         """
 
     def evaluate(self, state: Any, ask: Ask) -> None:
-        """Have all sites measure the final model; nothing but metrics comes back."""
+        """Let all sites measure the final model; they return only metrics."""
         ask(EVALUATE, {site: self.model_for(site, state) for site in ask.sites}, expect={})
 
     def model_for(self, site: str, state: Any) -> Arrays:
-        """Return what ``site`` needs to measure the final model: here all of it."""
+        """Return the arrays that ``site`` needs to measure the final model: here all of it."""
         return self.model(state)
 
     def model(self, state: Any) -> Arrays:
-        """Return the arrays that are the finished run's model."""
+        """Return the arrays of the model that a finished run stores."""
         arrays: Arrays = state.arrays
         return {n: array for n, array in arrays.items() if not n.startswith(self.beside)}
 
     def why_finished(self, state: Any) -> str | None:
-        """Say why no further round is wanted before the last one, if none is."""
+        """Return the reason to end the run before its last round; None to continue."""
         return None
 
     def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
-        """Return the arrays named in ``before`` combined by 'aggregation', see ``Replies``."""
+        """Combine the arrays named in ``before`` as 'aggregation' says; see ``Replies.average``."""
         return replies.average(self.common, before, equal)
 
     def share(self, replies: Replies) -> float:
-        """Return the share of all sites' weight in averages that the sites of ``replies`` have.
+        """Return the share, from 0 to 1, of the replying sites in the weight of all sites.
 
-        Where sites do not say how many samples they have, it is the share of all sites; those of a
-        secret sum that could not answer have none.
+        Sites that do not tell their number of samples all weigh the same. In a secret sum the sites
+        that could not answer weigh nothing.
         """
         every = {site: f.sizes().get("train", 1) for site, f in self.participants.facts.items()}
-        every |= self.participants.agreed()
+        every |= self.participants.agreed_samples()
         weights = float(sum(every[site] for site in replies))
-        if replies.failed:  # nobody knows which they are
+        if replies.failed:  # nobody knows which sites failed, so the mean weight is taken off
             weights *= 1 - replies.failed / len(replies)
         return weights / sum(every.values())
 
     def start(self, site: str, ask: Ask) -> dict[str, NDArray]:
-        """Return what a site that keeps its own network starts from, as ``start/<name>``.
+        """Return the arrays, as ``start/<name>``, from which a site's own network starts.
 
-        Nothing where that is the seed's, which the site makes itself, or where it has begun.
+        Empty if the site has begun, or if it starts from the seed, because it can draw those
+        weights itself.
 
         Raises:
-            SettingError: the weights are missing or of another network.
+            SettingError: the file of initial weights is missing or belongs to another network.
         """
         begun = site in ask.stateful_sites or not self.common.initial_weights
         return {} if begun else self._start
@@ -221,40 +221,42 @@ class Method(ABC):
 
     @abstractmethod
     def disclosures(self) -> Disclosures:
-        """Return what this method makes leave each site; nothing is ``Disclosures()``."""
+        """Describe the data that this method makes leave each site; ``Disclosures()`` for none."""
 
     def leaves(self) -> list[str]:
-        """Return all that sites and method make leave, in words."""
+        """Return a sentence for each kind of data that leaves a site, by hello or by method."""
         compression = compression_of(self.common)
         fewer = compression.disclosure() if compression else ""
         words = [*self.participants.leaves(), *self.disclosures().leaves, fewer]
         return [sentence for sentence in words if sentence]
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return what else a run writes at its end: file name -> content for JSON.
+        """Return further files for the end of a run: file name -> content for JSON.
 
         Args:
-            state: the last round's.
-            values: the final test metrics, site -> metric -> value.
+            state: the state after the last round.
+            values: the final test metrics: site -> metric -> value.
         """
         return {}
 
     @classmethod
     def marks(cls, state: Any) -> dict[int, str]:
-        """Return what happened in which round, for the round's line and the learning curves."""
+        """Return events of the method, round -> text, for the log and the learning curves."""
         return {}
 
 
 def initial_weights(network: nn.Module) -> dict[str, NDArray]:
-    """Return the exchanged arrays of a new network; for one seed the same for every method."""
+    """Return the exchanged arrays of a new network; equal seeds give equal arrays."""
     return {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
 
 
 def starting_network(common: CommonSettings, task: Task) -> TokenClassifier:
-    """Return the network that a run starts from; given weights only if they are exchanged.
+    """Build the network from which a run starts.
+
+    Pretrained backbone weights are loaded only if the backbone is exchanged.
 
     Raises:
-        SettingError: its weights are missing or of another architecture.
+        SettingError: the weights are missing or belong to another architecture.
     """
     network = build_classifier(common, task)
     if common.train_backbone or common.network == "resnet22":

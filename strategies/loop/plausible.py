@@ -1,11 +1,11 @@
-"""Which numbers of a reply are plausible, and how far each reply is from the others.
+"""Check that a reply's numbers are plausible, and measure how far each reply is from the others.
 
-The ranges stop what no honest site can send and what every other site would pay for: an accuracy of
-1e308 in a mean, a weight of 1e30 that leaves all sites with models that are not finite, a variance
-below 0. A number within them may still be untrue.
+The ranges stop numbers that no honest site can send and that would harm every other site: an
+accuracy of 1e308 in a mean, a weight of 1e30 that makes all models non-finite, a variance below 0.
+A number within its range may still be untrue.
 
-For updates, weights and batch norm's running statistics are measured apart: these are as large as
-pixels are. Sums are numpy's own over float64, whose bits do not depend on threads.
+Weights and batch norm's running statistics are measured separately, because statistics are as large
+as the pixels are. Sums use numpy over float64, so their bits do not depend on the thread count.
 """
 
 import math
@@ -38,7 +38,8 @@ from fedsilo.strategies.wire.reply import Arrays, Reply
 
 _ROUNDING = 1e-6
 _LARGEST, _LARGEST_LOSS, _LARGEST_COUNT = 1e12, 1e9, 1e12
-_DIVERGED = 1e30  # under much noise an honest loss of training is 1e17, and nothing weighs by it
+# an honest training loss reaches 1e17 with strong noise; no mean is weighted by it
+_DIVERGED = 1e30
 _LARGEST_WEIGHT, _LARGEST_STATISTIC = 1e6, 1e12
 _STATISTICS = {"running_mean", "running_var", "counts"}
 _NEVER_BELOW = {"running_var": "variance", "counts": "count"}
@@ -46,20 +47,20 @@ _NEVER_BELOW = {"running_var": "variance", "counts": "count"}
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from ``low`` to ``high``, both included; with ``whole`` only whole ones."""
+    """The numbers from ``low`` to ``high``, both included; only whole numbers if ``whole``."""
 
     low: float
     high: float
     whole: bool = False
 
     def holds(self, value: float) -> bool:
-        """Tell whether ``value`` is in the range; sums of shares may be off by rounding."""
+        """Tell whether ``value`` is in the range; shares may exceed it by a rounding error."""
         slack = 0.0 if self.whole else _ROUNDING
         inside = self.low - slack <= value <= self.high + slack
         return inside and (not self.whole or value == math.floor(value))
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the range in words, for errors."""
         return f"{'a whole number from ' if self.whole else ''}{self.low:g} to {self.high:g}"
 
 
@@ -91,9 +92,10 @@ _TAIL = 10  # standard deviations of noise
 
 
 def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
-    """Return how many samples of each split a site may count.
+    """Return the largest number of samples of each split that a site may count in its metrics.
 
-    Those that it has reported; in a private run these may have noise, which hides some.
+    This is the number that the site reported. In a private run that number may have noise, so ten
+    standard deviations of the noise are added.
     """
     noise = statistics_noise(common) if common.is_private() else 0.0
     hidden = math.ceil(_TAIL * noise * math.sqrt(facts.classes))
@@ -101,9 +103,12 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
 
 
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
-    """Return what metric ``key`` of a site with so many classes can be.
+    """Return the plausible range of a metric.
 
-    ``most`` has how many samples of each split it may count, or None for any number.
+    Args:
+        key: the metric's key.
+        classes: the number of classes.
+        most: the largest number of samples by split; None for no limit.
     """
     read = read_measurement(key)
     if read is None:
@@ -115,7 +120,7 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
     name = read.metric.word.removeprefix("own-labels-").removeprefix("own-")
     if name == "entropy":
         return Range(0, math.log(classes))
-    if name == "loss":  # of training: what a method adds to it may be below 0
+    if name == "loss":  # a method may add negative terms to the training loss
         return Range(-_DIVERGED, _DIVERGED) if read.split == "train" else Range(0, _LARGEST_LOSS)
     return _RANGES.get(name, _ANY)
 
@@ -123,25 +128,26 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
 def metric_fault(
     key: str, value: float, classes: int, most: Mapping[str, int] | None = None
 ) -> str | None:
-    """Say why a metric is not plausible, if it is not; arguments as of ``metric_range``."""
+    """Explain why a metric is not plausible, or return None; arguments as in ``metric_range``."""
     allowed = metric_range(key, classes, most)
     return None if allowed.holds(value) else f"metric '{key}' is {value:g}, not {allowed}"
 
 
-_MOST_WORDS = 500  # metrics of a reply that are not of a class, a bin or a site; ours have 60
+_MOST_WORDS = 500  # metrics of a reply other than per class, bin or site; fedsilo's methods have 60
 _MOST_OPERATIONS = 100
 
 
 def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[str]) -> str | None:
-    """Say why the metrics of a reply do not belong together, if they do not.
+    """Explain why the names of a reply's metrics are not valid together, or return None.
 
-    A checkpoint keeps the last rounds' metrics, and reports read them long after the reply: what
-    they name must exist, a bin must have all of its parts, and there must not be too many.
+    A checkpoint keeps the metrics of the last rounds, and reports read them much later. So a metric
+    may name only classes and sites that exist, a bin needs all of its parts, and the number of
+    metrics is limited.
 
     Args:
-        metrics: of a reply, by key; each key is of the grammar (``is_metric_key``).
-        classes: how many classes the task has.
-        sites: names of the sites that take part.
+        metrics: a reply's metrics; each key follows the grammar (``is_metric_key``).
+        classes: the number of classes of the task.
+        sites: the names of the sites that take part.
     """
     words = operations = 0
     for key in metrics:
@@ -167,10 +173,10 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
 
 
 def array_fault(name: str, array: NDArray) -> str | None:
-    """Say why a finite float array cannot be what its name says, if it cannot.
+    """Explain why a finite float array cannot have these values, or return None.
 
-    Batch norm's statistics are those of activations, which raw pixels make large; all else is a
-    weight, an embedding or a share.
+    Batch norm's statistics describe activations, which raw pixels make large. Every other array
+    holds weights, embeddings or shares.
     """
     last = name.rpartition("/")[2].rpartition(".")[2]
     largest = _LARGEST_STATISTIC if last in _STATISTICS else _LARGEST_WEIGHT
@@ -184,19 +190,20 @@ def array_fault(name: str, array: NDArray) -> str | None:
     return None
 
 
-_FEWEST = 3  # sites: of two no median tells which is odd
+_FEWEST = 3  # sites: with only two, the median cannot tell which one is unusual
 
 
 @dataclass(frozen=True)
 class UpdateStatistics:
-    """A site's part in a phase."""
+    """The size and direction of one site's update in a phase."""
 
-    norm: float  # L2 norm of the update of its weights
-    cosine: float | None  # of the angle between that and what the model became; None where one is 0
+    norm: float  # the L2 norm of the update of the site's weights
+    # The cosine of the angle between the update and the model's change; None if either is 0
+    cosine: float | None
 
 
 def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
-    """Return the L2 norm of what a reply changes of the arrays ``names`` together."""
+    """Return the joint L2 norm of a reply's update of the arrays ``names``."""
     squares = (
         float(np.square(reply.arrays[name].astype(np.float64) - before[name]).sum())
         for name in sorted(names)
@@ -205,7 +212,7 @@ def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
 
 
 def in_kinds(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of weights and of statistics, where there are some."""
+    """Group array names into "weights" and "statistics"; a kind without names is left out."""
     kinds: dict[str, list[str]] = {}
     for name in sorted(names):
         kinds.setdefault("statistics" if is_statistic(name) else "weights", []).append(name)
@@ -215,9 +222,14 @@ def in_kinds(names: Iterable[str]) -> dict[str, list[str]]:
 def far_out(
     limit: float, before: Mapping[str, Arrays], replies: Mapping[str, Reply]
 ) -> dict[str, str]:
-    """Return the sites whose update is longer than ``limit`` medians, each with why, in one line.
+    """Return the sites whose update is longer than ``limit`` medians, each with the reason.
 
-    ``before`` has by site what its reply is an update of.
+    Weights and statistics are compared separately, and only among at least three sites.
+
+    Args:
+        limit: the setting 'max-update-norm'.
+        before: by site, the arrays of which its reply is an update.
+        replies: the replies by site.
     """
     norms: dict[str, dict[str, float]] = {}
     for site, reply in replies.items():
@@ -239,11 +251,11 @@ def far_out(
 def update_statistics(
     before: Mapping[str, Arrays], after: Arrays, replies: Mapping[str, Reply]
 ) -> dict[str, UpdateStatistics]:
-    """Compare each site's update of its weights with the step that the model took.
+    """Compare each site's update of its weights with the change of the model.
 
     Args:
-        before: by site, the arrays that its reply is an update of.
-        after: the model's arrays once the replies were combined.
+        before: by site, the arrays of which its reply is an update.
+        after: the model's arrays after the replies were combined.
         replies: the sites' replies. A site without weights in both ``before`` and ``after`` is left
             out.
     """
@@ -252,8 +264,10 @@ def update_statistics(
         for site in replies
     }
     sums = {site: np.zeros(3) for site, names in weights.items() if names}
+    # One array at a time over all sites: replies may lie in a file, and a model may be large
     for name in sorted({name for names in weights.values() for name in names}):
-        steps: dict[int, tuple[NDArray, float]] = {}  # of one array: most sites began alike
+        # Most sites began from the same array, so the model's step from it is kept
+        steps: dict[int, tuple[NDArray, float]] = {}
         for site in (site for site in sums if name in weights[site]):
             array = before[site][name]
             if id(array) not in steps:

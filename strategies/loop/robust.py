@@ -1,13 +1,14 @@
-"""Ways to combine weights that a few faulty or hostile sites cannot turn; see 'aggregation'.
+"""Aggregations that limit the influence of a few faulty or hostile sites; see 'aggregation'.
 
 Equations:
-  (norm-clip) Sun et al. 2019, updates cut to a norm, here the median -> norm_clipped_mean
-  (median) Yin et al. 2018, of each number -> _combined
-  (trimmed) Yin et al. 2018, mean of each number without the f least and f largest -> _combined
-  (multikrum) Blanchard et al. 2017, mean of the n - f sites of which each has the nearest
-    n - f - 2 others -> chosen_by_krum
+  (norm-clip) Sun et al. 2019, updates clipped to a norm, here the median -> norm_clipped_mean
+  (median) Yin et al. 2018, the median of each number -> _combine
+  (trimmed) Yin et al. 2018, the mean of each number without the f smallest and f largest
+    -> _combine
+  (multikrum) Blanchard et al. 2017, the mean of the n - f sites that are closest to their n - f - 2
+    nearest other sites -> chosen_by_krum
 
-Each reads one array of all sites at a time, and multikrum and norm-clip all arrays twice.
+Each reads one array of all sites at a time; multikrum and norm-clip read all arrays twice.
 """
 
 from collections.abc import Mapping
@@ -24,16 +25,16 @@ from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, Reply
 
 Replies = Mapping[str, Reply]
-FAULTY = 1  # f, the sites that may be faulty
+FAULTY = 1  # f, the number of sites that may be faulty
 
 
 def fewest_sites(common: CommonSettings) -> int:
-    """Return how many sites 'aggregation' needs for ``FAULTY`` of them to be bad."""
+    """Return the number of sites that 'aggregation' needs to withstand ``FAULTY`` faulty ones."""
     return {"trimmed": 2 * FAULTY + 1, "multikrum": 2 * FAULTY + 3}.get(common.aggregation, 1)
 
 
 def why_too_few(common: CommonSettings, sites: int) -> str | None:
-    """Say why so many sites are too few for 'aggregation', if they are."""
+    """Explain why ``sites`` are too few for 'aggregation', or return None."""
     if sites >= (needed := fewest_sites(common)):
         return None
     return (
@@ -45,13 +46,19 @@ def why_too_few(common: CommonSettings, sites: int) -> str | None:
 def robust_mean(
     common: CommonSettings, replies: Replies, before: Arrays, equal: bool = False
 ) -> dict[str, NDArray]:
-    """Return arrays as 'aggregation', any but "mean", makes them of ``replies``, float32.
+    """Combine the sites' arrays by an 'aggregation' other than "mean".
 
-    ``before`` is what the sites began with; with ``equal`` sites weigh the same in 'norm-clip', as
-    they do in all others.
+    Args:
+        common: the run's settings.
+        replies: the replies by site.
+        before: the arrays by name with which the sites began.
+        equal: give each site the same weight in 'norm-clip'. All others always do.
+
+    Returns:
+        The combined arrays by name, float32.
 
     Raises:
-        SiteError: too few sites have answered.
+        SiteError: too few sites replied.
     """
     if reason := why_too_few(common, len(replies)):
         raise SiteError(reason)
@@ -62,21 +69,21 @@ def robust_mean(
         chosen = chosen_by_krum(ordered, before, FAULTY)
         ordered = {site: ordered[site] for site in chosen}
     return {
-        name: np.asarray(_combined(common, _stacked(ordered, name)), np.float32)
+        name: np.asarray(_combine(common, _stack(ordered, name)), np.float32)
         for name in sorted(before)
     }
 
 
-def _combined(common: CommonSettings, stacked: NDArray) -> NDArray:
-    """Return an array of what all sites have, ``stacked`` (sites, *shape), each weighing the same.
+def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
+    """Combine one array of all sites, ``stacked`` (sites, *shape), each site with the same weight.
 
-    The trimmed mean is Flower's own; multikrum's is the mean of the sites that it has chosen.
+    "trimmed" uses Flower's trimmed mean. "multikrum" takes the mean over the sites chosen before.
     """
     combined: NDArray
     if common.aggregation == "median":
         combined = np.median(stacked, axis=0)
     elif common.aggregation == "trimmed":
-        # trim_mean rounds down how many it drops at each end: a quarter more outweighs rounding
+        # trim_mean rounds down the number that it drops at each end; a quarter more prevents 0 of f
         combined = trim_mean(stacked, (FAULTY + 0.25) / len(stacked))
     else:
         combined = np.mean(stacked, axis=0)
@@ -84,9 +91,9 @@ def _combined(common: CommonSettings, stacked: NDArray) -> NDArray:
 
 
 def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str, NDArray]:
-    """Return ``before`` and the weighted mean of updates, none longer than their median.
+    """Return ``before`` plus the weighted mean of updates, each clipped to the median norm.
 
-    Weights and running statistics are measured and cut apart.
+    Weights and running statistics are measured and clipped separately.
     """
     counts = [1 if equal else reply.examples for reply in replies.values()]
     weights, mean = [count / sum(counts) for count in counts], dict[str, NDArray]()
@@ -104,9 +111,11 @@ def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str
 
 
 def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
-    """Return all but ``faulty`` sites: those with the nearest n - f - 2 others, by Flower's own.
+    """Return all sites but the ``faulty`` ones with the most distant neighbours, sorted.
 
-    Distances are squared L2, of the updates of all arrays together.
+    A site's score is the sum of its distances to its n - f - 2 nearest other sites. The distance is
+    the squared L2 distance between the sites' updates of all arrays (Flower's
+    ``compute_distances``).
     """
     sites = list(replies)
     distances = np.zeros((len(sites), len(sites)))
@@ -116,12 +125,13 @@ def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
             for reply in replies.values()
         ]
         distances += compute_distances(records)
+    # A site is not its own neighbour
     np.fill_diagonal(distances, np.inf)
     nearest = np.sort(distances, axis=1)[:, : len(sites) - faulty - 2]
     ranking = np.argsort(nearest.sum(axis=1), kind="stable")[: len(sites) - faulty]
     return sorted(sites[place] for place in ranking)
 
 
-def _stacked(replies: Replies, name: str) -> NDArray:
-    """Return array ``name`` of all sites, (sites, *shape), float64."""
+def _stack(replies: Replies, name: str) -> NDArray:
+    """Stack array ``name`` of all sites, (sites, *shape), float64."""
     return np.stack([reply.arrays[name].astype(np.float64) for reply in replies.values()])

@@ -1,7 +1,7 @@
-"""The one round loop: rounds of a method, who is asked, hooks, an early end, resuming.
+"""The round loop: run a method's rounds, choose sites, call hooks, end early, resume.
 
-What a method does in a round is in ``strategies.loop.method``; how sites are asked, and what a
-reply must hold, in ``strategies.loop.asking``.
+``strategies.loop.method`` defines a method's round. ``strategies.loop.asking`` asks sites and
+checks their replies.
 """
 
 from collections.abc import Sequence
@@ -29,18 +29,25 @@ class RoundLoop:
     """Runs a method's rounds over the sites of a grid."""
 
     def __init__(self, method: Method, hooks: Sequence[Hook] = (), run_dir: str = "") -> None:
-        self.method = method  # what a round does
-        self.hooks = Hooks(hooks)  # what else happens in a round
+        self.method = method  # defines the rounds
+        self.hooks = Hooks(hooks)  # called at the events of each round
         self.run_dir = run_dir
-        # The newest round's; None before the start of a run that has no state yet
+        # The state after the newest round; None until the first use of a new run
         self.state: State | None = None
-        self.stopped = ""  # why a hook ended the run early; empty while none has
+        self.stopped = ""  # the reason why a hook ended the run early; empty if none did
 
     def start(self, grid: Grid, num_rounds: int, timeout: float = 3600.0) -> State:
-        """Run the rounds after ``self.state``, or all of them, have the model measured, return.
+        """Run the remaining rounds, let the sites measure the model, and return the final state.
+
+        A resumed run continues after ``self.state``.
+
+        Args:
+            grid: connects the server with the sites.
+            num_rounds: the last round.
+            timeout: seconds to wait for the replies of a phase.
 
         Raises:
-            SiteError: too few sites answered a phase with something usable.
+            SiteError: too few sites gave a usable reply in a phase.
         """
         state = self.current()
         session = self.session(grid, timeout)
@@ -49,7 +56,7 @@ class RoundLoop:
             try:
                 state = self.run_round(session)
             except SiteError as error:
-                # A hook may take the failed round as the end of the run
+                # A hook may end the run at a failed round, for one because epsilon is spent
                 self.stopped = self.hooks.first("why_end", state, error) or ""
                 if not self.stopped:
                     raise
@@ -58,7 +65,7 @@ class RoundLoop:
         return self.current()
 
     def session(self, grid: Grid, timeout: float = 3600.0) -> Session:
-        """Return what all questions of a run over ``grid`` have in common."""
+        """Build the parts that all questions of a run over ``grid`` share."""
         method, pooled = self.method, self.method.participants.figures()
         return Session(
             grid,
@@ -73,7 +80,7 @@ class RoundLoop:
         )
 
     def run_round(self, session: Session) -> State:
-        """Run the round after the current state and return its state."""
+        """Run the round after the current state; store and return its state."""
         state, method = self.current(), self.method
         round_ = state.round + 1
         if method.capabilities.late_join:
@@ -85,9 +92,10 @@ class RoundLoop:
         try:
             secure = method.common.secure_aggregation != "none"
             after = method.round(state, SecureAsk(ask, method.common) if secure else ask)
-            # A state may store the model under a prefix, but sites answer with its plain names
+            # A state may store the model under a prefix, but sites reply with its plain names
             ask.measure_updates({**method.model(after), **after.arrays})
         except SiteError:
+            # A failed round must not count as state that sites keep, because it is run again
             session.kept = known
             raise
         finally:
@@ -98,14 +106,14 @@ class RoundLoop:
         return self.state
 
     def evaluate(self, session: Session) -> None:
-        """Have all sites measure the current state's model."""
+        """Let all sites measure the current model."""
         state = self.current()
         sites, common = self.method.participants.sites(), self.method.common
         ask = GridAsk(session, state.round, sites, Spill(), ends=True)
         self.method.evaluate(state, SecureAsk(ask, common) if common.trust == SUMS else ask)
 
     def current(self) -> State:
-        """Return the newest round's state; before round 1 the method's initial one."""
+        """Return the state after the newest round, or the method's initial state before round 1."""
         if self.state is None:
             self.state = self.method.initial_state()
         return self.state
@@ -117,7 +125,7 @@ class RoundLoop:
         return bool(self.stopped)
 
     def _let_latecomers_in(self, session: Session, round_: int) -> None:
-        """Let sites in that connected since the last round."""
+        """Add sites that connected after the last round to the run."""
         known = session.participants
         participants, refused = meet_latecomers(session.grid, known)
         joined = [s for s in participants.sites() if participants.nodes[s] != known.nodes.get(s)]
@@ -129,7 +137,10 @@ class RoundLoop:
 
 
 def sampled_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> list[str]:
-    """Return the sites that ``round_`` may ask, sorted: 'sites-per-round' of them, or all."""
+    """Return the sites that ``round_`` may ask, sorted: 'sites-per-round' of them, or all if 0.
+
+    The draw depends only on the seed and the round.
+    """
     count = common.sites_per_round
     if not count or count >= len(sites):
         return sorted(sites)

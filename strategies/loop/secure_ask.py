@@ -1,10 +1,10 @@
-"""Asking for weights of which the server learns a sum alone: secure aggregation, as another ask.
+"""Secure aggregation: ask for weights so that the server learns only their sum.
 
-Around the phase in which sites train there are four others (``models.contract.messages``): signed
-keys are collected and passed on, then shares that only their receivers can open; afterwards
-signatures under the list of whose weights came, and the shares that take the masks off the sum. All
-of it is in memory alone: a round that a dead server began is begun again with new keys. Bonawitz et
-al. 2017, figure 4, all sites as neighbours of each other.
+Four more phases surround the training phase (``models.contract.messages``). Before it, signed keys
+are collected and passed on, then shares that only their receivers can open. After it, sites sign
+the list of sites whose weights arrived, and then send the shares that remove the masks from the
+sum. Everything stays in memory, so a round that a crashed server had begun starts again with new
+keys. The protocol is figure 4 of Bonawitz et al. 2017, with every site a neighbour of every other.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,10 +46,10 @@ from fedsilo.strategies.wire.signatures import bound_to, is_signed, key_words, w
 
 
 class SecureAsk(Ask):
-    """An ``Ask`` whose replies to ``train`` have no arrays, only their sum.
+    """An ``Ask`` whose replies to ``train`` hold no arrays; only their mean is known.
 
     Args:
-        ask: puts the questions of each phase.
+        ask: asks the questions of each phase.
         common: the run's settings.
     """
 
@@ -60,21 +60,22 @@ class SecureAsk(Ask):
         self.stateful_sites = ask.stateful_sites
 
     def put(self, question: Question) -> Replies:
-        """Ask as ``GridAsk`` does; of what is trained learn the mean by samples alone.
+        """Ask like ``GridAsk``, but learn only the sample-weighted mean of trained weights.
 
-        Where sites trust the server with sums alone the same goes for what is measured.
+        With trust 'sums' the metrics are summed in secret too.
 
         Raises:
-            SettingError: so many sites do not fit 'secure-threshold'.
-            SiteError: too few sites answered, or their shares do not fit together.
+            SettingError: the number of sites does not fit 'secure-threshold'.
+            SiteError: too few sites replied, or their shares do not belong together.
         """
         send, phase, ask = question.send, question.phase, self.ask
         only_sums = self.common.trust == SUMS
         if not send or not (phase == TRAIN or (phase == EVALUATE and only_sums)):
             return ask.put(question)
-        # Masks cancel only where all sites are sent the same
+        # Masks cancel only if all sites receive the same arrays
         everything = {name: array for arrays in send.values() for name, array in arrays.items()}
-        specs = next(iter(question.expect.values()), {})  # fewer, where some of it is not a model
+        # The model may be only a part of the arrays sent, so the specs come from the expected reply
+        specs = next(iter(question.expect.values()), {})
         classes = ask.session.participants.task().classes
         sum_ = SecureSum(ask.asked_round(phase), self.common, specs, len(send), classes)
         sum_.take_keys(self._put(sum_, SECURE_KEYS, send))
@@ -82,6 +83,9 @@ class SecureAsk(Ask):
             summed = summed_metrics(phase == TRAIN, ask.evaluates(phase), sum_.splits)
             sum_.metrics = sorted([*summed, *question.metrics])
         asked = [*sum_.masked_specs(), *sum_.metrics]
+        # The masks depend on everything that a site received, so a server that sends sites
+        # different
+        # arrays gets only noise
         sum_.bound = bound_to(sum_.context, self._sent(everything), asked)
         sum_.take_shares(self._put(sum_, SECURE_SHARES, sum_.keys))
         masked = replace(
@@ -107,10 +111,10 @@ class SecureAsk(Ask):
         return Replies(sum_.replies, sums=sums, means=means, failed=sum_.failed)
 
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
-        """Apply 'min-sites' to the sites of a sum that could answer; which ones nobody knows.
+        """Apply 'min-sites' to the sites in a sum that could answer; which failed is unknown.
 
         Raises:
-            TooFewSitesError: fewer than 'min-sites' could.
+            TooFewSitesError: fewer than 'min-sites' could answer.
         """
         if not sum_.failed:
             return
@@ -132,7 +136,7 @@ class SecureAsk(Ask):
         self.ask.session.hooks.call("site_failed", self.ask.round, phase, "unknown", reason)
 
     def _sent(self, arrays: Arrays) -> dict[str, NDArray]:
-        """Return all arrays that a site is sent, by record and name."""
+        """Return all arrays that a site receives, named ``<record>/<array>``."""
         figures = self.ask.session.figures or ArrayRecord()
         sent = {f"{ARRAYS}/{name}": array for name, array in arrays.items()}
         return sent | {f"{FIGURES}/{name}": unpack(array) for name, array in figures.items()}
@@ -148,11 +152,11 @@ class SecureAsk(Ask):
 
 
 def _fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
-    """Say why what was received for secure aggregation cannot be used, if it cannot."""
+    """Explain why a reply's secure aggregation record is unusable, or return None."""
     record = reply.secure
     try:
         if whole(record, "round") != sum_.round:
-            return f"record '{SECURE}' is of round {record['round']!r}, not {sum_.round}"
+            return f"record '{SECURE}' belongs to round {record['round']!r}, not {sum_.round}"
         if phase == SECURE_KEYS:
             _check_keys(sum_, reply)
         elif phase == SECURE_SHARES:
@@ -160,6 +164,8 @@ def _fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
             _check_number(tokens(record, "sealed", LONGEST_SEALED), len(sum_.keys) - 1)
             token(record, "check", LONGEST_KEY)
         elif phase == SECURE_AGREE:
+            # The signature covers what the site has agreed to,
+            # so the server cannot change any of it
             _check_signature(sum_, reply)
         else:
             of = texts(record, "of")
@@ -174,27 +180,28 @@ def _check_keys(sum_: SecureSum, reply: Reply) -> None:
     record = reply.secure
     parts = ("mask-key", "seal-key", "public", "terms", "signature")
     mask, seal, public, terms, signature = (token(record, part, LONGEST_KEY) for part in parts)
+    # An invalid key would fail later at every other site, which would hide whose it is
     refuse_no_key(mask)
     refuse_no_key(seal)
     (splits,) = texts({"splits": [record.get("splits")]}, "splits")
     whole(record, "samples")
     said = key_words(sum_.common.run_name, sum_.round, reply.site, (mask, seal), terms, splits)
     if not is_signed(public, said, signature):
-        raise SiteError("its signature does not fit its keys: is it of another run or round?")
+        raise SiteError("its signature does not match its keys: is it from another run or round?")
 
 
 def _check_signature(sum_: SecureSum, reply: Reply) -> None:
     said = words("answered", sum_.context.hex(), list(sum_.replies))
     public, _ = sum_.signers[reply.site]
     if not is_signed(public, said, token(reply.secure, "signature", LONGEST_KEY)):
-        raise SiteError("its signature does not fit the list of sites whose weights came")
+        raise SiteError("its signature does not match the list of sites whose weights arrived")
 
 
 def _check_names(names: Sequence[str], wanted: set[str]) -> None:
     if set(names) != wanted or len(names) != len(wanted):
-        raise SiteError(f"record '{SECURE}' is of other sites than those that take part")
+        raise SiteError(f"record '{SECURE}' names other sites than those that take part")
 
 
 def _check_number(listed: Sequence[bytes], wanted: int) -> None:
     if len(listed) != wanted:
-        raise SiteError(f"record '{SECURE}' has {len(listed)} entries, not {wanted}")
+        raise SiteError(f"record '{SECURE}' must have {wanted} entries, but has {len(listed)}")

@@ -1,6 +1,6 @@
-"""One secure sum as the server sees it: keys, sealed shares, masked sums, and what is left.
+"""One secure sum as the server sees it: keys, sealed shares, masked sums, and the unmasked mean.
 
-The phases and their messages are in ``strategies.loop.secure_ask``.
+``strategies.loop.secure_ask`` asks the sites, phase by phase.
 """
 
 import math
@@ -38,7 +38,7 @@ from fedsilo.strategies.wire.secure_keys import (
     COUNTS,
     MEASURED,
     METRICS,
-    joined,
+    join_shares,
     mask_check,
     mask_key,
     public_half,
@@ -52,40 +52,54 @@ _MARGIN = 1.001
 
 
 class SecureSum:
-    """What the server knows of one sum."""
+    """The server's knowledge of one secure sum.
+
+    Args:
+        round_: the round, from 1.
+        common: the run's settings.
+        specs: the shapes of the summed arrays, by name.
+        asked: the number of sites that the round asks.
+        classes: the number of classes of the data.
+    """
 
     def __init__(
         self, round_: int, common: CommonSettings, specs: Specs, asked: int, classes: int
     ) -> None:
-        self.round = round_  # the round
-        self.asked = asked  # sites that the round asks
-        self.common = common  # the run's settings
-        self.classes = classes  # of the data
-        self.specs = specs  # of the arrays that are summed
+        self.round = round_
+        self.asked = asked
+        self.common = common
+        self.classes = classes
+        self.specs = specs
         self.numbers = sum(math.prod(n or 1 for n in spec.shape) for spec in specs.values())
-        self.threshold = 0  # sites that must stay to the end; 0 before all keys have come
-        # To what masks are bound: the context, and what all sites are sent and asked
+        # The number of sites that must stay to the end; 0 until all keys have arrived
+        self.threshold = 0
+        # Masks cancel only for equal values of this: the
+        # context, the arrays sent, and the names asked for
         self.bound = b""
-        self.context = b""  # what all sites of the round share, to which masks are bound
-        self.keys: dict[str, tuple[bytes, bytes]] = {}  # by site, its public keys of the round
-        # By sender, then by receiver, the sealed shares
+        # A digest of run, round, names, keys and threshold; masks are bound to it
+        self.context = b""
+        # Each site's public keys of the round, by site
+        self.keys: dict[str, tuple[bytes, bytes]] = {}
+        # The sealed shares, by sender, then by receiver
         self.sealed: dict[str, dict[str, bytes]] = {}
-        # Those of the phase that trained, without arrays, by site
+        # The replies to training, by site, without arrays
         self.replies: dict[str, Reply] = {}
-        self.signatures: dict[str, bytes] = {}  # by site, that under the list of ``replies``
-        # By site, the public key by which it signs, and the signature of its keys
+        # Each site's signature of the list of sites in ``replies``, by site
+        self.signatures: dict[str, bytes] = {}
+        # Each site's public signing key and the signature of its keys, by site
         self.signers: dict[str, tuple[bytes, bytes]] = {}
-        # Those that all sites measure, of which measurements may be summed
+        # The splits that all sites measure; only their metrics may be summed
         self.splits: list[str] = []
         self.metrics: list[str] = []  # the measurements that are summed, sorted
-        self.samples = SAMPLES  # B, by which sites scale their parts, as all of them say
-        self.failed = 0  # sites in the sum that could not answer; which ones nobody knows
+        # B, by which all sites scale their parts; all must say the same number
+        self.samples = SAMPLES
+        self.failed = 0  # the number of sites in the sum that could not answer; nobody knows which
         self._said: list[str] = []
         self._checks: dict[str, bytes] = {}
         self._sums: dict[str, Words] = {}
 
     def masked_specs(self) -> dict[str, ArraySpec]:
-        """Return the arrays of a reply: whole numbers in place of floats."""
+        """Return the specs of a masked reply: whole numbers instead of floats."""
         specs = {name: ArraySpec(spec.shape, "uint32") for name, spec in self.specs.items()}
         specs[COUNTS] = ArraySpec((2,), "uint32")
         for name in (METRICS, MEASURED) if self.metrics else ():
@@ -93,7 +107,7 @@ class SecureSum:
         return specs
 
     def record(self, phase: str, site: str) -> ConfigRecord:
-        """Return what is sent to ``site`` in a phase."""
+        """Build the record that ``site`` receives in a phase."""
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:
             values |= {
@@ -124,10 +138,10 @@ class SecureSum:
         return ConfigRecord(values)
 
     def take_keys(self, replies: Mapping[str, Reply]) -> None:
-        """Take the sites' public keys.
+        """Store the sites' public keys, and derive the threshold, the splits and the context.
 
         Raises:
-            SettingError: so many sites do not fit 'secure-threshold' or 'secure-bits'.
+            SettingError: the number of sites does not fit 'secure-threshold' or 'secure-bits'.
             SiteError: too few sites are left.
         """
         try:
@@ -152,10 +166,10 @@ class SecureSum:
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
     def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
-        """Return B, 'secure-samples' of the site files, in which all sites must agree.
+        """Return B, the 'secure-samples' of all site files, which must be the same everywhere.
 
         Raises:
-            SiteError: they do not; names the sites by their number.
+            SiteError: the numbers differ; names the sites with each number.
         """
         said: dict[int, list[str]] = {}
         for site, reply in sorted(replies.items()):
@@ -169,7 +183,7 @@ class SecureSum:
         return next(iter(said))
 
     def take_shares(self, replies: Mapping[str, Reply]) -> None:
-        """Take the sealed shares, each for one other site."""
+        """Store the sealed shares, one from each site for each other site."""
         self._refuse_few(replies, "shared their keys")
         for site, reply in sorted(replies.items()):
             record = reply.secure
@@ -177,32 +191,37 @@ class SecureSum:
             self._checks[site] = bytes(record["check"])
 
     def take_masked(self, replies: Mapping[str, Reply]) -> None:
-        """Add up masked arrays; an array of one site is in memory at a time."""
+        """Add up the masked arrays; only one array of one site is in memory at a time."""
         self._refuse_few(replies, "sent masked weights")
         for name in sorted(self.masked_specs()):
             total: Any = None
             for _, reply in sorted(replies.items()):
                 array = reply.arrays[name]
-                total = array if total is None else total + array  # modulo 2^32
+                # Uint32 wraps around, so this is the sum modulo 2^32
+                total = array if total is None else total + array
             self._sums[name] = total
         self.replies = {s: replace(reply, arrays={}) for s, reply in sorted(replies.items())}
 
     def take_signatures(self, replies: Mapping[str, Reply]) -> None:
-        """Take the signatures under the list of sites whose weights came."""
+        """Store each site's signature of the list of sites whose weights arrived."""
         self._refuse_few(replies, "signed whose weights came")
         self.signatures = {s: bytes(r.secure["signature"]) for s, r in sorted(replies.items())}
 
     def mean(
         self, replies: Mapping[str, Reply], before: Arrays
     ) -> tuple[dict[str, NDArray], dict[str, float]]:
-        """Return the means by samples of what was trained, float32, and of measurements.
+        """Remove the masks and return the means of the trained arrays and of the metrics.
 
         Args:
-            replies: of phase ``secure-unmask``.
-            before: what the sites began with, by the names of their arrays.
+            replies: the replies of phase ``secure-unmask``.
+            before: the arrays by name with which the sites began.
+
+        Returns:
+            The arrays by name, float32, and the metrics by name; both are weighted by samples.
 
         Raises:
-            SiteError: too few have answered, or their shares do not fit together.
+            SettingError: the quantisation is too coarse for these samples.
+            SiteError: too few sites replied, or their shares do not belong together.
         """
         self._refuse_few(replies, "helped to take the masks off")
         sums = mask_arrays(self._sums, *self._masks_left(replies))
@@ -214,33 +233,39 @@ class SecureSum:
         self._refuse_counts(samples, behind)
         if reason := why_too_coarse(self.numbers, way, sites, samples):
             raise SettingError(reason)
+        # Sites scaled their updates by samples / B, so that none exceeds the clipping norm
         share = self.samples / samples
         updates = {name: way.total(words, sites) * share for name, words in sums.items()}
         self._refuse_unlikely(updates, way, share)
         mean = {}
         for name, update in updates.items():
             became = before[name].astype(np.float64) + update
-            # Rounding may leave a variance of zero just below it
+            # Rounding may move a variance of zero just below zero
             at_least = 0.0 if name.endswith(_VARIANCE) else -np.inf
             mean[name] = np.asarray(np.maximum(became, at_least), np.float32)
-        return mean, self._measured(replace(way, limit=1.0).total(portions, sites), behind)
+        return mean, self._metric_means(replace(way, limit=1.0).total(portions, sites), behind)
 
-    def _measured(self, portions: NDArray, behind: Words) -> dict[str, float]:
+    def _metric_means(self, portions: NDArray, behind: Words) -> dict[str, float]:
         """Return the mean of each metric over the samples of the sites that have a value.
 
-        A metric of which no site has a finite value is left out.
+        A metric without a finite value at any site is left out.
         """
         means = {}
         for name, portion, samples in zip(self.metrics, portions, behind, strict=True):
             if not samples:
                 continue
             low, high = bounds(name, self.classes) or (0.0, 0.0)
-            # Finer digits are those of rounding to whole numbers
+            # Quantisation makes digits beyond the sixth meaningless
             means[name] = round(low + (high - low) * float(portion) * self.samples / samples, 6)
         return means
 
     def _masks_left(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys of masks to add to the sum, and of those to take off."""
+        """Return the mask keys to add to the sum, and those to subtract.
+
+        Each site that answered left its own mask in the sum. A site that gave shares but no weights
+        left its pairwise masks at all other sites, so the server reconstructs that site's key to
+        compute them.
+        """
         plus: list[bytes] = []
         shares = {
             giver: dict(zip(reply.secure["of"], reply.secure["shares"], strict=True))
@@ -251,17 +276,20 @@ class SecureSum:
             private = self._secret(gone, shares)
             for site in self.replies:
                 key = mask_key(private, self.keys[site][0], self.bound)
-                # What the site has added because of the one that is gone comes off, and back
+                # The pair's masks have opposite signs by the order
+                # of their names, so undo the sign used
                 (minus if site < gone else plus).append(key)
         return plus, minus
 
     def _secret(self, site: str, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
-        """Return the secret of ``site``, of which sites have given a share each.
+        """Reconstruct the secret of ``site`` from the shares that other sites have returned.
 
-        With more shares than are needed one that is wrong does no harm: each can be left out.
+        One wrong share does no harm if there are more shares than the threshold, because each share
+        is left out once.
 
         Raises:
-            SiteError: no shares give it; names the site that is at fault, as far as can be known.
+            SiteError: no choice of shares gives the secret; names the likely cause as far as it is
+                known.
         """
         given = {giver: gives[site] for giver, gives in shares.items() if site in gives}
         for left_out in (None, *given):
@@ -269,7 +297,7 @@ class SecureSum:
             if len(some) < self.threshold:
                 continue
             with suppress(SiteError):
-                if self._fits(site, secret := joined(some[: self.threshold])):
+                if self._fits(site, secret := join_shares(some[: self.threshold])):
                     return secret
         raise SiteError(
             f"round {self.round}: the masks of site {site} cannot be taken off: of "
@@ -280,20 +308,20 @@ class SecureSum:
         )
 
     def _fits(self, site: str, secret: bytes) -> bool:
-        """Tell whether it is the secret that ``site`` has cut."""
+        """Tell whether ``secret`` is the one of which ``site`` made shares."""
         if site in self.replies:
             return len(secret) == KEY and mask_check(secret) == self._checks[site]
         return public_half(secret) == self.keys[site][0]
 
     def _refuse_counts(self, samples: int, behind: Words) -> None:
-        """Refuse sums of samples and of failed sites that so many sites cannot have.
+        """Refuse sums of samples and failures that honest sites cannot have.
 
         Args:
-            samples: that train, of all sites.
-            behind: samples behind each metric, of all sites.
+            samples: the training samples of all sites together.
+            behind: for each metric, the samples of all sites together.
 
         Raises:
-            SiteError: no site could answer; or a number is one that honest sites do not have.
+            SiteError: no site could answer, or a number is impossible.
         """
         sites = len(self.replies)
         if self.failed == sites and samples == 0:
@@ -320,11 +348,14 @@ class SecureSum:
     def _refuse_unlikely(
         self, updates: Mapping[str, NDArray], way: Quantisation, share: float
     ) -> None:
-        """Refuse a mean that no clipped updates have: masks that do not fit leave random numbers.
+        """Refuse a mean that is longer than clipped updates allow.
+
+        Masks that do not cancel leave random numbers, which are far longer.
 
         Raises:
-            SiteError: it is longer than 'clip-norm' allows.
+            SiteError: the mean is longer than 'clip-norm' allows.
         """
+        # Each number may be wrong by one step of the quantisation at each site
         rounding = len(self.replies) * way.step * math.sqrt(self.numbers)
         longest = self.common.clip_norm + share * rounding
         length = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))

@@ -1,4 +1,4 @@
-"""Which sites take part: asking who they are, reading what they say, admitting or refusing them.
+"""Find out which sites take part: ask who they are, read their hellos, admit or refuse them.
 
-Stands on wire.
+Imports only the folder wire of this room.
 """

@@ -1,6 +1,7 @@
-"""On what terms the server's operator lets a node take part: by its name, and by what it counts.
+"""The operator's terms for a node: its registered name, and its agreed number of samples.
 
-Both are files at the server, read before anybody is asked: ``server_app/config/operator_files.py``.
+Both are files at the server, read before any site is asked:
+``server_app/config/operator_files.py``.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,13 +12,13 @@ from fedsilo.models.contract.site_facts import SiteFacts
 
 @dataclass(frozen=True)
 class Registry:
-    """Which node may say which name; a node's number belongs to one registered key."""
+    """Binds site names to registered node ids; a node id belongs to one registered key."""
 
-    path: str  # the file, for errors
-    nodes: Mapping[str, int]  # node by site
+    path: str  # the file of registrations, named in errors
+    nodes: Mapping[str, int]  # the node id of each site, by site name
 
     def fault(self, node: int, site: str) -> str | None:
-        """Say why ``node`` may not be ``site``, if it may not."""
+        """Explain why ``node`` may not take part as ``site``, or return None."""
         if self.nodes.get(site) == node:
             return None
         name = next((name for name, known in self.nodes.items() if known == node), None)
@@ -35,38 +36,41 @@ class Registry:
 
 @dataclass(frozen=True)
 class AgreedWeights:
-    """How many training samples each site was agreed to count for."""
+    """The number of training samples that each site may count for, as agreed beforehand."""
 
-    path: str  # the file, for errors
-    samples: Mapping[str, int]  # by site
+    path: str  # the file of agreed weights, named in errors
+    samples: Mapping[str, int]  # the agreed number for each site, by name
 
     def fault(self, facts: SiteFacts) -> str | None:
-        """Say why a site may not count as many samples as it says, if it may not."""
+        """Explain why a site may not count for the samples that it reports, or return None."""
         site, said = facts.site, facts.sizes()["train"]
         if site not in self.samples:
             return f"site {site} has no entry in 'site-weights' {self.path}: add one"
         if said > self.samples[site]:
             return (
-                f"site {site} says that it has {said} training samples, and {self.path} agrees on "
-                f"{self.samples[site]}: ask the hospital, or agree on another ('site-weights')"
+                f"site {site} says that it has {said} training samples, but {self.path} agrees on "
+                f"{self.samples[site]}: ask the hospital, or change the number ('site-weights')"
             )
         return None
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a node must fulfil in addition to being readable."""
+    """Conditions that a node must meet in addition to a readable hello."""
 
-    registry: Registry | None = None  # names bound to keys, or None if any node may say any name
-    # Agreed counts of training samples, or None if sites weigh what they say
+    registry: Registry | None = None  # None: any node may take any name
+    # None: sites weigh as many samples as they report
     weights: AgreedWeights | None = None
-    # Says why the run's method cannot use a site, if it cannot
+    # Returns why the run's method cannot use a site, or None
     unfit: Callable[[SiteFacts], str | None] | None = field(default=None, compare=False)
 
     def fault(self, node: int, facts: SiteFacts, simulated: bool = False) -> str | None:
-        """Say in one line why the node cannot take part, if it cannot.
+        """Explain in one line why the node cannot take part, or return None.
 
-        ``simulated``: all of the run's sites are, and have no keys to be known by.
+        Args:
+            node: the node's id.
+            facts: the site's hello.
+            simulated: whether all sites of the run are simulated. These have no keys to check.
         """
         fault = self.registry.fault(node, facts.site) if self.registry and not simulated else None
         if self.weights:

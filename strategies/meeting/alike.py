@@ -1,9 +1,10 @@
-"""Which of the sites that were heard can take part together: names, data, tasks and sums agree.
+"""Check that sites fit together: names, data, tasks and sums must agree.
 
-If two claim one thing, the server cannot know which is right, so both are left out. Where sites
-must agree the most frequent answer is taken and the others are left out; of equally frequent ones
-that of the first site by name. With three or more sums of a feature a site is odd whose mean or
-standard deviation is more than ``FAR`` times that of the median site: another unit, or untrue.
+If two sites claim the same data, the server cannot know who is right, so both are left out. Where
+sites must agree, the most frequent answer is taken and the others are left out; of equally frequent
+answers the one of the first site by name is taken. With three or more sites, a site is odd if the
+mean or standard deviation of a feature is more than ``FAR`` times that of the median site: it uses
+another unit, or its numbers are untrue.
 """
 
 from collections import Counter
@@ -16,18 +17,18 @@ from fedsilo.models.contract.site_facts import SiteFacts, Sums, Vector
 from fedsilo.models.networks.kinds import Task
 
 Facts = Mapping[str, SiteFacts]
-Refused = dict[str, str]  # site -> why it is left out, one line
+Refused = dict[str, str]  # site name -> why it is left out, in one line
 FAR = 1000.0
-_FEW = 3  # of two sites none is the odd one
+_FEW = 3  # between two sites nobody can tell which one is odd
 
 
 def task_of(facts: SiteFacts) -> Task:
-    """Return what a site's data ask of a network."""
+    """Return the input shape and the number of classes of a site's data."""
     return Task(facts.input_shape, facts.classes)
 
 
 def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | None:
-    """Say in what two sites differ that all of a run must share, if they do."""
+    """Return the first difference between two sites in what all sites must share, or None."""
     if (task := task_of(facts)) != (first := task_of(others)):
         return (
             f"site {site} holds {task}, site {other} {first}: all sites of a run need the same "
@@ -55,7 +56,7 @@ def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | 
 
 
 def shared_data(facts: Facts) -> Refused:
-    """Return the sites that train on the very same samples as another, which count them twice."""
+    """Return the sites that hold the same training samples, because these count twice."""
     owners: dict[str, list[str]] = {}
     for site in sorted(facts):
         if facts[site].sizes().get("train") and "train" in facts[site].fingerprints:
@@ -80,16 +81,20 @@ def other_tasks(facts: Facts) -> Refused:
     if not facts:
         return {}
     ordered = [facts[site] for site in sorted(facts)]
-    ((most, _),) = Counter(map(answer, ordered)).most_common(1)  # of equally frequent the first
+    # Ties go to the task of the first site by name
+    ((most, _),) = Counter(map(answer, ordered)).most_common(1)
     usual = next(one for one in ordered if answer(one) == most)
     faults = {site: unlike(site, facts[site], usual.site, usual) for site in sorted(facts)}
     return {site: fault for site, fault in faults.items() if fault}
 
 
 def odd_sums(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites without sums where others pool theirs, and those with odd ones.
+    """Return the sites that lack sums, send unwanted ones, or send odd ones.
 
-    ``pooled``: 'standardise' is that; else it is who sends sums that is odd.
+    Args:
+        facts: the hellos by site.
+        pooled: whether 'standardise' is "pooled". If it is, a site without sums is refused; if not,
+            a site with sums is.
     """
     said = {site: facts[site].sums for site in sorted(facts)}
     if not any(said.values()):
@@ -105,7 +110,7 @@ def odd_sums(facts: Facts, pooled: bool) -> Refused:
 
 
 def _far(sums: Mapping[str, Sums], facts: Facts) -> Refused:
-    """Return the sites of which a feature is far beyond the others'."""
+    """Return the sites with a feature whose scale is far above the median site's."""
     scales = np.stack([_scales(one) for one in sums.values()])
     typical = np.array([_typical(column) for column in scales.T])
     refused: Refused = {}
@@ -121,7 +126,11 @@ def _far(sums: Mapping[str, Sums], facts: Facts) -> Refused:
 
 
 def _scales(sums: Sums) -> Vector:
-    """Return how large values are, per feature (features,): NaN where there is none."""
+    """Return the magnitude of each feature's values, (features,); NaN for a feature without values.
+
+    It is the larger of the absolute mean and the standard deviation.
+    """
+    # NaN marks features without values, which must not count as 0 in a median
     known = np.where(sums.count > 0, sums.count, np.nan)
     mean = sums.total / known
     spread = np.sqrt(np.maximum(sums.squares / known - mean**2, 0.0))
@@ -130,9 +139,10 @@ def _scales(sums: Sums) -> Vector:
 
 
 def _typical(scales: Vector) -> float:
-    """Return the median site's scale; of a flag that most sites never raise that of those who do.
+    """Return the median site's scale of one feature, or infinity if no site can be odd.
 
-    Where one site alone has values other than 0 there is nothing to hold it against.
+    For a rare flag that is 0 at most sites it is the median over the sites with other values. If
+    only one site has such values, there is nothing to compare it with.
     """
     known = scales[~np.isnan(scales)]
     if len(known) < _FEW:

@@ -1,9 +1,9 @@
-"""Asking nodes who they are, and a hello as the server takes it: facts within bounds, or why not.
+"""Ask nodes who they are, and read their hellos: valid facts, or the reason for a refusal.
 
-A hello is read before anybody knows who sent it, so nothing in it may stop a run: whatever it
-holds, its own node alone is left out. A table's sums are compared with the training rows that the
-same hello counts: counts are whole and no more than those rows, and the squares are what numbers of
-such a sum can have (Cauchy and Schwarz, but for rounding).
+A hello is read before the server knows who sent it. So nothing in a hello may stop a run: whatever
+it holds, only its own node is left out. A table's sums are compared with the training rows that the
+same hello reports. Counts are whole and at most those rows, and squares must satisfy the
+Cauchy-Schwarz inequality, up to rounding.
 """
 
 import math
@@ -27,28 +27,29 @@ from fedsilo.strategies.wire.records import record_bytes
 
 T = TypeVar("T")
 
-_TIMEOUT = 600.0  # seconds: a first start may have to decode the data
-_BYTES = 2**22  # of a hello or survey: names and counts of thousands of classes fit
-_SOFTWARE = 10  # entries
-_TEXT = 200  # characters of a name
+_TIMEOUT = 600.0  # seconds: at its first start a site may have to decode its data
+_BYTES = 2**22  # the largest hello or survey; names and counts of thousands of classes fit in it
+_SOFTWARE = 10  # the most entries of 'software'
+_TEXT = 200  # the longest name, in characters
 _CLASSES = 10_000
-_MOST = 10**9  # samples of a class
-_LENGTH, _NUMBERS = 2**20, 2**28  # of one dimension of an input, and of all together
-_DIMENSIONS = (1, 3)  # a row; channels, height and width
-_SUM = 1e18  # no sum of measurements is larger, and its square is still a finite number
-_ROUNDING, _TINY = 1e-9, 1e-300  # relative, of sums over rows; and of squares too small to be told
+_MOST = 10**9  # the most samples of one class
+_LENGTH, _NUMBERS = 2**20, 2**28  # the longest dimension of an input, and the most numbers in one
+_DIMENSIONS = (1, 3)  # one for a row; three for channels, height and width
+_SUM = 1e18  # a larger sum is refused, so that its square stays finite
+# The relative error of sums over rows; and the size below which squares vanish
+_ROUNDING, _TINY = 1e-9, 1e-300
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def read_hello(content: RecordDict, counted: bool = True) -> SiteFacts:
-    """Return what a node says of itself.
+    """Read and check a node's hello.
 
     Args:
         content: the hello.
-        counted: whether it must have label counts; a run for sums alone gets none.
+        counted: whether the hello must have label counts; at trust 'sums' it has none.
 
     Raises:
-        SiteError: it cannot be read, or says what cannot be; one line.
+        SiteError: the hello cannot be read, or a value in it is impossible; one line.
     """
     with reading("its hello", content):
         facts = SiteFacts.from_config(content.config_records[CONFIG])
@@ -66,18 +67,18 @@ def ask_nodes(
     read: Callable[[RecordDict], T],
     away_timeout: float = 300.0,
 ) -> tuple[list[tuple[int, T, tuple[int, int]]], list[str]]:
-    """Ask nodes who they are, or for a survey.
+    """Ask nodes for a hello or a survey.
 
     Args:
-        grid: over which they are asked.
-        nodes: those that are.
-        kind: of the messages.
-        read: reads an answer; a SiteError says why it cannot be used.
-        away_timeout: seconds after which a node that is disconnected is given up.
+        grid: connects the server with the nodes.
+        nodes: the ids of the nodes to ask.
+        kind: the type of the messages.
+        read: reads an answer; raises a SiteError if the answer is unusable.
+        away_timeout: seconds until a disconnected node is given up.
 
     Returns:
-        The nodes that answered: id, answer, and the bytes down and up. Then a line for each other
-        node, why its answer cannot be used.
+        For each node that answered its id, its answer, and the bytes sent and received. Then, for
+        each other node, a line that says why it has no usable answer.
     """
     asks = ConfigRecord({kind.removeprefix("query."): True, **own_versions()})
     content = RecordDict({CONFIG: asks})
@@ -103,16 +104,20 @@ def ask_nodes(
 
 @contextmanager
 def reading(what: str, content: RecordDict) -> Iterator[None]:
-    """Read within it what a stranger says: ``content``, of at most 4 MiB, in errors ``what``.
+    """Turn any failure of the block into a SiteError, because it reads untrusted data.
+
+    Args:
+        what: the name of the data in errors, such as "its hello".
+        content: the data; at most 4 MiB.
 
     Raises:
-        SiteError: it is larger, or cannot be read; one line.
+        SiteError: the data are larger, or cannot be read; one line.
     """
     try:
         if (size := record_bytes(content)) > _BYTES:
             raise ValueError(f"it has {size} bytes, more than {_BYTES}")
         yield
-    except Exception as error:  # a stranger's words can make a reader fail in any way
+    except Exception as error:  # untrusted data can make a reader fail in any way
         reason = one_line(f"{type(error).__name__}: {error}", 200)
         raise SiteError(
             f"{what} cannot be read ({reason}): server and site run different versions of fedsilo"
@@ -120,7 +125,7 @@ def reading(what: str, content: RecordDict) -> Iterator[None]:
 
 
 def _faults(facts: SiteFacts) -> Iterator[str]:
-    """Yield what is wrong with facts of the right types, worst first."""
+    """Yield the faults of facts that have the right types, the worst first."""
     if wrong := site_name_fault(facts.site):
         yield f"{one_line(wrong, 200)}: choose another 'site' in its node config"
     said = f"site {facts.site} says that"
@@ -131,7 +136,7 @@ def _faults(facts: SiteFacts) -> Iterator[str]:
 
 
 def _name_faults(facts: SiteFacts) -> Iterator[str]:
-    """Yield what is wrong with texts and digests."""
+    """Yield faults of texts and digests."""
     texts = {
         "distribution": [facts.distribution],
         "schema": [facts.schema],
@@ -145,9 +150,9 @@ def _name_faults(facts: SiteFacts) -> Iterator[str]:
     for key, values in texts.items():
         if not all(len(value) <= _TEXT and value.isprintable() for value in values):
             yield f"its '{key}' are not printable text of at most {_TEXT} characters"
-    if facts.distribution == "all":  # tables have a row of that name, the mean over all sites
+    if facts.distribution == "all":  # tables have a row of that name for the mean over all sites
         yield "its 'distribution' is 'all', which stands for the mean over sites"
-    # They are drawn and printed, where these begin a formula or a style
+    # Plots print these names, and matplotlib reads such marks as formulas or styles
     for key, values in (("distribution", [facts.distribution]), ("class-names", facts.class_names)):
         if any(mark in value for value in values for mark in "$\\"):
             yield f"its '{key}' have a '$' or a '\\', which plots take for a formula"
@@ -158,7 +163,7 @@ def _name_faults(facts: SiteFacts) -> Iterator[str]:
 
 
 def _shape_faults(facts: SiteFacts) -> Iterator[str]:
-    """Yield what is wrong with the measures of the data."""
+    """Yield faults of the input shape, classes and features."""
     shape = facts.input_shape
     lengths = all(0 < length <= _LENGTH for length in shape[:3])
     if len(shape) not in _DIMENSIONS or not lengths or math.prod(shape) > _NUMBERS:
@@ -172,7 +177,7 @@ def _shape_faults(facts: SiteFacts) -> Iterator[str]:
 
 
 def _count_faults(facts: SiteFacts) -> Iterator[str]:
-    """Yield what is wrong with counts of samples; a site that tells sums alone says none."""
+    """Yield faults of counts of samples; a site at trust 'sums' reports no counts."""
     if not facts.label_counts.keys() <= set(SPLITS):
         yield f"its 'label-counts' are not of {', '.join(SPLITS)}"
     if any(count > _MOST for counts in facts.label_counts.values() for count in counts):
@@ -184,12 +189,13 @@ def _count_faults(facts: SiteFacts) -> Iterator[str]:
 
 
 def sums_fault(facts: SiteFacts, sums: Sums) -> str | None:
-    """Say why a table's sums cannot be those of its training rows, if they cannot."""
+    """Explain why a table's sums cannot belong to its training rows, or return None."""
     rows = facts.sizes().get("train", 0)
     if (sums.count != np.floor(sums.count)).any() or (sums.count > rows).any():
         return f"'sums-count' are not whole numbers of at most its {rows} training rows"
     if (abs(sums.total) > _SUM).any() or (sums.squares > _SUM**2).any():
         return f"'sums-total' are beyond {_SUM:g}"
+    # Cauchy-Schwarz: n times the sum of squares is at least the square of the sum of n values
     known = sums.count * sums.squares
     if (known * (1 + _ROUNDING) + _TINY < sums.total**2 * (1 - _ROUNDING)).any():
         return "'sums-squares' are too small for 'sums-total': no values have such sums"

@@ -1,8 +1,8 @@
-"""The participants: which site is behind which node. Node ids are random, site names are not.
+"""The participants of a run: which site is behind which node, since node ids are random.
 
-Whatever a node says of itself, it costs the run that node alone: it is named and left out, and the
-run continues if 'min-sites' allows. What a hello may hold is in ``hello``, what sites must share
-in ``alike``, whom the operator lets in in ``admission``.
+A bad hello costs the run only its own node: the node is named and left out, and the run continues
+if 'min-sites' allows. ``hello`` checks a single hello, ``alike`` what sites must share,
+``admission`` the operator's terms.
 """
 
 from __future__ import annotations
@@ -32,18 +32,23 @@ from fedsilo.strategies.meeting.alike import (
 )
 from fedsilo.strategies.meeting.hello import ask_nodes, read_hello
 
-Heard = tuple[int, SiteFacts, tuple[int, int]]  # a node, what it said, bytes down and up
+# A node's id, its hello, and the bytes sent and received
+Heard = tuple[int, SiteFacts, tuple[int, int]]
 
-_JOIN_SECONDS = 60.0  # for the sites of a deployment to connect
+_JOIN_SECONDS = 60.0  # seconds that a deployment's sites have to connect
 
 
 @dataclass(frozen=True)
 class Participants:
-    """Sites by name, sorted: what they said of themselves, and their node ids.
+    """The sites of a run by name, sorted.
 
-    ``traffic`` holds the bytes of asking, down to the site and up from it; ``refused`` tells why
-    nodes that are left out could not take part; ``asked`` are the nodes not to be asked again;
-    ``terms`` are those on which sites take part.
+    Attributes:
+        facts: each site's hello.
+        nodes: each site's node id.
+        traffic: the bytes of asking each site: down to the site, and up from it.
+        refused: why other nodes could not take part, one line each.
+        asked: the ids of nodes that are not asked again.
+        terms: the operator's terms for sites.
     """
 
     facts: Mapping[str, SiteFacts]
@@ -54,20 +59,20 @@ class Participants:
     terms: Terms = field(default_factory=Terms)
 
     def sites(self) -> list[str]:
-        """Return the site names, sorted."""
+        """Return the names of the sites, sorted."""
         return sorted(self.facts)
 
-    def simulated(self) -> bool:
-        """Tell whether all sites are simulated: a run of one process or machine."""
+    def are_simulated(self) -> bool:
+        """Tell whether all sites are simulated, in one process or on one machine."""
         return all(facts.simulated for facts in self.facts.values())
 
-    def agreed(self) -> dict[str, int]:
-        """Return the training samples that each site counts for by 'site-weights', if there are."""
+    def agreed_samples(self) -> dict[str, int]:
+        """Return each site's agreed training samples ('site-weights'); empty without that file."""
         weights = self.terms.weights
         return {site: weights.samples[site] for site in self.sites()} if weights else {}
 
     def leaves(self) -> list[str]:
-        """Return what else the sites said of themselves, in words."""
+        """Return sentences on the statistics that sites sent in their hellos; empty without any."""
         if self.figures() is None:
             return []
         return [
@@ -78,22 +83,25 @@ class Participants:
         ]
 
     def task(self) -> Task:
-        """Return the task that all sites share: who has another was left out."""
+        """Return the task that all sites share."""
         return task_of(self.facts[self.sites()[0]])
 
     def figures(self) -> FeatureStatistics | None:
-        """Return the figures pooled from the sites' sums, None where none were sent."""
+        """Return the mean and standard deviation pooled from the sites' sums; None without sums."""
         sums = [sent for site in self.sites() if (sent := self.facts[site].sums) is not None]
         return pooled_statistics(sums) if sums else None
 
 
 def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
-    """Return the connected nodes, waiting up to a minute for ``min-sites`` of them.
+    """Wait up to a minute for ``min-sites`` nodes, and return the ids of the connected ones.
 
-    ``silos`` is how many there are, None if only the sites know.
+    Args:
+        grid: connects the server with the nodes.
+        settings: the run's settings.
+        silos: the number of silos; None if only the sites know it.
 
     Raises:
-        SiteError: fewer than ``min-sites``, or none, or more nodes than silos.
+        SiteError: fewer nodes than ``min-sites`` are connected, or none, or more than silos.
     """
     needed = max(settings.min_sites, 1)
     limit = time.monotonic() + _JOIN_SECONDS
@@ -119,10 +127,12 @@ def _refuse_many(nodes: int, silos: int | None) -> None:
 def meet_sites(
     grid: Grid, settings: CommonSettings, silos: int | None = None, terms: Terms | None = None
 ) -> Participants:
-    """Ask every connected node who it is; errors of ``hear_sites``, and those named here.
+    """Ask every connected node who it is, and require enough participants.
+
+    Arguments and other errors are those of ``hear_sites``.
 
     Raises:
-        SiteError: fewer than ``min-sites`` (all) can take part; it names all that cannot.
+        SiteError: fewer than ``min-sites`` sites (by default all) can take part; names the others.
     """
     met = hear_sites(grid, settings, silos, terms)
     needed = needed_sites(met, settings)
@@ -135,7 +145,7 @@ def meet_sites(
 
 
 def grouped_refusals(refused: Iterable[str]) -> list[str]:
-    """Return refusals, each ``<site>: <reason>``, with the sites of one reason in one line."""
+    """Join refusals ``<site>: <reason>`` that share a reason into one line with all their sites."""
     pairs = []
     for refusal in sorted(refused):
         site, colon, reason = refusal.partition(": ")
@@ -144,26 +154,32 @@ def grouped_refusals(refused: Iterable[str]) -> list[str]:
 
 
 def needed_sites(met: Participants, settings: CommonSettings) -> int:
-    """Return how many sites a run needs: ``min-sites``, or all that were asked."""
+    """Return the number of sites that a run needs: ``min-sites``, or all that were asked."""
     return settings.min_sites or len(met.asked)
 
 
 def hear_sites(
     grid: Grid, settings: CommonSettings, silos: int | None = None, terms: Terms | None = None
 ) -> Participants:
-    """Ask every connected node who it is; there cannot be more of them than ``silos``.
+    """Ask every connected node who it is.
 
-    Who cannot take part, alone or with the others, is left out and named in ``refused``; maybe
-    nobody is left.
+    A node that cannot take part, on its own or together with the others, is left out and named in
+    ``refused``. Possibly no site is left.
+
+    Args:
+        grid: connects the server with the nodes.
+        settings: the run's settings.
+        silos: the number of silos, which nodes cannot exceed; None if only the sites know it.
+        terms: the operator's terms; None for none.
 
     Raises:
-        SiteError: too few, or too many, are connected.
+        SiteError: too few or too many nodes are connected.
     """
     nodes, terms = wait_for_nodes(grid, settings), terms or Terms()
     read = partial(read_hello, counted=settings.trust != SUMS)
     heard, refused = ask_nodes(grid, nodes, HELLO, read, settings.away_timeout)
     simulated = all(facts.simulated for _, facts, _ in heard)
-    heard = _admitted(heard, refused, terms, simulated)
+    heard = _admit(heard, refused, terms, simulated)
     doubles = _doubles(heard, simulated)
     _refuse_many(len(nodes) - len(doubles), silos)
     refused += dict.fromkeys(doubles.values())
@@ -180,18 +196,18 @@ def hear_sites(
     )
 
 
-def _admitted(heard: list[Heard], refused: list[str], terms: Terms, simulated: bool) -> list[Heard]:
-    """Return who fulfils the terms of operator and method; the others go to ``refused``."""
+def _admit(heard: list[Heard], refused: list[str], terms: Terms, simulated: bool) -> list[Heard]:
+    """Return the nodes that meet operator's and method's terms; add others to ``refused``."""
     faults = {node: terms.fault(node, facts, simulated) for node, facts, _ in heard}
     refused += [site_reason(fault) for fault in faults.values() if fault]
     return [one for one in heard if not faults[one[0]]]
 
 
 def _doubles(heard: list[Heard], simulated: bool) -> dict[int, str]:
-    """Return the nodes whose site has another SuperNode that takes its place, each with why.
+    """Return the nodes whose site already has a node, each with the reason.
 
-    The first by node id takes part; a registry has left the one of the right key. Sites of a
-    simulation have no doubles but by a fault, which leaves out all of that name.
+    The node with the lowest id takes part; with a registry only the node with the right key is
+    left. In a simulation two nodes of one site are an error, so all of them are left out.
     """
     nodes: dict[str, list[int]] = {}
     for node, facts, _ in heard:
@@ -204,11 +220,13 @@ def _doubles(heard: list[Heard], simulated: bool) -> dict[int, str]:
                 f"{'two' if len(those) == 2 else len(those)} SuperNodes say that they are site "
                 f"'{site}': give each its own 'site' in its node config",
             )
-        found |= {node: _taken(site, node) for node in sorted(those)[1:] if not simulated}
+        found |= {
+            node: _second_node_refusal(site, node) for node in sorted(those)[1:] if not simulated
+        }
     return found
 
 
-def _taken(site: str, node: int) -> str:
+def _second_node_refusal(site: str, node: int) -> str:
     return (
         f"{site}: another SuperNode is that site already, and node {node} is left out: if it is to "
         "take its place it joins once that one is gone, else give it its own 'site'"
@@ -218,20 +236,21 @@ def _taken(site: str, node: int) -> str:
 def _unlike_left_out(
     heard: list[Heard], settings: CommonSettings, refused: list[str]
 ) -> list[Heard]:
-    """Return the sites that can take part together; the reasons of the others go to ``refused``."""
+    """Return the sites that fit together; add the reasons against the others to ``refused``."""
     pooled = settings.standardise == "pooled"
     for left_out in (shared_data, other_tasks, lambda facts: odd_sums(facts, pooled)):
         reasons: Refused = left_out({facts.site: facts for _, facts, _ in heard})
-        refused += dict.fromkeys(map(site_reason, reasons.values()))  # that of a pair is told once
+        # Two sites with the same reason get one line
+        refused += dict.fromkeys(map(site_reason, reasons.values()))
         heard = [one for one in heard if one[1].site not in reasons]
     return heard
 
 
 def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participants, list[str]]:
-    """Ask nodes that connected since; return all participants, and why others are refused.
+    """Ask nodes that connected since; return all participants and the new refusals.
 
-    A site whose SuperNode was restarted, and so has another node, is the same site. While its
-    old node still counts as connected the new one is refused, reported once, and asked again later.
+    A site whose SuperNode restarted has a new node but is the same site. While its old node still
+    counts as connected, the new one is refused, reported once, and asked again later.
     """
     connected = set(grid.get_node_ids())
     new_nodes = sorted(connected - participants.asked - set(participants.nodes.values()))
@@ -239,12 +258,16 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
         return participants, []
     counted = all(facts.label_counts for facts in participants.facts.values())
     heard, refused = ask_nodes(grid, new_nodes, HELLO, partial(read_hello, counted=counted))
-    heard = _admitted(heard, refused, participants.terms, participants.simulated())
+    heard = _admit(heard, refused, participants.terms, participants.are_simulated())
     asked = participants.asked | set(new_nodes)
     for node, facts, weight in heard:
+        # Two nodes claim one site, and only the hospital knows which is right: the first one stays
         if participants.nodes.get(facts.site) in connected:
             asked -= {node}
-            if (refusal := _taken(facts.site, node)) not in (*participants.refused, *refused):
+            if (refusal := _second_node_refusal(facts.site, node)) not in (
+                *participants.refused,
+                *refused,
+            ):
                 refused.append(refusal)
             continue
         joined = replace(
@@ -261,7 +284,7 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
 
 
 def _why_not(facts: SiteFacts, participants: Participants, joined: Participants) -> str | None:
-    """Return why a latecomer whose site has no other node cannot take part, None if it can."""
+    """Explain why a latecomer without another connected node cannot take part, or return None."""
     known = participants.facts.get(facts.site)
     if known is not None and known.fingerprints != facts.fingerprints:
         return "it comes back with other data: start a new run"

@@ -1,9 +1,9 @@
-"""Simulated sites that share SuperNodes, so that any number of SuperNodes answers for every site.
+"""Simulated sites that share SuperNodes, so that any number of SuperNodes can serve every site.
 
-Flower's simulation starts as many SuperNodes as its own options say, two if they say nothing, and
-knows nothing of a data set's silos. Here each silo has a node number of its own. A message to it
-goes to one of Flower's SuperNodes, and a record in the message names the site that is to answer.
-Only a simulation has such numbers: in a deployment one SuperNode is one hospital.
+Flower's simulation starts as many SuperNodes as its own options say, by default two, and does not
+know a data set's silos. Here each silo has its own node id. A message to that id goes to one of
+Flower's SuperNodes, and a record in the message names the site that has to answer. Only a
+simulation has such ids: in a deployment one SuperNode is one hospital.
 """
 
 from collections.abc import Iterable
@@ -17,16 +17,17 @@ from fedsilo.datasets.registry import silo_names
 from fedsilo.models.contract.messages import SIMULATED_SITE
 from fedsilo.models.contract.settings import CommonSettings
 
-_SIMULATION_GRID = "InMemoryGrid"  # Flower's class; its module moves from version to version
+# Flower's class is recognised by name, because its module changes between versions
+_SIMULATION_GRID = "InMemoryGrid"
 _FIRST_NODE = 1001
 
 
 class SimulatedSites(Grid):
-    """A grid with one node for each simulated site, over a grid with any number of SuperNodes.
+    """A grid with one node per simulated site, over a grid with any number of SuperNodes.
 
     Args:
         grid: the simulation's own grid.
-        sites: how many sites the run has, at least 1.
+        sites: the number of sites of the run, at least 1.
     """
 
     def __init__(self, grid: Grid, sites: int) -> None:
@@ -34,12 +35,12 @@ class SimulatedSites(Grid):
         self._sites = sites
 
     def set_run(self, run: Run) -> None:
-        """Set the run that the simulation's grid operates in."""
+        """Set the run of the simulation's grid."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Run:
-        """The run that the simulation's grid operates in."""
+        """The run of the simulation's grid."""
         return self._grid.run
 
     def create_message(self, *given: Any, **named: Any) -> Message:
@@ -47,23 +48,24 @@ class SimulatedSites(Grid):
         return self._grid.create_message(*given, **named)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the sites' node numbers, or none while no SuperNode is connected."""
+        """Return the sites' node ids, or none while no SuperNode is connected."""
         if not list(self._grid.get_node_ids()):
             return []
         return [_FIRST_NODE + partition for partition in range(self._sites)]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send each message to the SuperNode that answers for its site; return the messages' ids.
+        """Send each message to the SuperNode that answers for its site; return message ids.
 
-        Sites are dealt to SuperNodes in turn. Which SuperNode answers changes nothing: a simulated
-        site keeps its state in files under its own name, never in the SuperNode's context.
+        Sites take turns over the SuperNodes. It does not matter which SuperNode answers, because a
+        simulated site keeps its state in files under its own name, never in the SuperNode's
+        context.
         """
         supernodes = sorted(self._grid.get_node_ids())
         sent = []
         for message in messages:
             partition = message.metadata.dst_node_id - _FIRST_NODE
             site = ConfigRecord({"partition-id": partition, "num-partitions": self._sites})
-            # Sites may share one content, so the record goes into a copy
+            # Messages to several sites may share one content, so the record goes into a copy
             content = RecordDict({**message.content, SIMULATED_SITE: site})
             metadata = message.metadata
             sent.append(
@@ -78,26 +80,26 @@ class SimulatedSites(Grid):
         return self._grid.push_messages(sent)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have come to ``message_ids``."""
+        """Return the replies to ``message_ids`` that have arrived."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Raise a NotImplementedError: replies are taken as they come, by ``arriving``."""
+        """Raise a NotImplementedError, because ``arriving`` takes replies one by one."""
         raise NotImplementedError("use push_messages and pull_messages")
 
 
 def is_simulation(grid: Grid) -> bool:
-    """Tell whether ``grid`` is that of Flower's own simulation."""
+    """Tell whether ``grid`` is the grid of Flower's own simulation."""
     return type(grid).__name__ == _SIMULATION_GRID
 
 
 def with_all_sites(grid: Grid, settings: CommonSettings) -> Grid:
-    """Return a simulation's grid with one node for each silo; any other grid as it is.
+    """Return a grid with one node per silo in a simulation; else return ``grid`` unchanged.
 
     Raises:
-        DataError: the data set's files, which say how many silos there are, are missing.
+        DataError: the data set's files, which give the number of silos, are missing.
     """
     sites = len(silo_names(settings)) if is_simulation(grid) else 0
     return SimulatedSites(grid, sites) if sites else grid

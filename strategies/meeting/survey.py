@@ -1,7 +1,7 @@
-"""Asking sites what their data are like, and reading what they say: a stranger's words until read.
+"""Ask sites to describe their data, and read the answers, which are untrusted until checked.
 
-Nothing is trained and no hello is said: of a hospital only what its site file lists as 'survey/'
-leaves.
+Nothing is trained and no hello is sent. Only the statistics that a hospital's site file lists as
+'survey/' leave it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from fedsilo.strategies.meeting.participants import grouped_refusals, wait_for_n
 
 @dataclass(frozen=True)
 class Surveyed:
-    """What was answered: by site, sorted, and why others gave no answer."""
+    """The answers to a survey by site, sorted, and the reasons of the nodes without one."""
 
     answers: Mapping[str, Survey]
     refused: tuple[str, ...] = ()
@@ -33,25 +33,32 @@ class Surveyed:
 def survey_sites(
     grid: Grid, settings: CommonSettings, silos: int | None = None, registry: Registry | None = None
 ) -> Surveyed:
-    """Ask every connected node for a survey; there cannot be more of them than ``silos``.
+    """Ask every connected node for a survey.
+
+    Args:
+        grid: connects the server with the nodes.
+        settings: the run's settings.
+        silos: the number of silos, which nodes cannot exceed; None if only the sites know it.
+        registry: binds names to nodes; None if any node may take any name.
 
     Raises:
-        SiteError: fewer than 'min-sites' are connected, or none answers; names why.
+        SiteError: fewer than 'min-sites' nodes are connected, or none answers; names the reasons.
     """
     nodes = wait_for_nodes(grid, settings, silos)
     read = partial(read_survey, dataset=settings.dataset)
     heard, refused = ask_nodes(grid, nodes, SURVEY, read)
-    answers = _known([(node, answer) for node, answer, _ in heard], registry, refused)
+    answers = _answers_by_site([(node, answer) for node, answer, _ in heard], registry, refused)
     if not answers:
         raise SiteError(f"no site has answered the survey: {'; '.join(grouped_refusals(refused))}")
     return Surveyed(answers, tuple(refused))
 
 
 def read_survey(content: RecordDict, dataset: str) -> Survey:
-    """Return what a site has answered.
+    """Read and check a site's answer to the survey.
 
     Raises:
-        SiteError: it cannot be read, is of another data set, or says what cannot be; one line.
+        SiteError: the answer cannot be read, is about another data set, or holds an impossible
+            value; one line.
     """
     with reading("its answer to the survey", content):
         if set(content) != {SURVEYED}:
@@ -60,14 +67,14 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
     if fault := site_name_fault(answer.about.site):
         raise SiteError(site_reason(fault))
     if answer.about.dataset != dataset:
-        raise SiteError(f"its answer is of data set '{answer.about.dataset}', not '{dataset}'")
+        raise SiteError(f"its answer is about data set '{answer.about.dataset}', not '{dataset}'")
     return answer
 
 
-def _known(
+def _answers_by_site(
     heard: Sequence[tuple[int, Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
-    """Return the answers by site; of two that say one name neither is known to be right."""
+    """Return the answers by site; if two nodes claim one name, neither answer is used."""
     simulated = all(answer.about.simulated for _, answer in heard)
     names = [answer.about.site for _, answer in heard]
     answers = {}
@@ -76,7 +83,7 @@ def _known(
         if registry and not simulated and (fault := registry.fault(node, site)):
             refused.append(site_reason(fault))
         elif names.count(site) > 1:
-            refused.append(f"node {node} says that it is site '{site}', and so does another")
+            refused.append(f"node {node} says that it is site '{site}', but so does another")
         else:
             answers[site] = answer
     return answers

@@ -1,4 +1,4 @@
-"""One method, one file: what is sent, to whom, and how replies are combined.
+"""The server's side of each method, one file per method.
 
-It imports all other folders of this room.
+It may import all other folders of this room.
 """

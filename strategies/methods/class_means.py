@@ -1,4 +1,4 @@
-"""Methods whose sites keep their networks and send a mean for each class of enough samples."""
+"""Base of methods whose sites keep their networks and send one mean per large enough class."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -9,30 +9,30 @@ from fedsilo.strategies.methods.local import Local
 
 
 class ClassMeans(Local):
-    """What FedProto and FedDistill have in common; a mean's name is ``<kind><class>``."""
+    """The common part of FedProto and FedDistill; a mean's array is named ``<kind><class>``."""
 
-    kind: ClassVar[str]  # of the means, ``prototype/`` for one
+    kind: ClassVar[str]  # the prefix of the means' array names, such as ``prototype/``
     capabilities = Capabilities(initial_weights=True)
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """The length of a mean."""
+        """The number of values in a mean."""
 
     def held(self, site: str) -> dict[int, int]:
-        """Return the classes whose means ``site`` sends, with their counts of training samples.
+        """Return the classes whose means ``site`` sends, with their numbers of training samples.
 
-        The run's 'class-min-count' and the site's own floor decide.
+        A class needs at least 'class-min-count' samples, and at least the site's own floor.
         """
         counts = self.participants.facts[site].label_counts["train"]
         return large_classes(counts, self._floor(site))
 
     def specs(self, site: str) -> dict[str, ArraySpec]:
-        """Return the means that ``site`` sends."""
+        """Return the specs of the means that ``site`` sends."""
         return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.held(site)}
 
     def disclosures(self) -> Disclosures:
-        """Name the means, of how few samples they are, and who gets them."""
+        """Describe the means, their smallest number of samples, and their recipients."""
         if any(self.held(site) for site in self.participants.sites()):
             return Disclosures(*self.means_that_leave())
         reason = f"there is no class that {self.enough()}"
@@ -40,10 +40,10 @@ class ClassMeans(Local):
 
     @abstractmethod
     def means_that_leave(self) -> list[str]:
-        """Say what leaves where a site sends a mean."""
+        """Return sentences on the data that leave a site that sends means."""
 
     def enough(self) -> str:
-        """Say how many training samples of a class a site must have to send its mean."""
+        """Describe how many training samples a class needs at a site before its mean is sent."""
         floors = {site: self._floor(site) for site in self.participants.sites()}
         lowest = min(floors.values())
         higher = [f"site {site} {floor}" for site, floor in floors.items() if floor > lowest]
@@ -52,7 +52,7 @@ class ClassMeans(Local):
         )
 
     def fewest(self) -> str:
-        """Say of how few training samples a class's mean is at some site; one must send some."""
+        """Describe the mean over the fewest training samples; some site must send a mean."""
         count, site, label = min(
             (count, site, label)
             for site in self.participants.sites()

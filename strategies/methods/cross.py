@@ -1,10 +1,10 @@
-"""Cross (Fed-Align-CL, table III): each silo alone, and every silo's model tested at every silo.
+"""Cross (Fed-Align-CL, table III): each silo trains alone, and every model is tested at every silo.
 
-Messages as the ensemble's: nothing but instructions until the last round, whose reply holds the
-site's weights by state-dict name; the final evaluation carries all of them,
-``expert/<site>/<array>``, to all. Its reply has the metrics of the site's own model and
-``<metric>-from-<site>`` of every model received (``models.methods.cross``). The diagonal of the
-matrix is method ``local``, the paper's "Single".
+Messages are the ensemble's: only instructions until the last round, whose reply holds the site's
+weights by state-dict name. The final evaluation sends all of them, ``expert/<site>/<array>``, to
+all sites. Its reply has the metrics of the site's own model and ``<metric>-from-<site>`` for every
+received model (``models.methods.cross``). The diagonal of the matrix is method ``local``, the
+paper's "Single".
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ _DOCUMENT = "cross.json"
 
 
 class Cross(Ensemble):
-    """Collects the sites' own models once and sends all of them to all sites, to be measured."""
+    """Collects the sites' own models once, and sends all of them to all sites for testing."""
 
-    # A site has the frozen backbone; only what was trained is sent
+    # Sites have the frozen backbone, so only trained weights are sent
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def disclosures(self) -> Disclosures:
-        """Name the weights and the figures of others' models."""
+        """Describe the weights and the metrics of other sites' models."""
         return Disclosures(
             "once, after the last round: all trained weights and batch-norm statistics of the "
             "site's own model, which go to all other sites once",
@@ -33,11 +33,11 @@ class Cross(Ensemble):
         )
 
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return cross.json: of each metric that is defined somewhere the matrix of test figures.
+        """Return cross.json: for each metric the matrix of test values.
 
-        A row is a training site, a column a testing one. None is where a site's test labels
-        leave the metric undefined, or where a site failed: in the last round its model is missing,
-        in the final evaluation its figures.
+        Rows are training sites, columns are testing sites. A value is None if the testing site's
+        labels leave the metric undefined, or if a site failed: the training site in the last round,
+        or the testing site in the final evaluation. A metric without any value is left out.
         """
         sites = self.participants.sites()
         document = {}

@@ -1,6 +1,6 @@
-"""Cyclic weight transfer; messages as FedAvg's, to one silo after another.
+"""Cyclic weight transfer: the messages are FedAvg's, but go to one silo after another.
 
-A round is a lap over all silos, each once, in an order keyed on the seed and the round.
+A round is a lap that visits each silo once, in an order drawn from the seed and the round.
 """
 
 from dataclasses import replace
@@ -14,12 +14,12 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 
 
 class Cyclic(FedAvg):
-    """Hands the model from silo to silo."""
+    """Passes the model from silo to silo."""
 
     capabilities = Capabilities(paced_epochs=True, initial_weights=True, some_sites=True)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Have each silo train what the one before it made."""
+        """Let each silo train the model that the silo before it returned."""
         seed = derive_seed(self.common.seed, "cycle", state.round + 1)
         for site in np.random.default_rng(seed).permutation(ask.sites).tolist():
             trained = ask(TRAIN, {site: state.arrays})
@@ -27,7 +27,7 @@ class Cyclic(FedAvg):
         return state
 
     def disclosures(self) -> Disclosures:
-        """Name the weights, which the next silo gets as they are."""
+        """Describe the weights, which the next silo receives unchanged."""
         return Disclosures(
             "all weights and batch-norm statistics of the network as this site trained it, each "
             "round, to the server and one other site"

@@ -1,8 +1,9 @@
-"""DisTrans (Yuan et al. 2022): FedAvg of networks of two channels, and of the sites' offsets.
+"""DisTrans (Yuan et al. 2022): FedAvg of two-channel networks, with offsets for the sites.
 
-Messages, both ways: FedAvg's, the logits' layer with twice the inputs, and ``offset.weight``
-(pixels, 1), float32. It is the mean of the sites' offsets, or what an embedding at the server makes
-of the site's class shares; with ``offset-aggregation`` "none" it never crosses the wire.
+Messages, both ways: FedAvg's, with twice the inputs in the last layer, and ``offset.weight``
+(pixels, 1), float32. The offset sent to a site is the mean of all offsets, or one that the server
+computes from the site's class shares with an embedding. With ``offset-aggregation`` "none" no
+offset crosses the wire.
 """
 
 from collections.abc import Mapping
@@ -41,16 +42,16 @@ _EMBEDDING = "embedding/"
 
 
 class DisTrans(FedAvg):
-    """Averages what all sites trained, and aggregates their offsets."""
+    """Averages the trained networks and aggregates the offsets."""
 
     settings: DisTransSettings
-    beside = (_EMBEDDING,)  # the server's alone
+    beside = (_EMBEDDING,)  # the embedding never leaves the server
     capabilities = replace(
         FedAvg.capabilities, vit=False, tables=False, some_sites=False, updates=False
     )
 
     def disclosures(self) -> Disclosures:
-        """Name the weights and, unless it stays, the offset."""
+        """Describe the weights and, unless it stays at the site, the offset."""
         network = super().disclosures()
         if self.settings.offset_aggregation == "none":
             return network
@@ -60,7 +61,7 @@ class DisTrans(FedAvg):
         )
 
     def initial_state(self) -> State:
-        """Return the network that starts as FedAvg's, and the first offset or offsets."""
+        """Return FedAvg's initial network with doubled channels, and the first offsets."""
         single, task = starting_network(self.common, self.task), self.task
         network = double_channels(single, self.common, self.settings, task.input_shape)
         arrays = initial_weights(network)
@@ -69,29 +70,30 @@ class DisTrans(FedAvg):
         if self.settings.offset_aggregation == "embedding":
             pixels = len(arrays.pop(OFFSET))
             embedding = build_embedding(self.common.seed, task.classes, pixels)
-            arrays |= self._embedded(embedding)
+            arrays |= self._embedding_arrays(embedding)
         return State(arrays)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average networks and offsets; an embedding takes a step towards each site's offset."""
+        """Average networks and offsets; or fit the embedding to each site's offset."""
         trained = ask(TRAIN, {site: self.model_for(site, state) for site in ask.sites})
         arrays = self.average(trained, _network(state.arrays))
         if self.settings.offset_aggregation == "embedding":
-            arrays |= self._embedded(self._fitted(state, trained))
+            arrays |= self._embedding_arrays(self._fit_embedding(state, trained))
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return the network and the offset that ``site`` continues from."""
+        """Return the network and the offset from which ``site`` continues."""
         network = _network(state.arrays)
         own = state.arrays.get(f"{OFFSETS}{site}")
         return network if own is None else network | {OFFSET: own}
 
-    def _fitted(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
-        """Return the embedding after a step towards each site's offset, in the sites' order."""
+    def _fit_embedding(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
+        """Return the embedding after one step towards each site's offset, in site order."""
         some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
         classes = self.task.classes
         embedding = build_embedding(self.common.seed, classes, len(some_offset))
         weights = arrays_below(_EMBEDDING, state.arrays)
+        # float64, because many steps on a small network add up
         embedding.load_state_dict(
             {name: torch.from_numpy(np.array(array, np.float64)) for name, array in weights.items()}
         )
@@ -101,8 +103,8 @@ class DisTrans(FedAvg):
             embedding.fit(self._shares(site), wanted, EMBEDDING_LEARNING_RATE)
         return embedding
 
-    def _embedded(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
-        """Return the embedding's weights and the offset that it makes for each site, float32."""
+    def _embedding_arrays(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
+        """Return the embedding's weights and the offset that it computes for each site, float32."""
         weights = with_prefix(_EMBEDDING, embedding.state_dict())
         with torch.no_grad():
             offsets = {
@@ -112,11 +114,11 @@ class DisTrans(FedAvg):
         return {name: tensor.float().numpy() for name, tensor in {**weights, **offsets}.items()}
 
     def _shares(self, site: str) -> Tensor:
-        """Return the share (classes,) of each class among a site's training samples, float64."""
+        """Return the share of each class in a site's training samples, (classes,), float64."""
         counts = torch.tensor(self.participants.facts[site].label_counts["train"])
         return counts.double() / counts.sum()
 
 
 def _network(arrays: Arrays) -> dict[str, NDArray]:
-    """Return what sites average, a mean offset among it."""
+    """Return the arrays that sites average, including a shared offset."""
     return {n: array for n, array in arrays.items() if not n.startswith((_EMBEDDING, OFFSETS))}

@@ -1,4 +1,4 @@
-"""Ditto at the server: FedAvg; each silo's own model stays there and is what is measured."""
+"""Ditto at the server: FedAvg; each silo's own model stays at the silo and is the measured one."""
 
 from dataclasses import replace
 
@@ -7,11 +7,11 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 
 
 class Ditto(FedAvg):
-    """Averages what sites trained of the global model."""
+    """Averages the sites' updates of the global model."""
 
     capabilities = replace(FedAvg.capabilities, paced_epochs=False)
 
     def disclosures(self) -> Disclosures:
-        """Name the global model's weights."""
+        """Describe the weights of the global model."""
         shared, *more = super().disclosures().leaves
         return Disclosures(f"{shared}; the site's own model stays", *more)

@@ -1,7 +1,7 @@
-"""The ensemble: each silo trains alone, and all models' probabilities are averaged.
+"""Ensemble: each silo trains alone, and the probabilities of all models are averaged.
 
-Messages: nothing but instructions until the last round, whose reply holds the site's weights by
-state-dict name; the final evaluation carries all of them, ``expert/<site>/<array>``, to all.
+Messages: only instructions until the last round, whose reply holds the site's weights by state-dict
+name. The final evaluation sends all of them, ``expert/<site>/<array>``, to all sites.
 """
 
 from dataclasses import replace
@@ -16,11 +16,11 @@ from fedsilo.strategies.loop.method import Ask, Capabilities, Disclosures, Metho
 class Ensemble(Method):
     """Collects the sites' own models once."""
 
-    # Mixed probabilities are not alpha
+    # A mixture of probabilities has no evidence alpha
     capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Have each site train alone; collect the models in the last round."""
+        """Let each site train alone; collect the models in the last round."""
         send = {site: self.start(site, ask) for site in ask.sites}
         if state.round + 1 != self.common.rounds:
             ask(TRAIN, send, expect={})
@@ -32,7 +32,7 @@ class Ensemble(Method):
         return replace(state, arrays=experts)
 
     def disclosures(self) -> Disclosures:
-        """Name the weights."""
+        """Describe the weights."""
         return Disclosures(
             "once, after the last round: all weights and batch-norm statistics of the site's own "
             "model, which go to all other sites"

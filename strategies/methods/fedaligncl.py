@@ -1,10 +1,10 @@
-"""Fed-Align-CL: noisy FedAvg, with embeddings for alignment and a curriculum at the sites.
+"""Fed-Align-CL: FedAvg with noise; sites align embeddings and follow a curriculum.
 
-Messages down: every parameter and float buffer by its state-dict name, and once alignment has begun
-``embeddings/<site>`` (k, c) of each other site. Up: the same names, parameters with noise, and
-``embeddings`` (k, c), noisy, where ``note.embeddings`` asks for k of them: in the rounds before one
-that aligns. With ``align-target=others`` the discriminator comes with them
-(``discriminator/<array>``) and goes to the others (``discriminators/<site>/<array>``).
+Messages down: every parameter and float buffer by its state-dict name, and, once alignment has
+begun, ``embeddings/<site>`` (k, c) of each other site. Messages up: the same names, with noise on
+the parameters, and ``embeddings`` (k, c), with noise, if ``note.embeddings`` asks for k of them: in
+each round before one that aligns. With ``align-target=others`` the discriminator is sent with them
+(``discriminator/<array>``) and goes to the other sites (``discriminators/<site>/<array>``).
 """
 
 from collections.abc import Mapping
@@ -34,14 +34,14 @@ _FORGOTTEN = measurement(INCOMING, "train", "forgotten")
 
 @dataclass(frozen=True)
 class FedAlignCLState(State):
-    """The weights, and of the last round the sites' embeddings and discriminators."""
+    """The weights, and the sites' embeddings and discriminators of the last round."""
 
     # Epoch -> site -> share of its training samples that were forgotten
     forgotten: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 class FedAlignCL(FedAvg):
-    """Averages noisy weights and hands the sites' noisy embeddings round."""
+    """Averages noisy weights and passes the sites' noisy embeddings to the others."""
 
     settings: FedAlignCLSettings
     beside = (_BUFFER, DISCRIMINATORS)
@@ -51,12 +51,12 @@ class FedAlignCL(FedAvg):
     state_class = FedAlignCLState
 
     def variant(self) -> str:
-        """Return the paper's name of what the two switches choose."""
+        """Return the paper's name of the variant that the two switches choose."""
         align, curriculum = self.settings.align, self.settings.curriculum
         return "Fed" + ("-Align" if align else "") + ("-CL" if curriculum else "")
 
     def disclosures(self) -> Disclosures:
-        """Name weights and embeddings, and the noise on them."""
+        """Describe the weights, the embeddings and the noise on them."""
         own, noisy, noise = self.settings, " without noise", ""
         if own.noise_variance:
             size = sizes = f"of variance {own.noise_variance:g}"
@@ -83,9 +83,9 @@ class FedAlignCL(FedAvg):
         return Disclosures(*sentences, noise=noise)
 
     def round(self, state: FedAlignCLState, ask: Ask) -> FedAlignCLState:
-        """Average noisy weights, and keep the embeddings that the next round sends to the others.
+        """Average noisy weights, and store the embeddings that the next round sends to other sites.
 
-        A round that is followed by one that aligns asks for embeddings.
+        A round asks for embeddings if the next one aligns.
         """
         weights = self.model(state)
         asked = {site: self._embeddings_of(site, state) for site in ask.sites}
@@ -99,18 +99,18 @@ class FedAlignCL(FedAvg):
             reference=dict.fromkeys(ask.sites, weights),
             notes={site: EmbeddingNotes(count) for site, count in asked.items()},
         )
-        arrays = self.average(replies, weights, equal=True)  # algorithm 1
+        arrays = self.average(replies, weights, equal=True)  # equal weights, as in algorithm 1
         for site, reply in replies.items():
             if asked[site]:
                 arrays[f"{_BUFFER}{site}"] = reply.arrays[EMBEDDINGS]
                 discriminator = arrays_below(DISCRIMINATOR, reply.arrays)
                 arrays |= with_prefix(f"{DISCRIMINATORS}{site}/", discriminator)
-        return replace(state, arrays=arrays, forgotten=self._forgotten(state, replies))
+        return replace(state, arrays=arrays, forgotten=self._forgotten_shares(state, replies))
 
-    def _forgotten(
+    def _forgotten_shares(
         self, state: FedAlignCLState, replies: Replies
     ) -> Mapping[str, Mapping[str, float]]:
-        """Return the shares of forgotten samples, with those received in this round."""
+        """Return the shares of forgotten samples, extended by those of this round."""
         shares = {s: r.metrics[_FORGOTTEN] for s, r in replies.items() if _FORGOTTEN in r.metrics}
         epoch = str(epoch_of(state.round + 1, self.common))
         known = state.forgotten
@@ -119,20 +119,23 @@ class FedAlignCL(FedAvg):
     def documents(
         self, state: FedAlignCLState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return the share of forgotten samples: epoch -> site -> share."""
+        """Return forgotten.json, the share of forgotten samples: epoch -> site -> share."""
         if not state.forgotten:
             return {}
         return {"forgotten.json": {"variant": self.variant(), "epochs": state.forgotten}}
 
     def _embeddings_of(self, site: str, state: State) -> int:
-        """Return how many embeddings the round after ``state`` asks ``site`` for."""
-        asks = state.round + 2  # what comes in a round is used in the next
+        """Return the number of embeddings to request from ``site`` in the round after ``state``.
+
+        It is 0 unless the round after that one aligns.
+        """
+        asks = state.round + 2  # embeddings that arrive in a round are used in the next one
         if asks > self.common.rounds or not self.settings.aligns(epoch_of(asks, self.common)):
             return 0
         return min(self.settings.shared_embeddings, self.participants.facts[site].sizes()["train"])
 
     def _embedding_specs(self, count: int) -> dict[str, ArraySpec]:
-        """Return what is sent with the weights where ``count`` embeddings are asked for."""
+        """Return the specs of the embeddings and of the discriminator that may come with them."""
         if not count:
             return {}
         channels = self.blueprint.channels

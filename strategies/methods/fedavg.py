@@ -17,7 +17,7 @@ from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosure
 
 
 class FedAvg(Method):
-    """Averages what all sites trained."""
+    """Averages the weights that all sites trained."""
 
     capabilities = Capabilities(
         paced_epochs=True,
@@ -28,18 +28,18 @@ class FedAvg(Method):
     )
 
     def initial_state(self) -> Any:
-        """Return the network's initial weights, keyed on the seed."""
+        """Return the network's initial weights, drawn from the seed."""
         return self.state_class(self.starting_weights())
 
     def round(self, state: Any, ask: Ask) -> Any:
-        """Send the weights, have them trained, and average them."""
+        """Send the weights to all sites, let them train, and average the results."""
         trained = ask(TRAIN, dict.fromkeys(ask.sites, state.arrays))
         return replace(state, arrays=self.average(trained, state.arrays))
 
     def towards(self, replies: Replies, model: Arrays, rate: float) -> dict[str, Any]:
-        """Return ``model`` moved by ``rate`` times the way to the mean of what was trained.
+        """Move ``model`` by ``rate`` times the way to the mean of the replies.
 
-        Batch norm's running statistics become the mean itself.
+        A rate of 1 gives the mean. Batch norm's running statistics always become the mean.
         """
         after = self.average(replies, model)
         if rate != 1:
@@ -49,7 +49,7 @@ class FedAvg(Method):
         return after
 
     def disclosures(self) -> Disclosures:
-        """Name the weights."""
+        """Describe the weights."""
         what = "all weights and batch-norm statistics of the network, each round"
         if self.common.secure_aggregation == "none":
             return Disclosures(what)

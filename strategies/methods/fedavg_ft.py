@@ -1,7 +1,7 @@
-"""FedAvg with personal fine-tuning: FedAvg, then each site continues alone.
+"""FedAvg with personal fine-tuning: FedAvg first, then each site continues alone.
 
-Messages as FedAvg's until the last ``finetune-rounds``; in the first of those the global weights go
-out once more, and from then on no array crosses the wire: the personal models stay at the sites.
+Messages are FedAvg's until the last ``finetune-rounds``. The first of these sends the global
+weights once more. After that no array crosses the wire, and the personal models stay at the sites.
 """
 
 from fedsilo.models.contract.messages import TRAIN
@@ -13,15 +13,15 @@ from fedsilo.strategies.methods.personal_models import PersonalState
 
 
 class FedAvgFT(FedAvg):
-    """Averages, then lets each site fine-tune the average."""
+    """Averages first, then lets each site fine-tune the average."""
 
     settings: FedAvgFTSettings
-    # No paced epochs: by what a site keeps the server knows that it fine-tunes
+    # No paced epochs, because the server knows from a site's kept state that it fine-tunes
     capabilities = Capabilities(initial_weights=True, aggregations=AGGREGATIONS, updates=True)
     state_class = PersonalState
 
     def round(self, state: PersonalState, ask: Ask) -> State:
-        """Average as FedAvg does; in the last rounds have each site fine-tune its own model."""
+        """Average like FedAvg; in the last rounds let each site fine-tune its own model."""
         if self._finetunes(state):
             send = {site: self.model_for(site, state) for site in ask.sites}
             alone = ask(TRAIN, send, expect={})
@@ -30,11 +30,11 @@ class FedAvgFT(FedAvg):
         return after
 
     def model_for(self, site: str, state: PersonalState) -> Arrays:
-        """Return the global weights for a site that has no personal model yet."""
+        """Return the global weights for a site without a personal model; else empty."""
         return {} if site in state.personal else state.arrays
 
     def disclosures(self) -> Disclosures:
-        """Name the weights, of the rounds of FedAvg."""
+        """Describe the weights that leave in the rounds of FedAvg."""
         averaged = self.common.rounds - self.settings.finetune_rounds
         return Disclosures(
             f"all weights and batch-norm statistics of the network, each of the first {averaged} "

@@ -1,4 +1,4 @@
-"""FedAvgM at the server (Hsu et al. 2019); messages as FedAvg's, the moments are never sent."""
+"""FedAvgM at the server (Hsu et al. 2019): messages are FedAvg's; moments are never sent."""
 
 from dataclasses import replace
 
@@ -9,16 +9,16 @@ from fedsilo.models.contract.messages import TRAIN
 from fedsilo.strategies.loop.method import Ask, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 
-_MOMENTS = "moments/"  # moments/<array>: kept in the state, so in the checkpoint
+_MOMENTS = "moments/"  # the prefix of moments in the state, which the checkpoint stores
 
 
 class FedAvgM(FedAvg):
-    """Steps towards the mean; batch norm's running statistics become the mean itself."""
+    """Steps towards the mean with momentum; batch norm's statistics become the mean itself."""
 
     beside = (_MOMENTS,)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average as FedAvg does, then take the settings' step from the model towards the mean."""
+        """Average like FedAvg, then take the settings' step from the model towards the mean."""
         model = self.model(state)
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
         after = self.average(trained, model)

@@ -1,6 +1,6 @@
-"""FedBABU at the server: FedAvg+FT's rounds; the head goes out as it began, and none comes back.
+"""FedBABU at the server: FedAvg+FT with a fixed head, which sites receive but never return.
 
-So neither the noise of differential privacy nor a site's answer can move it.
+So neither differential privacy's noise nor a site's reply can change the head.
 """
 
 from dataclasses import replace
@@ -18,7 +18,11 @@ class FedBABU(FedAvgFT):
     """Averages bodies, then lets each site fine-tune."""
 
     def initial_state(self) -> Any:
-        """Return the network's initial weights; SettingError if it is a head alone."""
+        """Return the network's initial weights.
+
+        Raises:
+            SettingError: the network has no trained layer besides its head.
+        """
         head = set(last_layers(self.blueprint, 1))
         trained = [name for name, p in self.blueprint.named_parameters() if p.requires_grad]
         if head.issuperset(trained):
@@ -29,7 +33,7 @@ class FedBABU(FedAvgFT):
         return super().initial_state()
 
     def round(self, state: PersonalState, ask: Ask) -> State:
-        """Average bodies; in the last rounds have each site fine-tune its own model."""
+        """Average bodies; in the last rounds let each site fine-tune its own model."""
         if self._finetunes(state):
             return super().round(state, ask)
         head = last_layers(self.blueprint, 1)
@@ -39,7 +43,7 @@ class FedBABU(FedAvgFT):
         return replace(state, arrays={**state.arrays, **self.average(trained, body)})
 
     def disclosures(self) -> Disclosures:
-        """Name the weights, without the head."""
+        """Describe the weights without the head."""
         (said,) = super().disclosures().leaves
         head = f"of the network but for {', '.join(last_layers(self.blueprint, 1))}"
         return Disclosures(said.replace("of the network", head))

@@ -1,4 +1,4 @@
-"""FedBN at the server: FedPer's rounds; batch norms stay at the silos."""
+"""FedBN at the server: FedPer, with the batch norms as the arrays that stay at the silos."""
 
 from dataclasses import replace
 
@@ -6,6 +6,6 @@ from fedsilo.strategies.methods.fedper import FedPer
 
 
 class FedBN(FedPer):
-    """Averages all but batch norms, which networks of tables and ViTs do not have."""
+    """Averages everything but batch norms; networks for tables and ViTs have none."""
 
     capabilities = replace(FedPer.capabilities, vit=False, tables=False)

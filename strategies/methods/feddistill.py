@@ -1,12 +1,12 @@
 """FedDistill (Seo et al. 2022, after Jeong et al. 2018): sites exchange mean logits, never weights.
 
-Messages: ``train`` brings ``logits/<class>`` (classes,), the unweighted mean over all other sites
-that send the class, none in round 1; the reply holds ``logits/<class>`` (classes,), the site's mean
-over its training samples of that class, for each class that it has enough of
-(``held``). ``evaluate`` brings nothing. Float32.
+Messages, float32: ``train`` sends ``logits/<class>`` (classes,), the unweighted mean over all other
+sites that send the class; none in round 1. The reply holds ``logits/<class>`` (classes,), the mean
+over the site's training samples of that class, for each class with enough samples (``held``).
+``evaluate`` sends nothing.
 
-The server keeps each site's logits until that site sends newer ones: a site that does not answer a
-round still counts for the others.
+The server keeps each site's logits until the site sends newer ones, so a site that misses a round
+still counts for the others.
 """
 
 from dataclasses import replace
@@ -20,13 +20,16 @@ from fedsilo.strategies.methods.class_means import ClassMeans
 
 
 class FedDistill(ClassMeans):
-    """Keeps each site's mean logits, ``logits/<site>/<class>``, and sends each the others' mean."""
+    """Stores each site's mean logits and sends every site the other sites' mean.
+
+    The state holds them as ``logits/<site>/<class>``.
+    """
 
     settings: FedDistillSettings
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Name the logits, of how few samples they are, and who gets them."""
+        """Describe the logits, their smallest number of samples, and their recipients."""
         recipients = {1: "nobody gets them", 2: "the other site gets them as they are"}
         means = (
             f"each round: for each class that {self.enough()}, the mean "
@@ -36,7 +39,7 @@ class FedDistill(ClassMeans):
         return [means + recipients.get(len(self.participants.sites()), everybody)]
 
     def round(self, state: State, ask: Ask) -> State:
-        """Have sites train on the others' mean logits, and keep the logits that they send."""
+        """Let sites train on the others' mean logits, and store the logits that they send."""
         replies = ask(
             TRAIN,
             {s: {**self._logits_for(s, state), **self.start(s, ask)} for s in ask.sites},
@@ -50,7 +53,7 @@ class FedDistill(ClassMeans):
         return replace(state, arrays={**state.arrays, **newest})
 
     def _logits_for(self, site: str, state: State) -> Arrays:
-        """Return the others' mean logits of each class that ``site`` sends."""
+        """Return the others' mean logits for each class that ``site`` sends itself."""
         others = [other for other in self.participants.sites() if other != site]
         mean_logits = {}
         for label in self.held(site):
@@ -62,5 +65,5 @@ class FedDistill(ClassMeans):
 
     @property
     def size(self) -> int:
-        """The number of classes: a mean is of logits."""
+        """The number of classes, because a mean consists of logits."""
         return self.task.classes

@@ -1,4 +1,4 @@
-"""FedDyn at the server; messages as FedAvg's, h is never sent."""
+"""FedDyn at the server: messages are FedAvg's; h is never sent."""
 
 from dataclasses import replace
 
@@ -10,22 +10,23 @@ from fedsilo.models.methods.feddyn import FedDynSettings
 from fedsilo.strategies.loop.method import Ask, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 
-_H = "h/"  # h/<array>: kept in the state, so in the checkpoint
+_H = "h/"  # the prefix of h in the state, which the checkpoint stores
 
 
 class FedDyn(FedAvg):
-    """Averages, and goes beyond the mean by how far sites were pulled back."""
+    """Averages, and then moves past the mean to correct the sites' drift."""
 
     settings: FedDynSettings
     beside = (_H,)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average as FedAvg does; h = h - alpha share (mean - model), model = mean - h / alpha."""
+        """Average like FedAvg; h = h - alpha share (mean - model), and model = mean - h / alpha."""
         model, alpha = self.model(state), self.settings.regularisation_alpha
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
         after = self.average(trained, model)
         for name in [n for n in after if not is_statistic(n)]:
             moved = after[name].astype(np.float64) - model[name]
+            # Sites that did not reply did not move, so their part of h stays
             h = state.arrays.get(f"{_H}{name}", 0.0) - alpha * self.share(trained) * moved
             after[name] = np.asarray(after[name] - h / alpha, np.float32)
             after[f"{_H}{name}"] = np.asarray(h, np.float32)

@@ -1,13 +1,13 @@
-"""FedEFM: silos' models are trained at their neighbours', come back and are distilled from.
+"""FedEFM: neighbours train a silo's model on their data, and the silo distils the results.
 
-A round after the first has two phases. Messages of ``overseas``, down and up:
-``visitor/<owner>/<array>`` of each silo that has this one as neighbour. In ``distil``, down:
-``model/<array>`` (Theta) and ``expert/<host>/<array>``, the silo's own model as each neighbour has
-trained it; up: the silo's own arrays by state-dict name, and metrics ``closeness-from-<host>``. The
-first round is a decentralised ``train`` without neighbours.
+Every round after the first has two phases. ``overseas``, down and up: ``visitor/<owner>/<array>``
+for each silo that has this one as a neighbour. ``distil``, down: ``model/<array>`` (Theta) and
+``expert/<host>/<array>``, the silo's own model as each neighbour has trained it; up: the silo's own
+arrays by state-dict name, and metrics ``closeness-from-<host>``. The first round is a decentralised
+``train`` without neighbours.
 
-Against FedAvg's two models a round and silo, overseas takes 2 |N(i)| more, out and back; and as the
-server relays, the |N(i)| experts come down once more.
+FedAvg sends two models per round and silo. The overseas phase adds 2 |N(i)|, out and back, and
+because the server relays, the |N(i)| experts are sent down once more.
 """
 
 from collections.abc import Mapping
@@ -43,22 +43,22 @@ Edges = Mapping[str, float]  # "owner<-host" -> mean closeness
 class FedEFMState(State):
     """The silos' models and Theta."""
 
-    # Round -> "owner<-host" -> mean closeness of what the host trained
+    # Round -> "owner<-host" -> mean closeness of the model that the host trained
     closeness: Mapping[str, Edges] = field(default_factory=dict)
 
 
 class FedEFM(Decentralised):
-    """Relays models to neighbours and back, and takes the mean of what silos distil."""
+    """Relays models to neighbours and back, and averages the models that silos distil."""
 
     settings: FedEFMSettings
     state_class = FedEFMState
 
     def initial_state(self) -> Any:
-        """Return the weights that every silo starts from.
+        """Return the weights from which every silo starts.
 
         Raises:
-            SettingError: the topology is none, or the network's map is too large for
-            'fedefm.emd-solver'.
+            SettingError: the topology is invalid, or the network's map is too large for
+                'fedefm.emd-solver'.
         """
         if self.settings.emd_solver == "cvxpylayers":
             network = build_classifier(self.common, self.task)
@@ -66,7 +66,7 @@ class FedEFM(Decentralised):
         return super().initial_state()
 
     def round(self, state: FedEFMState, ask: Ask) -> FedEFMState:
-        """Train at home first; then have models trained at the neighbours and distil them back."""
+        """Train at home in round 1; later let neighbours train the models, and distil them back."""
         if self.settings.visit == "average":
             return cast(FedEFMState, super().round(state, ask))
         theta = {s: self.theta_for(s, state, ask) for s in ask.sites}
@@ -84,7 +84,7 @@ class FedEFM(Decentralised):
         return self._after(state, ask(DISTIL, send, expect=expected))
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta where it is needed: in every round if silos continue from it."""
+        """Return Theta if ``site`` needs it: in every round if silos continue from the mean."""
         if self.settings.continue_from == "mean":
             return with_prefix(MODEL, self.model(state))
         return super().theta_for(site, state, ask)
@@ -98,7 +98,7 @@ class FedEFM(Decentralised):
         return models
 
     def _after(self, state: FedEFMState, replies: Replies) -> FedEFMState:
-        """Return the state with the silos' models, Theta and this round's closeness."""
+        """Return the state with the silos' new models, Theta and this round's closeness."""
         edges = {}
         for owner, reply in replies.items():
             for host in self.participants.sites():
@@ -116,11 +116,11 @@ class FedEFM(Decentralised):
 
     @cached_property
     def _visits(self) -> dict[str, tuple[float, int]]:
-        """Seconds of overseas messages by host, and of how many visitors."""
+        """For each host the total seconds of its overseas messages, and the number of visitors."""
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return how long each site trains one visitor; one that has hosted none, as the mean."""
+        """Return the seconds per visitor at each site; the mean for a site that hosted none."""
         known = {site: total / count for site, (total, count) in self._visits.items()}
         mean = sum(known.values()) / max(1, len(known))
         return {site: known.get(site, mean) for site in self.participants.sites()}
@@ -128,7 +128,7 @@ class FedEFM(Decentralised):
     def documents(
         self, state: FedEFMState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return the topology, and the closeness: "owner<-host" -> round -> mean."""
+        """Return topology.json, and closeness.json: "owner<-host" -> round -> mean closeness."""
         documents = super().documents(state, values)
         if state.closeness:
             edges = sorted({edge for row in state.closeness.values() for edge in row})
@@ -139,7 +139,7 @@ class FedEFM(Decentralised):
         return documents
 
     def disclosures(self) -> Disclosures:
-        """Name own and visiting models, and the closeness."""
+        """Describe own models, visiting models and the closeness."""
         own = super().disclosures()
         if self.settings.visit == "average":
             return own

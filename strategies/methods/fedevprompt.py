@@ -1,12 +1,13 @@
 """FedEvPrompt (arXiv:2411.10071): sites exchange attention maps, never weights.
 
-Messages: ``train`` brings ``maps/<site>/<class>`` (up to M, cells) of every other site, from the
-round before; the reply holds ``maps/<class>`` (min(M, N_k), cells) of the classes that the site has
-training samples of. A map is a rollout on the grid of patches, not negative, summing to 1. What is
-averaged in the variants of table 2 (``shared-prompts``: ``prompts.b``, or all prompts and the head)
-goes both ways by its name. ``evaluate`` brings only that. Float32 throughout.
+Messages, float32: ``train`` sends ``maps/<site>/<class>`` (up to M, cells) of every other site from
+the round before. The reply holds ``maps/<class>`` (min(M, N_k), cells) for the classes of the
+site's training samples. A map is an attention rollout on the grid of patches; its values are at
+least 0 and sum to 1. The variants of table 2 also average prompts (``shared-prompts``:
+``prompts.b``, or all prompts and the head), which go both ways by their names. ``evaluate`` sends
+only these.
 
-The buffer holds what was received in the last round: a site that did not answer has no map in it.
+The buffer holds the maps of the last round, so a site that did not reply has no map in it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class FedEvPrompt(Method):
-    """Keeps the attention buffer; averages prompts only where the settings say so."""
+    """Stores the attention buffer; averages prompts only if the settings say so."""
 
     settings: FedEvPromptSettings
     capabilities = Capabilities(
@@ -53,7 +54,7 @@ class FedEvPrompt(Method):
     )
 
     def disclosures(self) -> Disclosures:
-        """Name maps and averaged prompts."""
+        """Describe the maps and the averaged prompts."""
         own, sentences = self.settings, []
         if own.distillation_weight:
             chosen = "lowest vacuity" if own.buffer_selection == "uncertainty" else "any"
@@ -67,14 +68,14 @@ class FedEvPrompt(Method):
         return Disclosures(*(sentences or ["no weights and no maps"]))
 
     def initial_state(self) -> State:
-        """Return an empty buffer, and the initial values of what is averaged."""
+        """Return an empty buffer, and the initial values of the averaged arrays."""
         weights = self.starting_weights()
         names = shared_names(self.settings, list(weights))
         return State({name: weights[name] for name in names})
 
     def round(self, state: State, ask: Ask) -> State:
-        """Send prompts and the others' maps, average the prompts, replace the buffer."""
-        shared = _shared(state)
+        """Send prompts and the other sites' maps, average the prompts, and replace the buffer."""
+        shared = _averaged_arrays(state)
         maps = {site: self._map_specs(site) for site in ask.sites}
         replies = ask(
             TRAIN,
@@ -89,11 +90,11 @@ class FedEvPrompt(Method):
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return what is averaged, which each site joins with its own prompts."""
-        return _shared(state)
+        """Return the averaged arrays; each site adds its own prompts."""
+        return _averaged_arrays(state)
 
     def _map_specs(self, site: str) -> dict[str, ArraySpec]:
-        """Return the maps that ``site`` sends: of each class that it has training samples of."""
+        """Return the specs of the maps that ``site`` sends, one for each class that it has."""
         if not self.settings.distillation_weight:
             return {}
         cells, most = math.prod(self._grid), self.settings.buffer_maps
@@ -105,7 +106,7 @@ class FedEvPrompt(Method):
         }
 
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return the buffer, for its picture."""
+        """Return buffer.json, the content of the buffer, for its picture."""
         maps = by_site(arrays_below(BUFFER, state.arrays))
         if not maps:
             return {}
@@ -122,17 +123,17 @@ class FedEvPrompt(Method):
         return cast("PromptedViT", self.blueprint).grid_size()
 
 
-def _shared(state: State) -> dict[str, Any]:
+def _averaged_arrays(state: State) -> dict[str, Any]:
     return {name: array for name, array in state.arrays.items() if not name.startswith(BUFFER)}
 
 
 def _maps_of_others(site: str, state: State) -> Arrays:
-    """Return the buffer's maps of all sites but ``site``, as they are sent."""
+    """Return the buffer's maps of all sites but ``site``, named as they are sent."""
     return with_prefix(MAPS, arrays_below(BUFFER, of_others(site, state.arrays, BUFFER)))
 
 
 def _fault_of_maps(reply: Reply) -> str | None:
-    """Say which map of a reply is none and why, if one is."""
+    """Explain which map of a reply is invalid and why, or return None."""
     for name, array in reply.arrays.items():
         if name.startswith(MAPS) and (fault := map_fault(torch.from_numpy(np.array(array)))):
             return f"array '{name}': {fault}"

@@ -1,6 +1,6 @@
-"""FedNova at the server; messages as FedAvg's, updates divided by steps, and ``steps`` with them.
+"""FedNova at the server: messages are FedAvg's, with updates divided by steps, and ``steps``.
 
-A sum of divided updates is all that is wanted of them, so it can be a secret one.
+Only the sum of the divided updates is needed, so it can be a secret sum.
 """
 
 from dataclasses import replace
@@ -13,10 +13,10 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 
 
 class FedNova(FedAvg):
-    """Steps as far as the sites did on average, in the mean direction of a step."""
+    """Moves in the mean direction of one step, as far as the sites' mean number of steps."""
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average the updates of a step, and take as many steps as sites took on average."""
+        """Average the updates per step, and multiply them by the mean number of steps."""
         model = state.arrays
         trained = ask(
             TRAIN, dict.fromkeys(ask.sites, model), metrics=[STEPS], fault=self.implausible_steps
@@ -25,8 +25,9 @@ class FedNova(FedAvg):
         return replace(state, arrays=self.towards(trained, model, steps))
 
     def implausible_steps(self, reply: Reply) -> str | None:
-        """Say why no site with so many samples takes so many steps, if none does."""
+        """Explain why a site with that many samples cannot take so many steps, or return None."""
         common, steps = self.common, reply.metrics[STEPS]
+        # Ceiling division: the last batch of an epoch may be small
         most = common.local_epochs * -(-reply.examples // common.batch_size)
         most = (common.pace if common.epoch_steps else common.local_steps) or most
         if 1 <= steps <= most:
@@ -34,6 +35,6 @@ class FedNova(FedAvg):
         return f"metric '{STEPS}' is {steps:g}, not 1 to {most}"
 
     def disclosures(self) -> Disclosures:
-        """Name the weights and the steps."""
+        """Describe the weights and the number of steps."""
         mean = ", of which the server learns the mean alone" if self.common.trust == SUMS else ""
         return super().disclosures().also(f"the number of optimiser steps, each round{mean}")

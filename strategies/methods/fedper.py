@@ -1,4 +1,4 @@
-"""FedPer at the server; messages as FedAvg's, without the arrays that stay at the silos."""
+"""FedPer at the server: messages are FedAvg's without the arrays that stay at the silos."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -10,12 +10,16 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 
 
 class FedPer(FedAvg):
-    """Averages the shared arrays; which are not is the settings' ``personal``."""
+    """Averages the shared arrays; the settings' ``personal`` names those that stay."""
 
     capabilities = replace(FedAvg.capabilities, some_sites=False)
 
     def initial_state(self) -> State:
-        """Return the initial weights that are shared; SettingError if that is none, or all."""
+        """Return the initial weights of the shared arrays.
+
+        Raises:
+            SettingError: no array would be shared, or all would.
+        """
         arrays, own = self.starting_weights(), self._personal
         shared = {name: array for name, array in arrays.items() if name not in own}
         if not 0 < len(shared) < len(arrays):
@@ -26,19 +30,19 @@ class FedPer(FedAvg):
         return State(shared)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average the shared arrays; a site's first message has what its own part starts from."""
+        """Average the shared arrays; the first message to a site also starts its own arrays."""
         model = state.arrays
         send = {site: {**model, **self.start(site, ask)} for site in ask.sites}
         trained = ask(TRAIN, send, reference=dict.fromkeys(send, model))
         return replace(state, arrays=self.average(trained, model))
 
     def evaluate(self, state: State, ask: Ask) -> None:
-        """Have each site measure the shared arrays with its own, or with what that starts from."""
+        """Let each site measure the shared arrays together with its own, or with their start."""
         send = {site: {**state.arrays, **self.start(site, ask)} for site in ask.sites}
         ask(EVALUATE, send, expect={})
 
     def disclosures(self) -> Disclosures:
-        """Name the weights that are shared, and what stays."""
+        """Describe the shared weights, and name the arrays that stay."""
         shared, *more = super().disclosures().leaves
         return Disclosures(f"{shared}, but for {', '.join(self._personal)}, which stay", *more)
 

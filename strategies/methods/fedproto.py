@@ -1,13 +1,13 @@
 """FedProto (Tan et al. 2022): sites exchange class prototypes, never weights.
 
-Messages: ``train`` brings ``prototype/<class>`` (d,) of every class that has a global prototype,
-none in round 1; the reply holds ``prototype/<class>`` (d,) of each class that the site has enough
-training samples of (``held``). ``evaluate`` brings them only where they classify (``inference``). A
-site that sends none is sent none. Float32, d the tokens times the channels of the network.
+Messages, float32: ``train`` sends ``prototype/<class>`` (d,) for every class with a global
+prototype; none in round 1. The reply holds ``prototype/<class>`` (d,) for each class with enough
+training samples (``held``). ``evaluate`` sends prototypes only if they classify (``inference``). A
+site that sends none receives none. d is the tokens times the channels of the network.
 
-A global prototype is the mean of those received in the last round, by the sites' counts of the
-class (eq. 6, without its further division by the number of sites, by which prototypes would shrink
-as sites join). A class that nobody sent keeps the prototype that it had.
+A global prototype is the mean of the prototypes received in the last round, weighted by the sites'
+counts of the class (eq. 6). Its further division by the number of sites is left out, because it
+would shrink prototypes as sites join. A class that nobody sent keeps its prototype.
 """
 
 from collections.abc import Mapping
@@ -24,13 +24,13 @@ from fedsilo.strategies.methods.class_means import ClassMeans
 
 
 class FedProto(ClassMeans):
-    """Keeps the global prototypes."""
+    """Stores the global prototypes."""
 
     settings: FedProtoSettings
     kind = PROTOTYPE
 
     def means_that_leave(self) -> list[str]:
-        """Name the prototypes, and of how few samples one is."""
+        """Describe the prototypes and their smallest number of samples."""
         sentences = [
             f"each round: for each class that {self.enough()}, the mean "
             f"embedding of those samples, {self.fewest()}; the mean over "
@@ -46,7 +46,7 @@ class FedProto(ClassMeans):
         return sentences
 
     def round(self, state: State, ask: Ask) -> State:
-        """Have sites train near the global prototypes, and average those that they send (eq. 6)."""
+        """Let sites train near the global prototypes, and average those that they send (eq. 6)."""
         expected = {site: self.specs(site) for site in ask.sites}
         replies = ask(
             TRAIN,
@@ -59,22 +59,26 @@ class FedProto(ClassMeans):
         )
         arrays = dict(state.arrays)
         for label in range(self.task.classes):
-            counts = {site: self._weight(site, label) for site in replies}
+            counts = {site: self._prototype_weight(site, label) for site in replies}
             if sum(counts.values()):
                 arrays[f"{PROTOTYPE}{label}"] = _mean(f"{PROTOTYPE}{label}", replies, counts)
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return the prototypes where these classify: each site measures its own model."""
+        """Return the prototypes if they classify; else empty, as sites measure their own models."""
         return {} if self.settings.inference == "head" else self._prototypes_for(site, state)
 
     def _prototypes_for(self, site: str, state: State) -> Arrays:
-        """Return the global prototypes; a site that can send none is ``local`` and gets none."""
+        """Return the global prototypes; empty for a site that cannot send any itself."""
         return state.arrays if self.held(site) else {}
 
-    def _weight(self, site: str, label: int) -> float:
-        """Return what a site's prototype weighs: its count, in the measure that was agreed."""
-        count, agreed = self.held(site).get(label, 0), self.participants.agreed()
+    def _prototype_weight(self, site: str, label: int) -> float:
+        """Return the weight of a site's prototype: its count of the class.
+
+        If 'site-weights' has an agreed number for the site, the count is scaled to it, so that a
+        site cannot raise its weight.
+        """
+        count, agreed = self.held(site).get(label, 0), self.participants.agreed_samples()
         if site not in agreed:
             return count
         return count * agreed[site] / self.participants.facts[site].sizes()["train"]
@@ -86,7 +90,7 @@ class FedProto(ClassMeans):
 
 
 def _mean(name: str, replies: Mapping[str, Reply], counts: Mapping[str, float]) -> Any:
-    """Return the mean of array ``name``, float32, of float64 sums in site order."""
+    """Return the weighted mean of array ``name``, float32, with float64 sums in site order."""
     sites = [site for site in sorted(replies) if counts[site]]
     arrays = np.stack([replies[site].arrays[name].astype(np.float64) for site in sites])
     weights = [counts[site] for site in sites]

@@ -1,4 +1,4 @@
-"""FedRep at the server: FedPer's rounds; what differs are the silos' steps."""
+"""FedRep at the server: FedPer's rounds; only the silos' steps differ."""
 
 from dataclasses import replace
 
@@ -6,6 +6,6 @@ from fedsilo.strategies.methods.fedper import FedPer
 
 
 class FedRep(FedPer):
-    """Averages the representation."""
+    """Averages the representation; heads stay at the silos."""
 
     capabilities = replace(FedPer.capabilities, paced_epochs=False)

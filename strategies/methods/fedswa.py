@@ -1,4 +1,4 @@
-"""FedSWA at the server; messages as FedAvg's until the end, when the mean is measured."""
+"""FedSWA at the server: messages are FedAvg's; at the end the mean of models is measured."""
 
 from dataclasses import replace
 
@@ -9,19 +9,20 @@ from fedsilo.models.methods.fedswa import FedSWASettings, running_mean
 from fedsilo.strategies.loop.method import Arrays, Ask, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 
-_MEAN = "mean/"  # mean/<array>: kept in the state, so in the checkpoint
+_MEAN = "mean/"  # the prefix of the mean in the state, which the checkpoint stores
 
 
 class FedSWA(FedAvg):
-    """Averages sites, and in the last rounds its own models."""
+    """Averages sites, and in the last rounds also its own models."""
 
     settings: FedSWASettings
     beside = (_MEAN,)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average as FedAvg does, from the last model; in the last rounds keep a mean of models."""
+        """Average like FedAvg from the last model; in the last rounds update a mean of models."""
         last, mean = super().model(state), arrays_below(_MEAN, state.arrays)
         after: State = super().round(replace(state, arrays=last), ask)
+        # The number of models in the mean so far; below 0 while averaging has not begun
         before = state.round - self.common.rounds + self.settings.averaged_rounds
         if before < 0:
             return after
@@ -32,6 +33,6 @@ class FedSWA(FedAvg):
         return replace(after, arrays={**after.arrays, **with_prefix(_MEAN, means)})
 
     def model(self, state: State) -> Arrays:
-        """Return the mean after the last round, before it the last model, which is measured."""
+        """Return the mean of models after the last round; before it, the last model."""
         mean = arrays_below(_MEAN, state.arrays) if state.round >= self.common.rounds else {}
         return mean or super().model(state)

@@ -1,7 +1,7 @@
-"""Each silo alone, the baseline of every federated method.
+"""Each silo trains alone: the baseline of every federated method.
 
-Messages: an instruction to each site, metrics back. No array leaves a site; each starts from the
-seed's initial weights, or from ``initial-weights``, which its first message brings as
+Messages: an instruction to each site, and metrics back. No array leaves a site. Each site starts
+from the seed's initial weights, or from ``initial-weights``, which its first message holds as
 ``start/<name>``, and keeps its model on its own disk.
 """
 
@@ -10,19 +10,19 @@ from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosure
 
 
 class Local(Method):
-    """Asks each site to train alone and collects metrics."""
+    """Lets each site train alone and collects metrics."""
 
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Have each site train, from what its user names at first."""
+        """Let each site train; its first message may hold initial weights."""
         ask(TRAIN, {site: self.start(site, ask) for site in ask.sites}, expect={})
         return state
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return nothing: each site measures its own model."""
+        """Return no arrays, because each site measures its own model."""
         return {}
 
     def disclosures(self) -> Disclosures:
-        """Name nothing."""
+        """Return no sentences, because nothing leaves a site."""
         return Disclosures()

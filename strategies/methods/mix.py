@@ -1,7 +1,7 @@
-"""Mix, an oracle: one site of a simulation trains on the training data of all.
+"""Mix, an oracle: one site of a simulation trains on the training data of all sites.
 
-Messages as FedAvg's, but only the trainer answers with weights. ``note.sites`` names the sites
-whose data it pools. In a deployment it is refused: no hospital could do it.
+Messages are FedAvg's, but only the trainer returns weights. ``note.sites`` names the sites whose
+data it pools. A deployment refuses this method, because no hospital could do it.
 """
 
 from dataclasses import replace
@@ -14,19 +14,20 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 
 
 class Mix(FedAvg):
-    """Lets the first site train on everything."""
+    """Lets the first site train on the data of all."""
 
     capabilities = Capabilities(
-        # One vector of all patients: no site's part of it is bounded
+        # No 'aggregation' but the mean and no bounds per site,
+        # because one update comes from all patients
         paced_epochs=True,
         initial_weights=True,
     )
 
     def initial_state(self) -> State:
-        """Return initial weights.
+        """Return the initial weights.
 
         Raises:
-            SettingError: a site is a real one.
+            SettingError: a site is not simulated.
         """
         if real := [site for site, facts in self.participants.facts.items() if not facts.simulated]:
             raise SettingError(
@@ -36,7 +37,7 @@ class Mix(FedAvg):
         return State(self.starting_weights())
 
     def round(self, state: State, ask: Ask) -> State:
-        """Have the trainer train on all data; if it failed, the state is as it was."""
+        """Let the trainer train on all data; if it fails, the state is unchanged."""
         trainer, sites = self.participants.sites()[0], self.participants.sites()
         replies = ask(
             TRAIN,
@@ -47,7 +48,7 @@ class Mix(FedAvg):
         return replace(state, arrays=self.average(replies.of([trainer]), state.arrays))
 
     def disclosures(self) -> Disclosures:
-        """Say that this is not a federated method."""
+        """State that this is not a federated method."""
         return Disclosures(
             "everything: the oracle reads the training data of all sites (simulation only)"
         )

@@ -1,8 +1,8 @@
-"""MOON (Li, He and Song 2021): FedAvg whose sites keep away from their own last model.
+"""MOON (Li, He and Song 2021): FedAvg whose sites keep away from their own previous model.
 
-Messages: to train, both ways, FedAvg's and the projection head as ``projection/<name>``, float32;
-``evaluate`` brings the network alone, since the head plays no part in its answers. The contrastive
-term is the sites' (``client_app/methods/moon.py``).
+Training messages, both ways: FedAvg's, and the projection head as ``projection/<name>``, float32.
+``evaluate`` sends only the network, because the head has no part in predictions. The sites compute
+the contrastive term (``client_app/methods/moon.py``).
 """
 
 from fedsilo.models.contract.array_names import with_prefix
@@ -12,17 +12,17 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 
 
 class Moon(FedAvg):
-    """Averages what all sites trained, the projection head with it."""
+    """Averages the trained networks, including the projection heads."""
 
     settings: MoonSettings
-    beside = (PROJECTION,)  # so it is loaded as FedAvg's is
+    beside = (PROJECTION,)  # not part of the model, so that it loads like FedAvg's
 
     def initial_state(self) -> State:
-        """Return the network's initial weights as FedAvg has them, and the head's."""
+        """Return FedAvg's initial weights, and those of the projection head."""
         head = build_projection(self.common.seed, self.blueprint.channels)
         named = with_prefix(PROJECTION, initial_weights(head))
         return State(self.starting_weights() | named)
 
     def disclosures(self) -> Disclosures:
-        """Name the weights and the head."""
+        """Describe the weights and the projection head."""
         return super().disclosures().also("the projection head, trained, each round")

@@ -1,7 +1,8 @@
-"""Which sites keep a model of their own, for methods that send the shared one until they do.
+"""The sites with a personal model, for methods that send the shared model until then.
 
-A site says only that it keeps state. Where its optimiser continues over the run that is true after
-its first round, so the server counts the sites that answered while personal models were trained.
+A site reports only that it keeps state. If its optimiser continues over the run, this is true after
+the first round already. So the server notes the sites that replied while personal models were
+trained.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fedsilo.strategies.loop.method import Reply, State
 
 @dataclass(frozen=True)
 class PersonalState(State):
-    """A state that remembers the sites with a ``personal`` model, sorted."""
+    """A state that remembers the names of the sites with a personal model, sorted."""
 
     personal: Sequence[str] = ()
 

@@ -1,13 +1,13 @@
-"""PICSR (Enouen et al. 2024): experts and prototypes from all silos, a router trained by averaging.
+"""PICSR (Enouen et al. 2024): experts and prototypes from all silos, and an averaged router.
 
-Stages, by round: ``warmup`` (only if experts are finetuned: FedAvg), ``experts`` (each site alone;
-in the last of these rounds the reply brings the expert and the prototype), ``router``.
+Stages, by round: ``warmup`` (FedAvg, only if experts are finetuned), ``experts`` (each site trains
+alone; the last of these rounds collects experts and prototypes), ``router``.
 
-Messages: in ``warmup`` as FedAvg's. In ``experts`` nothing, but the global weights where experts
-are finetuned, until a site has its own; the last reply holds ``expert/<array>`` and ``prototype``
-(*input_shape). In ``router`` and at the end ``expert/<site>/<array>``, ``prototype/<site>`` and
-``router/<array>``; the reply holds ``router/<array>``, with train-experts also the experts.
-``note.stage`` names the stage. Float32 throughout.
+Messages, float32: In ``warmup`` FedAvg's. In ``experts`` none, except the global weights for
+finetuned experts until a site has its own; the last reply holds ``expert/<array>`` and
+``prototype`` (*input_shape). In ``router`` and at the end ``expert/<site>/<array>``,
+``prototype/<site>`` and ``router/<array>``; the reply holds ``router/<array>``. ``note.stage``
+names the stage.
 """
 
 from collections.abc import Mapping
@@ -56,14 +56,14 @@ class PICSR(Method):
     """Collects experts and prototypes, then averages the router."""
 
     settings: PICSRSettings
-    # Mixed probabilities are not alpha
+    # A mixture of probabilities has no evidence alpha
     capabilities = Capabilities(
         vit=False, evidence=False, initial_weights=True, aggregations=AGGREGATIONS
     )
     state_class = PersonalState
 
     def disclosures(self) -> Disclosures:
-        """Name expert, prototype, router and routing figures."""
+        """Describe expert, prototype, router and routing statistics."""
         sentences = [
             "once: all weights of the site's expert, which go to all other sites",
             "once: the site's prototype, the mean of its standardised training samples (without "
@@ -78,17 +78,17 @@ class PICSR(Method):
         return Disclosures(*sentences)
 
     def initial_state(self) -> PersonalState:
-        """Return what FedAvg starts from, nothing where experts begin at once."""
+        """Return FedAvg's initial weights for finetuned experts; else an empty state."""
         if self.settings.experts == "local":
             return PersonalState()
         return PersonalState(self.starting_weights())
 
     def round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Warm up as FedAvg, have experts trained and collected, or train the router."""
+        """Run a round of the current stage: warm up, train experts, or train the router."""
         stage = self.settings.stage(state.round)
         if stage == EXPERTS:
             return self._experts_round(state, ask)
-        trained = self._trained(state)
+        trained = self._trained_arrays(state)
         replies = ask(
             TRAIN,
             dict.fromkeys(ask.sites, state.arrays),
@@ -100,7 +100,7 @@ class PICSR(Method):
         return replace(state, arrays={**state.arrays, **mean})
 
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Have each site train its expert alone; in the last such round collect them."""
+        """Let each site train its expert alone; collect the experts in the last such round."""
         collects = self.settings.collects(state.round)
         prototype = {OWN_PROTOTYPE: ArraySpec(self.task.input_shape)}
         specs = with_prefix(OWN_EXPERT, self.weight_specs()) | prototype if collects else {}
@@ -113,23 +113,24 @@ class PICSR(Method):
         )
         if not collects:
             return state.with_keepers(replies)
-        return replace(state, arrays=self._collected(replies))
+        return replace(state, arrays=self._collect(replies))
 
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
-        """Have the routed experts measured; in a run that was stopped before, each site's own."""
+        """Let sites measure the routed experts; in a run that stopped early, their own."""
         stage = self.settings.stage(state.round)
         alone = state.personal if stage == EXPERTS else ()
         send = {site: {} if site in alone else state.arrays for site in ask.sites}
         ask(EVALUATE, send, expect={}, notes=StageNotes(stage))
 
     def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
-        """Return what a site's expert starts from, nothing where it has one."""
+        """Return the start of a site's expert; empty if the site has begun its own."""
         if self.settings.experts == "local":
             return self.start(site, ask)
         return {} if site in state.personal else state.arrays
 
     def _fault_of_expert(self, reply: Reply) -> str | None:
-        """Refuse an expert that has no finite answer to its own silo's mean sample."""
+        """Refuse an expert whose output for its own silo's mean sample is not finite."""
+        # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.task)
         arrays = {name: torch.from_numpy(np.array(one)) for name, one in reply.arrays.items()}
         load_exchanged(network, arrays_below(OWN_EXPERT, arrays))
@@ -140,17 +141,17 @@ class PICSR(Method):
     def documents(
         self, state: PersonalState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return who routes to whom, and how far the prototypes are apart."""
+        """Return routing.json: the routing between sites, and the distances between prototypes."""
         if not any(name.startswith(ROUTER) for name in state.arrays):
-            return {}  # the run was stopped before
+            return {}  # the run stopped before the router was made
         arrays = {name: torch.from_numpy(np.array(one)) for name, one in state.arrays.items()}
         prototypes = arrays_below(PROTOTYPE, arrays)
         router = opened_router(self.settings, prototypes, arrays)
         distances = prototype_distances(router, prototypes)
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 
-    def _collected(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
-        """Return the experts and prototypes of those that replied, and a new router."""
+    def _collect(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
+        """Return the experts and prototypes from the replies, and a new router."""
         router = build_router(self.settings, self.task.input_shape, len(replies), self.common.seed)
         arrays = with_prefix(ROUTER, initial_weights(router))
         for site, reply in replies.items():
@@ -159,8 +160,8 @@ class PICSR(Method):
             arrays[f"{PROTOTYPE}{site}"] = reply.arrays[OWN_PROTOTYPE]
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
-    def _trained(self, state: PersonalState) -> Arrays:
-        """Return what the sites train in the next round."""
+    def _trained_arrays(self, state: PersonalState) -> Arrays:
+        """Return the arrays that sites train in the next round: the network, or the router."""
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays
         return {name: array for name, array in state.arrays.items() if name.startswith(ROUTER)}

@@ -1,10 +1,10 @@
-"""The server's side of each method of the table in ``fedsilo.models.contract.methods``."""
+"""Look up the server's side of a method in the table ``fedsilo.models.contract.methods``."""
 
 from fedsilo.models.contract.methods import server_class
 from fedsilo.strategies.loop.method import Method
 
 
 def strategy_class(name: str) -> type[Method]:
-    """Return the server's class of method ``name``."""
+    """Return the class of method ``name`` for the server."""
     method: type[Method] = server_class(name)
     return method

@@ -1,4 +1,4 @@
-"""SCAFFOLD at the server; both ways: FedAvg's arrays, and control/<array> of what is trained."""
+"""SCAFFOLD at the server: FedAvg's messages, and ``control/<array>`` for each trained array."""
 
 from dataclasses import replace
 
@@ -18,17 +18,18 @@ class SCAFFOLD(FedAvg):
     beside = (CONTROL,)
 
     def initial_state(self) -> State:
-        """Return the network's initial weights, and control variates of 0."""
+        """Return the network's initial weights, and zero control variates."""
         model = self.starting_weights()
         trained = {name: np.zeros_like(a) for name, a in model.items() if not is_statistic(name)}
         return State(model | with_prefix(CONTROL, trained))
 
     def round(self, state: State, ask: Ask) -> State:
-        """Step towards the mean of the weights; move c as far as the sites that answered moved."""
+        """Step towards the mean weights, and move c by the mean change at replying sites."""
         model, controls = self.model(state), arrays_below(CONTROL, state.arrays)
         before, send = (dict.fromkeys(ask.sites, arrays) for arrays in (model, state.arrays))
         trained = ask(TRAIN, send, expect=send, reference=before)
         after = self.towards(trained, model, self.settings.server_learning_rate)
+        # c moves only by the share of sites that replied, as the others' variates are unchanged
         moved = self.average(trained, with_prefix(CONTROL, controls))
         share = self.share(trained)
         for name, control in controls.items():
@@ -36,6 +37,6 @@ class SCAFFOLD(FedAvg):
         return replace(state, arrays=after)
 
     def disclosures(self) -> Disclosures:
-        """Name the weights and the control variates."""
+        """Describe the weights and the control variates."""
         what = "the mean gradient of the round's steps, with the weights and protected as they are"
         return super().disclosures().also(what)

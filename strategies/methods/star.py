@@ -1,9 +1,9 @@
-"""Star: client and server, as FedEFM compares it: after a round every silo has the mean of all.
+"""Star: the client-server baseline of FedEFM; after a round every silo has the mean of all.
 
 Messages down: ``model/<array>``, Theta, in every round; up: the silo's trained arrays. It is FedAvg
-with the same weight for each silo, compared with the topologies: its mixing matrix is J, all 1 / n,
-and its cycle takes the two hops that it makes. A hub that is a silo itself, among which models are
-mixed by Metropolis weights, is the topology ``hub``.
+with equal weights, for comparison with the topologies: its mixing matrix is J, all 1 / n, and its
+cycle time has its two hops. The topology ``hub`` is different: there a silo is in the middle, and
+models are mixed by Metropolis weights.
 """
 
 from dataclasses import replace
@@ -17,17 +17,17 @@ from fedsilo.strategies.methods.decentralised import Decentralised
 
 
 class Star(Decentralised):
-    """Averages what all silos trained, and sends the mean to all."""
+    """Averages the models of all silos, and sends the mean to all."""
 
     settings: LinkSettings
     capabilities = Capabilities(initial_weights=True, aggregations=AGGREGATIONS)
 
     def kind(self) -> str:
-        """Return the topology with the server in the middle."""
+        """Return "star", the topology with the server in the middle."""
         return "star"
 
     def round(self, state: State, ask: Ask) -> State:
-        """Have all silos train Theta and take their mean, each silo weighing the same."""
+        """Let all silos train Theta, and take the mean with equal weights."""
         theta = self.model(state)
         trained = ask(
             TRAIN,
@@ -39,7 +39,7 @@ class Star(Decentralised):
         return replace(state, arrays=with_prefix(MODEL, mean))
 
     def disclosures(self) -> Disclosures:
-        """Name the weights; no silo sees another's."""
+        """Describe the weights; no silo sees another silo's."""
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; "
             "their mean over all silos goes to all silos"

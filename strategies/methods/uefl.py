@@ -1,12 +1,13 @@
-"""UEFL (arXiv:2402.18888, algorithm 1): FedAvg of the network, books for those who need them.
+"""UEFL (arXiv:2402.18888, algorithm 1): FedAvg, and new codebooks for uncertain sites.
 
 Phases of a round: ``train``; in the last round of an iteration also ``uncertainty`` (every site
-measures the new global model on validation data) and ``centroids``: uncertain sites for a new book,
-and with 'uefl.refresh' certain sites, whose features re-initialise the first book (section 3.2).
+measures the new global model on validation data) and ``centroids``: from uncertain sites for a new
+book, and with 'uefl.refresh' from certain sites, whose features re-initialise the first book
+(section 3.2).
 
 Messages: ``arrays`` holds the network by state-dict name and ``codebook.<b>`` (n, c/s) for each
-book b that the site may use; a ``train`` reply the same, trained; a ``centroids`` reply
-``centroids`` (k, c/s) and ``counts`` (k,), both float32.
+book b that the site may use. A ``train`` reply holds the same arrays, trained. A ``centroids``
+reply holds ``centroids`` (k, c/s) and ``counts`` (k,), both float32.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,36 +50,37 @@ UNCERTAINTY, CENTROIDS = "uncertainty", "centroids"
 
 @dataclass(frozen=True)
 class UEFLState(State):
-    """The network and the books."""
+    """The network, the codebooks and the history of checks."""
 
-    iteration: int = 1  # counted from 1
+    iteration: int = 1  # the iteration, from 1
     # Book -> the sites that use it
     access: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    uncertain: Sequence[str] = ()  # sites found uncertain in the current round
-    certain: bool = False  # whether no site was, at the last check
-    # Per check the round, the entropy of each site and those uncertain
+    uncertain: Sequence[str] = ()  # the sites found uncertain in the current round
+    certain: bool = False  # whether the last check found no uncertain site
+    # Each check has its round, the entropy of each site, and the uncertain sites
     entropies: Sequence[Mapping[str, Any]] = ()
     # Round -> the sites that got a new book
     extended: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    refreshed: Sequence[int] = ()  # rounds after which the first book was re-initialised
+    refreshed: Sequence[int] = ()  # the rounds after which the first book was re-initialised
 
 
 class UEFL(Method):
     """Extends the codebook of uncertain sites after each iteration."""
 
     settings: UEFLSettings
-    # A book's users may be too few to drop some of them
+    # No trimmed mean or multikrum, because a book may have too few users to leave some out
     capabilities = Capabilities(
         vit=False, initial_weights=True, aggregations=("mean", "norm-clip", "median")
     )
     state_class = UEFLState
 
     def initial_state(self) -> UEFLState:
-        """Return initial weights and the first book, Gaussian.
+        """Return the initial weights and the first book, Gaussian.
 
         Raises:
-            SettingError: uncertainty is to be judged, and a site has no validation samples, or
-                fewer features than the first book, which they may re-initialise, has codewords.
+            SettingError: uncertainty is to be judged, but a site has no validation samples, or has
+                fewer features than the first book has codewords, which it may have to
+                re-initialise.
         """
         for site, facts in self.participants.facts.items():
             features = facts.sizes()["train"] * self._features
@@ -90,33 +92,33 @@ class UEFL(Method):
         return UEFLState(arrays, access={"0": self.participants.sites()})
 
     def notices(self) -> list[str]:
-        """Say which sites have many clusters that are too small to be sent."""
+        """Name the sites that have many clusters too small to be sent."""
         facts = self.participants.facts.items()
         return self.settings.few_centroids(
             {site: each.sizes()["train"] * self._features for site, each in facts}
         )
 
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
-        """Train and average; at an iteration's end extend the codebook where it is needed."""
+        """Train and average; at the end of an iteration extend the codebooks where needed."""
         if not state.round and self.settings.first_book == "kmeans":
             found = self._found(state, ask, ask.sites)
-            state = replace(self._refreshed(state, found), refreshed=())
+            state = replace(self._refresh(state, found), refreshed=())
         send = self._books(state, ask.sites)
-        trained = ask(TRAIN, send, expect=send, reference=send)  # eq. 2, 4 to 7, at the sites
-        state = replace(state, arrays=self._averaged(state, trained), uncertain=())  # eq. 3
+        trained = ask(TRAIN, send, expect=send, reference=send)  # eq. 2 and 4 to 7 run at the sites
+        state = replace(state, arrays=self._average_books(state, trained), uncertain=())  # eq. 3
         own = self.settings
         if not own.ends_iteration(state.iteration, state.round + 1, self.common.rounds):
             return state
         books = self._books(state, ask.sites)
         entropies = ask(UNCERTAINTY, books, expect={}, metrics=[ENTROPY])  # eq. 8
-        state = self._judged(state, entropies)  # eq. 9
+        state = self._judge(state, entropies)  # eq. 9
         over = own.stop_when_certain and state.certain
         refreshes = own.refresh == "kmeans" and not over
         found = self._found(state, ask, ask.sites if refreshes else state.uncertain)
-        return self._refreshed(self._extended(state, found), found)
+        return self._refresh(self._extend(state, found), found)
 
     def _found(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
-        """Return the replies of those who found codewords (section 3.2, K-means initialization)."""
+        """Return the replies of sites that found codewords (K-means, section 3.2)."""
         clustered = ask(
             CENTROIDS,
             self._books(state, sites),
@@ -138,7 +140,7 @@ class UEFL(Method):
     def _books(self, state: UEFLState, sites: Sequence[str]) -> dict[str, Arrays]:
         return {site: self.model_for(site, state) for site in sites}
 
-    def _averaged(self, state: UEFLState, trained: Replies) -> Arrays:
+    def _average_books(self, state: UEFLState, trained: Replies) -> Arrays:
         """Return the mean of the network over all sites, and of each book over its users."""
         books = {n: array for n, array in state.arrays.items() if n.startswith(CODEBOOK)}
         arrays = self.average(trained, {n: a for n, a in state.arrays.items() if n not in books})
@@ -147,7 +149,7 @@ class UEFL(Method):
             arrays |= self.average(users, {name: book})
         return arrays
 
-    def _judged(self, state: UEFLState, replies: Replies) -> UEFLState:
+    def _judge(self, state: UEFLState, replies: Replies) -> UEFLState:
         entropies = {site: reply.metrics[ENTROPY] for site, reply in replies.items()}
         uncertain = uncertain_sites(entropies, self.settings.gamma, self.settings.threshold)
         check = {"round": state.round + 1, "entropies": entropies, "uncertain": uncertain}
@@ -159,8 +161,8 @@ class UEFL(Method):
             entropies=[*state.entropies, check],
         )
 
-    def _extended(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Add a book for the uncertain sites that found codewords; mark the round in any case."""
+    def _extend(self, state: UEFLState, found: Replies) -> UEFLState:
+        """Add a book for the uncertain sites that found codewords; record the round in any case."""
         if not state.uncertain:
             return state
         sites, book = [site for site in state.uncertain if site in found], len(state.access)
@@ -171,8 +173,8 @@ class UEFL(Method):
         access = {**state.access, str(book): sites}
         return replace(state, arrays=arrays, access=access)
 
-    def _refreshed(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Re-initialise the first book by the centroids of certain sites, if some found any."""
+    def _refresh(self, state: UEFLState, found: Replies) -> UEFLState:
+        """Re-initialise the first book from the centroids of certain sites, if there are any."""
         certain = [site for site in found if site not in state.uncertain]
         if not certain:
             return state
@@ -180,7 +182,7 @@ class UEFL(Method):
         return replace(state, arrays=arrays, refreshed=[*state.refreshed, state.round + 1])
 
     def _book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
-        """Return a book: centroids merged by weighted K-means, or a Gaussian new one."""
+        """Return a book: centroids merged by weighted K-means, or a new Gaussian one."""
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         parts = [
             Centroids(reply.arrays["centroids"], reply.arrays["counts"].astype(np.int64))
@@ -202,18 +204,18 @@ class UEFL(Method):
         return centroid_fault(reply.arrays, found, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
-        """Say that no silo is uncertain, where that ends the run."""
+        """Return the reason to end the run early: no silo is uncertain. None to continue."""
         early = self.settings.stop_when_certain and state.round < self.common.rounds
         return self.settings.why_certain(state.round) if early and state.certain else None
 
     @property
     def _features(self) -> int:
-        """Features of one sample, of which a token has one per segment."""
+        """The number of features of one sample: one per token and segment."""
         return self.blueprint.tokens * self.settings.segments
 
     @classmethod
     def marks(cls, state: UEFLState) -> dict[int, str]:
-        """Return where codewords were added, and for whom, and where the first were renewed."""
+        """Return the rounds in which books were added, for which sites, or re-initialised."""
         return round_marks(state.extended, state.refreshed)
 
     def disclosures(self) -> Disclosures:

@@ -1,4 +1,4 @@
-"""Who sends to whom, how fast, and with which weights.
+"""Topologies: neighbours, mixing weights and the time of a round.
 
-Stands on the loop's types.
+Imports only the types of the loop.
 """

@@ -1,12 +1,11 @@
-"""What a round over a topology takes, from link speeds, the model's bytes and the sites' computing.
+"""The time of a round over a topology, from link speeds, model size and the sites' computing times.
 
 Marfoq et al. 2020, "Throughput-optimal topology design for cross-silo federated learning", eq. 3:
 an arc i -> j takes compute(i) + latency(i, j) + bits / min(line / links out of i, line / links into
-j, capacity of the path), for a site's own line is shared by all that it sends or receives at once.
-
-A round is over when the slowest arc is: fedsilo's rounds are synchronous. Marfoq et al.'s figure
-for rounds in which nobody waits but for its own neighbours, the largest mean delay of a circuit, is
-never larger; on a directed ring it is the mean over the arcs in place of the largest.
+j, capacity of the path), because all transfers of a site at one time share the site's own line. A
+round ends with its slowest arc, as fedsilo's rounds are synchronous. Marfoq et al. also give a time
+for rounds in which a site waits only for its own neighbours: the largest mean delay of a circuit.
+It is never larger; on a directed ring it is the mean over the arcs instead of the largest.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ if TYPE_CHECKING:
 
 _COMPARED = ("complete", "ring", "star", "matcha")
 
-Arcs = NDArray[np.bool_]  # (from, to)
+Arcs = NDArray[np.bool_]  # (sites, sites), true if the first sends to the second
 
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """What is between the sites of a run, the same in both directions."""
+    """The links between the sites of a run, the same in both directions."""
 
-    latency: Matrix  # seconds until the first bit, (sites, sites)
-    gbps: Matrix  # what the path carries, (sites, sites)
-    access_gbps: float  # a site's own line
+    latency: Matrix  # seconds until the first bit arrives, (sites, sites)
+    gbps: Matrix  # the capacity of the path, (sites, sites)
+    access_gbps: float  # the capacity of a site's own line
 
 
 def resolve_links(
@@ -46,9 +45,9 @@ def resolve_links(
 ) -> Links:
     """Return the links between sorted ``sites``.
 
-    Sites that have no link with each other use the quickest path over the others, as quick as its
-    links together and as wide as the narrowest. What a link leaves open is as ``settings`` say, and
-    without a silo set each pair has a link.
+    Sites without a link use the quickest path over other sites: its latency is the sum of its
+    links', its capacity that of the narrowest. Missing values of a link come from ``settings``.
+    Without a silo set every pair has a link.
     """
     graph = link_graph(sites, silo_set)
     if not graph.number_of_edges():
@@ -74,17 +73,17 @@ def cycle_time(
     compute_seconds: Mapping[str, float],
     visit_seconds: Mapping[str, float] | None = None,
 ) -> float:
-    """Return the seconds of a round, of matcha the expected ones.
+    """Return the seconds of a round; for matcha the expected seconds.
 
     Args:
-        topology: who sends to whom.
-        links: of the topology's sites.
-        model_bytes: what a model weighs on the wire.
-        compute_seconds: site -> how long it computes at home in a round.
-        visit_seconds: site -> how long it trains one visiting model. None: sites compute, then
-            send to their neighbours; of a star to the server and back.
-            Else FedEFM's: each site's model goes out to the sites that it would receive from, is
-            trained there one after another, and comes back; when all are back, sites compute.
+        topology: the neighbours of each site.
+        links: the links between the topology's sites.
+        model_bytes: the bytes of a model on the wire.
+        compute_seconds: site -> seconds that it computes at home in a round.
+        visit_seconds: site -> seconds that it trains one visiting model. None: sites compute, then
+            send to their neighbours; in a star to the server and back. Otherwise FedEFM's rounds:
+            each site's model is sent to the sites from which it would receive, which train their
+            visitors one after another and send them back; when all are back, sites compute.
     """
     compute = np.array([compute_seconds[site] for site in topology.sites])
     visits = np.array([visit_seconds[site] for site in topology.sites]) if visit_seconds else None
@@ -102,7 +101,7 @@ def cycle_time(
 
 @dataclass(frozen=True, eq=False)
 class _Seconds:
-    """Seconds over given links; ``compute`` and ``visits`` are (sites,)."""
+    """Times over given links; ``compute`` and ``visits`` are seconds, (sites,)."""
 
     links: Links
     bits: int
@@ -110,10 +109,10 @@ class _Seconds:
     visits: NDArray[np.float64] | None = None
 
     def round(self, arcs: Arcs) -> float:
-        """Return what a synchronous round takes: its slowest arc, and no less than computing."""
+        """Return the seconds of a synchronous round: of its slowest arc, at least the computing."""
         if self.visits is None:
             return self.mixing(arcs)
-        # The arc host -> owner is the way back; a host has as many visitors as arcs leave it
+        # The arc host -> owner is the way back, so a host has as many visitors as arcs leave it
         out, back = self.transfer(arcs.T).T, self.transfer(arcs)
         hosted = self.visits * _others(arcs).sum(axis=1)
         away = np.where(_others(arcs), out + hosted[:, None] + back, 0.0)
@@ -125,7 +124,7 @@ class _Seconds:
         return float(np.where(_others(arcs), delays, self.compute[:, None]).max())
 
     def star(self, arcs: Arcs) -> float:
-        """Return what it takes to gather models at the hub and to send them back out."""
+        """Return the seconds to gather models at the hub and to send the mean back out."""
         arcs = _others(arcs)
         hub = int(arcs.sum(axis=0).argmax())
         uplinks = np.zeros_like(arcs)
@@ -133,8 +132,9 @@ class _Seconds:
         return self.mixing(uplinks) + float(self.transfer(uplinks.T)[hub].max())
 
     def transfer(self, arcs: Arcs) -> Matrix:
-        """Return the seconds of each of the ``arcs``, (from, to); 0 where there is none."""
+        """Return the seconds of each arc, (from, to); 0 where there is no arc."""
         arcs, line = _others(arcs), self.links.access_gbps
+        # All transfers of a site at one time share its own line
         sending = np.maximum(1, arcs.sum(axis=1))[:, None]
         receiving = np.maximum(1, arcs.sum(axis=0))[None, :]
         gbps = np.minimum(np.minimum(line / sending, line / receiving), self.links.gbps)
@@ -142,7 +142,7 @@ class _Seconds:
 
 
 def _others(arcs: Arcs) -> Arcs:
-    """Return the arcs that leave their site."""
+    """Return the arcs that lead to another site."""
     return arcs & ~np.eye(len(arcs), dtype=bool)
 
 
@@ -154,10 +154,10 @@ def topology_document(
     compute_seconds: Mapping[str, float] | None,
     visit_seconds: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the content of topology.json: the graph, its weights, and what rounds would take.
+    """Build the content of topology.json: the graph, its weights, and the times of rounds.
 
-    ``cycle-times`` has this topology and each other one that can be built over the same links, and
-    none where it is not known how long sites compute.
+    ``cycle-times`` has this topology and every other that can be built over the same links. It is
+    empty if the computing times are unknown.
     """
     links = resolve_links(topology.sites, silo_set, settings)
 
@@ -210,7 +210,7 @@ def _matcha(topology: Topology) -> dict[str, Any]:
 
 
 def _alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Topology]:
-    """Return the topologies to compare, this one among them."""
+    """Return the topologies to compare, by kind, including this one."""
     alternatives = {}
     for kind in dict.fromkeys([*_COMPARED, topology.kind]):
         try:
@@ -220,5 +220,5 @@ def _alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Top
                 else build_topology(kind, topology.sites, silo_set, topology.seed, topology.budget)
             )
         except SettingError:
-            continue  # a budget too small for matcha is not a reason to have no document
+            continue  # a budget too small for matcha must not prevent the document
     return alternatives

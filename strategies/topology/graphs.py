@@ -1,11 +1,11 @@
-"""Who sends models to whom, and with which weights they are mixed.
+"""Topologies: the sites that exchange models, and the weights by which models are mixed.
 
-A topology's mixing matrix W is doubly stochastic in every round: row i holds the weights with which
-site i takes its own model and its in-neighbours' (Lian et al. 2017). ``hub`` and ``graph`` have
-Metropolis-Hastings weights (Xiao, Boyd, Kim 2007); a ``star`` has a server in the middle, which
-sends the mean of all to all (W = J, all 1 / n); ``ring`` has (A + I) / 2 (Marfoq et al. 2020),
-``matcha`` is in ``strategies/topology/matcha.py``. Everything is computed over the sites' places
-among their sorted names: sets of names have another order in each process.
+The mixing matrix W of a topology is doubly stochastic in every round: row i holds the weights of
+site i's own model and of its in-neighbours' models (Lian et al. 2017). ``hub`` and ``graph`` have
+Metropolis-Hastings weights (Xiao, Boyd, Kim 2007). A ``star`` has a server in the middle, which
+sends everyone the mean of all (W = J, all 1 / n). A ``ring`` has (A + I) / 2 (Marfoq et al. 2020).
+``matcha`` is in ``strategies/topology/matcha.py``. All computations use the sites' positions among
+their sorted names, because sets of names have a different order in each process.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ class Topology:
     """Sites and the arcs between them."""
 
     kind: str  # complete, ring, star, hub, matcha or graph
-    sites: tuple[str, ...]  # sorted
-    # An arc j -> i where i receives j's model (of matcha: in some rounds), its ``weight`` as in
-    # ``weights``
+    sites: tuple[str, ...]  # sorted names
+    # An arc j -> i means that i receives j's model (in matcha: in some
+    # rounds); its ``weight`` is the entry of ``weights``
     graph: nx.DiGraph
-    weights: Matrix  # the mixing matrix, of matcha the expected one, (sites, sites)
-    seed: int  # of matcha's draws
-    budget: float  # of matcha
-    # The matchings, their probabilities and the step size, None for other kinds
+    weights: Matrix  # the mixing matrix, (sites, sites); in matcha the expected one
+    seed: int  # seeds matcha's draws
+    budget: float  # matcha's budget
+    # The matchings, their probabilities and the step size; None for other kinds
     matcha: Matcha | None = None
 
     def matrix(self, round_: int) -> Matrix:
-        """Return the mixing matrix of a round, (sites, sites): row i is what site i takes."""
+        """Return the mixing matrix of a round, (sites, sites); row i has the weights of site i."""
         return self.matcha.matrix(self.matcha.active(round_)) if self.matcha else self.weights
 
     def mixing(self, site: str, round_: int) -> dict[str, float]:
-        """Return the weights of a site's own model and of its in-neighbours' in a round."""
+        """Return a site's weights in a round: of its own model and of its in-neighbours' models."""
         row = self.matrix(round_)[self.sites.index(site)].tolist()
         weights = zip(self.sites, row, strict=True)
         return {name: weight for name, weight in weights if weight > 0 or name == site}
@@ -60,19 +60,19 @@ class Topology:
 def build_topology(
     kind: str, sites: Iterable[str], silo_set: SiloSet | None, seed: int, budget: float
 ) -> Topology:
-    """Return the topology of a run.
+    """Build the topology of a run.
 
     Args:
-        kind: as the setting 'topology' has it.
+        kind: the value of the setting 'topology'.
         sites: the run's sites, in any order.
-        silo_set: which links there are, where that is known: for ``graph`` and ``matcha`` the only
-            ones; by their latencies a ring's order and the site in the middle are chosen.
-        seed: of matcha's draws.
-        budget: matcha's share of the matchings that a round uses.
+        silo_set: the known links, or None. ``graph`` and ``matcha`` use only these links. Their
+            latencies decide the order of a ring and the site in the middle of a hub.
+        seed: seeds matcha's draws.
+        budget: the share of matchings that a round of matcha uses.
 
     Raises:
-        SettingError: fewer than 2 sites, a silo set of other sites or one that is not connected,
-            ``graph`` without links, or a budget that is too small.
+        SettingError: there are fewer than 2 sites, the silo set names other sites or is not
+            connected, ``graph`` has no links, or the budget is too small.
     """
     names = tuple(sorted(sites))
     _refuse(kind, names, silo_set)
@@ -81,7 +81,7 @@ def build_topology(
     if kind == "matcha":
         base = base if base.number_of_edges() else nx.complete_graph(len(names))
         matcha = solve_matcha(base, budget, seed)
-        arcs, weights = base.to_directed().edges, matcha.expected()
+        arcs, weights = base.to_directed().edges, matcha.expected_matrix()
     else:
         arcs, weights = _BUILDERS[kind](base)
     graph = nx.DiGraph()
@@ -92,7 +92,7 @@ def build_topology(
 
 
 def link_graph(names: tuple[str, ...], silo_set: SiloSet | None) -> nx.Graph:
-    """Return the silo set's links over the sites' places, with the attributes of each link."""
+    """Return the silo set's links as a graph over the sites' positions, with their attributes."""
     graph = nx.Graph()
     graph.add_nodes_from(range(len(names)))
     places = {name: place for place, name in enumerate(names)}
@@ -130,6 +130,7 @@ def _refuse_silo_set(names: tuple[str, ...], silo_set: SiloSet) -> None:
             f"'silo-set' does not have the site(s) {', '.join(missing)} of this run: add them, or "
             f"choose a silo set of {len(names)} silos"
         )
+    # In a graph that is not connected, silos of different parts would never agree
     found = sorted(nx.connected_components(link_graph(names, silo_set)), key=min)
     parts = [", ".join(names[place] for place in sorted(part)) for part in found]
     if silo_set.links and len(parts) > 1:
@@ -139,7 +140,7 @@ def _refuse_silo_set(names: tuple[str, ...], silo_set: SiloSet) -> None:
         )
 
 
-# Each builder takes the silo set's links, with latencies: no edge if there are none
+# Each builder takes the graph of known links, which has no edges if none are known
 _Built = tuple[Iterable[tuple[int, int]], Matrix]
 
 
@@ -159,26 +160,27 @@ def _ring(base: nx.Graph) -> _Built:
 
 
 def _star(base: nx.Graph) -> _Built:
-    """Put the server where the hub's site is; all get the mean of all."""
+    """Put the server at the hub's site; every site receives the mean of all."""
     arcs, _ = _hub(base)
     return arcs, np.full((len(base), len(base)), 1 / len(base))
 
 
 def _hub(base: nx.Graph) -> _Built:
-    """Put the site in the middle whose slowest link is the quickest, of equal ones the first."""
+    """Put the site with the quickest slowest link in the middle; ties go to the first."""
     latencies = _latencies(base)
     places = range(len(base))
     hub = 0 if latencies is None else min(places, key=lambda i: (max(latencies[i]), i))
     edges = [(hub, place) for place in places if place != hub]
-    return _undirected(nx.Graph(edges))
+    return _weigh_edges(nx.Graph(edges))
 
 
-def _undirected(graph: nx.Graph) -> _Built:
-    """Weigh each edge with 1 / (1 + the larger degree), and leave the rest to the site itself."""
+def _weigh_edges(graph: nx.Graph) -> _Built:
+    """Weigh each edge by 1 / (1 + the larger degree); the site itself gets the rest."""
     size = len(graph)
     weights = np.zeros((size, size))
     for a, b in graph.edges:
         weights[a, b] = weights[b, a] = 1 / (1 + max(graph.degree[a], graph.degree[b]))
+    # Each row then sums to 1, and by symmetry each column does too
     np.fill_diagonal(weights, 1 - weights.sum(axis=1))
     return graph.to_directed().edges, weights
 
@@ -188,12 +190,12 @@ _BUILDERS: dict[str, Callable[[nx.Graph], _Built]] = {
     "ring": _ring,
     "star": _star,
     "hub": _hub,
-    "graph": _undirected,
+    "graph": _weigh_edges,
 }
 
 
 def _latencies(base: nx.Graph) -> Matrix | None:
-    """Return milliseconds along the quickest paths, None unless every link's are known."""
+    """Return milliseconds along the quickest paths, (sites, sites); None unless all are known."""
     known = [latency is not None for _, _, latency in base.edges(data="latency")]
     if not known or not all(known):
         return None
@@ -203,9 +205,10 @@ def _latencies(base: nx.Graph) -> Matrix | None:
 
 
 def _tour(base: nx.Graph) -> list[int]:
-    """Return the sites on a short round tour, from the first; sorted if no latencies are known.
+    """Return the positions of the sites on a short round tour that begins at 0.
 
-    The shorter of Christofides' tour and the greedy one, in the direction of the lower neighbour.
+    It is the shorter of Christofides' tour and the greedy tour, in the direction of the lower
+    neighbour. Without latencies it is the order of names.
     """
     latencies = _latencies(base)
     if latencies is None:
@@ -218,6 +221,7 @@ def _tour(base: nx.Graph) -> list[int]:
         nx.approximation.greedy_tsp(graph, source=0)[:-1],
     ]
     tour: list[int] = min(tours, key=lambda tour: nx.path_weight(graph, [*tour, tour[0]], "weight"))
+    # A tour has no beginning or direction, so both are fixed to get one result for one graph
     start = tour.index(0)
     tour = tour[start:] + tour[:start]
     return tour if tour[1] <= tour[-1] else [tour[0], *reversed(tour[1:])]

@@ -1,9 +1,9 @@
-"""MATCHA: of a graph's matchings each round draws a few, so that silos need few links at once.
+"""MATCHA: each round uses a few random matchings of a graph, so silos need few links at once.
 
-Wang, Sahu, Yang, Joshi, Kar 2019, "MATCHA: Speeding up decentralized SGD via matching
-decomposition sampling": the graph's matchings, how often each is used (the largest algebraic
-connectivity within the budget) and the step size (the smallest spectral norm that their theorem's
-bound has). Sites are numbers here, their places among the sorted names.
+Wang, Sahu, Yang, Joshi, Kar 2019, "MATCHA: Speeding up decentralized SGD via matching decomposition
+sampling". Three steps: decompose the graph into matchings; choose their probabilities (the largest
+algebraic connectivity within the budget); choose the step size (the smallest spectral norm in their
+theorem's bound). Sites are numbers here, their positions among the sorted names.
 """
 
 import itertools
@@ -23,25 +23,26 @@ from fedsilo.models.contract.seeding import generator
 Edge = tuple[int, int]
 Matrix = NDArray[np.float64]
 
-_ACCURACIES = (1e-9, 1e-7)  # the second where a budget just below 1 leaves the first out of reach
-_DIGITS = 6  # the solver is exact to about 1e-8; what is below would differ between machines
-_ENUMERATED = 12  # matchings up to which all their 2^M subsets are gone through
-_DRAWN = 1000  # rounds that stand for all where there are more
+# The second is for budgets just below 1, where the first is out of reach
+_ACCURACIES = (1e-9, 1e-7)
+_DIGITS = 6  # the solver is exact to about 1e-8; further digits would differ between machines
+_ENUMERATED = 12  # all 2^M subsets are enumerated for at most this many matchings
+_DRAWN = 1000  # sampled rounds that replace all subsets for more matchings
 
 
 @dataclass(frozen=True)
 class Matcha:
-    """Which matchings of ``size`` sites are drawn how often, and how far a step goes."""
+    """The matchings of ``size`` sites, their probabilities and the step size."""
 
-    size: int  # how many sites there are
-    # Edges (a, b), a < b, that have no site in common; together the graph
+    size: int  # the number of sites
+    # Edges (a, b), a < b; within a matching no two share a site, and all together are the graph
     matchings: tuple[tuple[Edge, ...], ...]
-    probabilities: tuple[float, ...]  # how often a round uses each matching
+    probabilities: tuple[float, ...]  # the probability that a round uses each matching
     alpha: float  # the step size of W = I - alpha * (sum of the Laplacians in use)
-    seed: int  # of the draws
+    seed: int  # seeds the draws
 
     def active(self, round_: int) -> tuple[bool, ...]:
-        """Tell which matchings ``round_`` uses: a function of seed and round alone."""
+        """Tell for each matching whether ``round_`` uses it; depends only on seed and round."""
         rng = generator(self.seed, "matcha", round_)
         uniform = torch.rand(len(self.matchings), generator=rng, dtype=torch.float64).tolist()
         return tuple(value < p for value, p in zip(uniform, self.probabilities, strict=True))
@@ -49,17 +50,17 @@ class Matcha:
     def matrix(self, active: Sequence[bool]) -> Matrix:
         """Return the mixing matrix of the ``active`` matchings, (sites, sites), doubly stochastic.
 
-        Where the paper's step would give a site's own model a negative weight, which it does if the
-        site uses more than 1 / alpha links, the round's step is 1 / (the most links of a site).
+        With the paper's step, a site that uses more than 1 / alpha links would give its own model a
+        negative weight. In such a round the step is 1 / (the largest number of links of a site).
         """
         parts = zip(active, laplacians(self.size, self.matchings), strict=True)
         total = sum((part for used, part in parts if used), np.zeros((self.size, self.size)))
         step = min(self.alpha, 1 / max(1.0, total.max()))
         matrix: Matrix = np.eye(self.size) - step * total
-        return matrix.clip(min=0.0)  # 1 - (1 / n) * n is below 0 for some n
+        return matrix.clip(min=0.0)  # rounding makes 1 - (1 / n) * n negative for some n
 
     def cases(self) -> Iterator[tuple[float, tuple[bool, ...]]]:
-        """Yield what a round may use, each with its probability.
+        """Yield the possible choices of matchings in a round, each with its probability.
 
         With more than 12 matchings, the next 1000 sampled rounds are used.
         """
@@ -72,22 +73,22 @@ class Matcha:
             if probability > 0:
                 yield probability, active
 
-    def expected(self) -> Matrix:
+    def expected_matrix(self) -> Matrix:
         """Return the mean of the mixing matrix over ``cases``, (sites, sites)."""
         zero = np.zeros((self.size, self.size))
         return sum((share * self.matrix(active) for share, active in self.cases()), zero)
 
 
 def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
-    """Return MATCHA on a connected ``graph`` over the numbers 0, 1, ....
+    """Compute MATCHA's matchings, probabilities and step size for a graph.
 
     Args:
-        graph: the base graph.
-        budget: share of the matchings that a round uses in the mean, above 0 and at most 1.
-        seed: of the draws.
+        graph: the base graph, connected, with nodes 0, 1, ....
+        budget: the mean share of matchings that a round uses, above 0 and at most 1.
+        seed: seeds the draws.
 
     Raises:
-        SettingError: the budget is too small to tell from none, or no solver found an optimum.
+        SettingError: the budget is too close to 0, or no solver found an optimum.
     """
     size = graph.number_of_nodes()
     matchings = decompose(graph)
@@ -107,16 +108,16 @@ def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
 
 
 def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
-    """Return matchings whose union is ``graph``, the fewest that either of two ways finds.
+    """Split ``graph`` into matchings; take the smaller result of two heuristics.
 
-    Nodes are numbers: sets of texts have another order in each process.
+    Nodes must be numbers, because sets of texts have a different order in each process.
     """
     ways = [_by_colour(graph), _by_matching(graph)]
     return tuple(tuple(sorted(edges)) for edges in min(ways, key=len))
 
 
 def _by_colour(graph: nx.Graph) -> list[list[Edge]]:
-    """Colour the edges greedily: the ones of a colour have no site in common."""
+    """Colour the edges greedily; edges of one colour share no site, so they form a matching."""
     colours = nx.greedy_color(nx.line_graph(graph), strategy="largest_first", interchange=True)
     matchings: list[list[Edge]] = [[] for _ in range(max(colours.values()) + 1)]
     for (a, b), colour in colours.items():
@@ -125,17 +126,17 @@ def _by_colour(graph: nx.Graph) -> list[list[Edge]]:
 
 
 def _by_matching(graph: nx.Graph) -> list[list[Edge]]:
-    """Take away matchings, each over as many of the sites with the most edges left as can be.
+    """Remove matchings one by one; each covers as many sites of the largest degree as possible.
 
-    Those sites say how many matchings are needed: a graph with at most d edges a site needs d or
-    d + 1 (Vizing).
+    The largest degree d decides the number of matchings: a graph needs d or d + 1 (Vizing).
     """
     left = nx.Graph(graph.edges)
     matchings = []
     while left.number_of_edges():
         degrees = dict(left.degree)
         most = max(degrees.values())
-        heavy = left.number_of_nodes() + 1  # so that those sites come before any number of others
+        # Heavier than all other edges together, so that sites of the largest degree come first
+        heavy = left.number_of_nodes() + 1
         for a, b in left.edges:
             left[a][b]["weight"] = 1 + heavy * ((degrees[a] == most) + (degrees[b] == most))
         matching = [(min(edge), max(edge)) for edge in nx.max_weight_matching(left)]
@@ -147,27 +148,27 @@ def _by_matching(graph: nx.Graph) -> list[list[Edge]]:
 def activation_probabilities(
     size: int, matchings: Sequence[Sequence[Edge]], budget: float
 ) -> tuple[float, ...]:
-    """Return how often each of M matchings is used, to 6 digits.
+    """Return the probability of each of M matchings, to 6 digits.
 
     maximise lambda_2(sum p_j L_j) subject to sum p_j <= budget * M and 0 <= p_j <= 1.
 
     Raises:
         SettingError: see ``solve_matcha``.
     """
-    import cvxpy  # takes 1.2 s, and the other topologies do without it
+    import cvxpy  # imported here, because it takes 1.2 s and other topologies do not need it
 
     basis = _disagreement(size)
     parts = [_within(basis, part) for part in laplacians(size, matchings)]
-    shares = cvxpy.Variable(len(matchings))  # p / budget, so that no number is tiny
+    shares = cvxpy.Variable(len(matchings))  # p / budget, so that no variable is tiny
     connectivity = cvxpy.Variable()
     limits = [
         shares >= 0,
         shares <= 1 / budget,
         cvxpy.sum(shares) <= len(matchings),
-        _weighted(shares, parts) - connectivity * np.eye(size - 1) >> 0,
+        _weighted_sum(shares, parts) - connectivity * np.eye(size - 1) >> 0,
     ]
     _solve(cvxpy.Problem(cvxpy.Maximize(connectivity), limits))
-    probabilities = _rounded(budget * shares.value, budget * len(matchings))
+    probabilities = _round_probabilities(budget * shares.value, budget * len(matchings))
     if algebraic_connectivity(size, matchings, probabilities) < 10.0**-_DIGITS:
         raise SettingError(
             f"'matcha.budget' is {budget:g}, and some silos would never meet: choose a larger one"
@@ -175,8 +176,8 @@ def activation_probabilities(
     return probabilities
 
 
-def _rounded(values: NDArray[np.float64], total: float) -> tuple[float, ...]:
-    """Round probabilities, taking from the largest what rounding put above ``total``."""
+def _round_probabilities(values: NDArray[np.float64], total: float) -> tuple[float, ...]:
+    """Round probabilities to 6 digits; take what exceeds ``total`` off the largest one."""
     rounded = np.clip(np.round(values, _DIGITS), 0.0, 1.0)
     surplus = math.ceil(max(0.0, rounded.sum() - total - 1e-12) * 10**_DIGITS) / 10**_DIGITS
     largest = int(rounded.argmax())
@@ -187,18 +188,18 @@ def _rounded(values: NDArray[np.float64], total: float) -> tuple[float, ...]:
 def algebraic_connectivity(
     size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
 ) -> float:
-    """Return lambda_2 of the expected Laplacian, above 0 if all sites meet in the end."""
-    expected = _weighted(probabilities, laplacians(size, matchings))
+    """Return lambda_2 of the expected Laplacian; above 0 if all sites are connected over time."""
+    expected = _weighted_sum(probabilities, laplacians(size, matchings))
     return float(np.linalg.eigvalsh(expected)[1])
 
 
 def step_size(
     size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
 ) -> float:
-    """Return alpha, to 6 digits: the step that brings the sites together fastest.
+    """Return alpha, to 6 digits: the step size by which sites agree fastest.
 
-    minimise rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I. It is
-    solved as 1 - rho over E[L]'s scale, which a small budget does not make tiny.
+    minimise rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I. The
+    program is solved for 1 - rho in units of E[L]'s scale, because a small budget makes E[L] tiny.
 
     Raises:
         SettingError: see ``solve_matcha``.
@@ -222,38 +223,39 @@ def _moments(
 ) -> tuple[Matrix, Matrix]:
     """Return E[L] and E[L^2]; a matching's L^2 is 2 L, and matchings are drawn independently."""
     parts = laplacians(size, matchings)
+    # Var of a drawn matching is p (1 - p), and L^2 = 2 L gives the factor 2
     often = np.array(probabilities)
-    mean = _weighted(often, parts)
-    return mean, mean @ mean + 2 * _weighted(often * (1 - often), parts)
+    mean = _weighted_sum(often, parts)
+    return mean, mean @ mean + 2 * _weighted_sum(often * (1 - often), parts)
 
 
 def _disagreement(size: int) -> Matrix:
-    """Return a basis of all but the consensus, (size, size - 1).
+    """Return an orthonormal basis of the space orthogonal to the consensus, (size, size - 1).
 
-    On the consensus each Laplacian is 0, so that no program over all of the space has an interior
+    Every Laplacian is 0 on the consensus. So a program over the whole space would have no interior
     point, which solvers need.
     """
     return np.linalg.qr(np.ones((size, 1)), mode="complete").Q[:, 1:]
 
 
 def _within(basis: Matrix, values: Matrix) -> Matrix:
-    """Return a symmetric matrix in ``basis``; dust of 1e-17 would count as an entry."""
+    """Express a symmetric matrix in ``basis``; rounding removes entries of about 1e-17."""
     return np.round(basis.T @ values @ basis, 12)
 
 
-def _weighted(weights: Any, parts: Sequence[Matrix]) -> Any:
-    """Return sum of weight * part, for numbers and for a solver's variables alike."""
+def _weighted_sum(weights: Any, parts: Sequence[Matrix]) -> Any:
+    """Return sum of weight * part; weights are numbers or a solver's variables."""
     return sum(weights[index] * part for index, part in enumerate(parts))
 
 
 def _solve(problem: Any) -> None:
     """Solve a semidefinite program.
 
-    SCS, because interior-point solvers fail or warn on what is common here: several eigenvalues
-    that are equal at the optimum.
+    It uses SCS, because interior-point solvers fail or warn if several eigenvalues are equal at the
+    optimum, which is common here.
 
     Raises:
-        SettingError: there is no optimum.
+        SettingError: the program has no optimum.
     """
     from cvxpy.error import SolverError
 
@@ -261,7 +263,7 @@ def _solve(problem: Any) -> None:
         try:
             problem.solve(solver="SCS", eps_abs=accuracy, eps_rel=accuracy, max_iters=200_000)
             ended = problem.status
-        except SolverError:  # a budget of next to nothing: 1 / budget is not a number
+        except SolverError:  # a budget close to 0 makes 1 / budget infinite
             ended = "failed"
         if ended == "optimal":
             return

@@ -1,4 +1,4 @@
-"""Arrays on the wire: all of strategies that hospitals import.
+"""Arrays on the wire: the only folder of this room that hospitals import.
 
-Stands on models.contract and the arithmetic of models.maths.compression.
+Imports models.contract and the arithmetic of models.maths.compression.
 """

@@ -1,10 +1,10 @@
-"""Updates as bfloat16, two bytes a number: 'wire-precision' and 'wire-down'.
+"""Updates as bfloat16, two bytes per number: the settings 'wire-precision' and 'wire-down'.
 
-What a site makes of an array that it was sent travels as an update, the difference to what was
-sent. Running statistics of batch norm, whole numbers and arrays of other names travel as they are.
-An update is an array of bytes under the array's name: its numbers in order, float32 or bfloat16,
-little-endian. Settings and shape decide how many bytes these are, so a reply can never open to more
-than the server expects.
+A site returns an array that it received as an update: the difference to the array it received.
+Batch norm's running statistics, whole numbers and arrays of other names travel unchanged. An update
+is an array of bytes under the array's name: its numbers in order, float32 or bfloat16,
+little-endian. The settings and the shape fix the number of bytes, so a reply can never decompress
+to more than expected.
 """
 
 from collections.abc import Mapping
@@ -27,15 +27,15 @@ _VALUES: Mapping[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "bf16": np.dtyp
 
 @dataclass(frozen=True)
 class Compression:
-    """How updates travel; both ends make it of the run's settings."""
+    """The wire format of updates; server and site derive the same from the run's settings."""
 
-    precision: str = "fp32"  # of an update's numbers, "fp32" or "bf16"
-    # Of the weights that sites are sent to train, "fp32" or "bf16". What comes back is added to the
-    # server's own weights, so that nothing is lost by rounding them
+    precision: str = "fp32"  # the precision of an update's numbers: "fp32" or "bf16"
+    # The precision of weights sent to sites for training: "fp32" or "bf16". The server's own
+    # weights do not lose precision, because it adds the sites' updates to them
     down: str = "fp32"
 
     def disclosure(self) -> str:
-        """Say that fewer bytes hide nothing; empty if updates leave as they are."""
+        """Return a sentence that rounding gives no privacy; empty if updates are not rounded."""
         if self.precision == "fp32":
             return ""
         return (
@@ -44,7 +44,7 @@ class Compression:
         )
 
     def pack(self, arrays: Arrays, packed: Packed) -> None:
-        """Add to ``packed`` the weights as bfloat16's bits, if they are sent so."""
+        """Add the weights as bfloat16 bits to ``packed``, if 'wire-down' says so."""
         if self.down != "bf16":
             return
         for name, array in arrays.items():
@@ -53,25 +53,26 @@ class Compression:
                 packed[id(array)] = array, Array(to_bf16(np.ascontiguousarray(array)))
 
     def received(self, arrays: Arrays) -> dict[str, NDArray]:
-        """Return arrays as a site uses them: what ``pack`` made bits of as float32 again."""
+        """Return the arrays as a site uses them, with bfloat16 bits converted back to float32."""
         bits = np.uint16 if self.down == "bf16" else None
         return {name: from_bf16(a) if a.dtype == bits else a for name, a in arrays.items()}
 
     def packed(self, leaving: Arrays, sent: Arrays) -> dict[str, NDArray]:
-        """Return arrays as they travel.
+        """Return a site's arrays in the form in which they travel.
 
         Args:
-            leaving: what a site made, by name.
-            sent: what it was sent.
+            leaving: the arrays that the site returns, by name.
+            sent: the arrays that the site received.
 
         Raises:
-            ArrayError: an update is not finite; it names the array.
+            ArrayError: an update is not finite; names the array.
         """
         travelling: dict[str, NDArray] = {}
         for name, array in sorted(leaving.items()):
             travelling[name] = array
             if not _is_update(name, ArraySpec(array.shape, str(array.dtype)), sent):
                 continue
+            # An overflow is no warning here, because the next line refuses it with a proper error
             with np.errstate(over="ignore", invalid="ignore"):
                 update = (array - sent[name]).reshape(-1)
             if not np.isfinite(update).all():
@@ -86,10 +87,10 @@ class Compression:
         return travelling
 
     def reply(self, site: str, content: RecordDict, expected: Specs, sent: Arrays) -> Reply:
-        """Decode a reply as ``reply.decode`` does, and add its updates to ``sent``.
+        """Decode a reply like ``reply.decode``, and add its updates to the arrays ``sent``.
 
         Raises:
-            SiteError: it is no such reply; one line.
+            SiteError: the reply is malformed, or an update is not finite; one line.
         """
         kind = _VALUES[self.precision]
         travelling = dict(expected)
@@ -110,20 +111,20 @@ class Compression:
         return replace(reply, arrays=arrays)
 
     def _update(self, data: bytes) -> Floats:
-        """Return the numbers of an update, of which ``data`` are the bytes."""
+        """Convert the bytes of an update to float32 numbers."""
         values = np.frombuffer(data, _VALUES[self.precision])
         return from_bf16(values) if self.precision == "bf16" else values.astype(np.float32)
 
 
 def compression_of(common: CommonSettings) -> Compression | None:
-    """Return how updates travel in a run, or None if sites send what they have."""
+    """Return the wire format of updates in a run; None if sites send whole arrays."""
     if not common.compresses():
         return None
     return Compression(common.wire_precision, common.wire_down)
 
 
 def _is_update(name: str, spec: ArraySpec, sent: Mapping[str, NDArray]) -> bool:
-    """Tell whether an array of a reply travels as the update of one that was sent."""
+    """Tell whether an array of a reply travels as the update of an array that was sent."""
     before = sent.get(name)
     if before is None or is_statistic(name) or spec.dtype != "float32":
         return False

@@ -1,4 +1,4 @@
-"""Sending messages and taking replies one by one as they come, so that progress can be shown."""
+"""Send messages, and yield replies one by one as they arrive, so that progress can be shown."""
 
 import importlib
 import time
@@ -8,11 +8,12 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds; a look costs the server 15 CPU ms
-_LATE_BY = 0.05  # a reply is seen at most this share of its time too late
-_RETRY = 0.05  # seconds until an object that is still on its way is asked for again
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds; one query costs the server 15 ms of CPU time
+_LATE_BY = 0.05  # a reply is noticed late by at most this share of its waiting time
+_RETRY = 0.05  # seconds until Flower asks again for an object that is still being uploaded
 _OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
-_AT_ONCE = 8  # messages asked for at once: as many replies are in memory before one is decoded
+# Messages per query, because all their replies are in memory before the first is decoded
+_AT_ONCE = 8
 _NOT_TAKEN = Error(
     ErrorCode.NODE_UNAVAILABLE,
     "the server takes no message for it: it was revoked, or has a new key since the run began",
@@ -26,17 +27,19 @@ def arriving(
     away_timeout: float = 300.0,
     away: Callable[[Collection[int]], None] = lambda nodes: None,
 ) -> Iterator[tuple[int, Message]]:
-    """Push ``messages`` and yield each node and its reply as it comes, until all have or in time.
+    """Send ``messages`` and yield each node with its reply as it arrives.
+
+    It ends when all replies have come, or at the timeout.
 
     Args:
         grid: Flower's grid, or the in-process one.
-        messages: at most one message a node.
+        messages: at most one message per node.
         timeout: seconds to wait for all replies.
         away_timeout: seconds that a node may be disconnected before its reply is given up.
-        away: is called with the awaited nodes that are disconnected, whenever they change.
+        away: called with the disconnected nodes that still owe a reply, whenever they change.
     """
-    # Flower gives no id for a message that it does not take, and sends its own error replies (node
-    # unavailable, message expired) from node 1: only the message's id says whose it is.
+    # Flower gives no id for a message that it rejects, and sends its own error replies (node
+    # unavailable, message expired) from node 1. So only the message's id tells whose reply it is.
     sent = list(zip(grid.push_messages(messages), messages, strict=True))
     for message in (message for key, message in sent if not key):
         yield message.metadata.dst_node_id, Message(_NOT_TAKEN, reply_to=message)
@@ -57,13 +60,14 @@ def arriving(
 
 
 def retry_soon() -> bool:
-    """Make Flower ask soon again for an object that its sender is still uploading.
+    """Let Flower ask again soon for an object that its sender is still uploading.
 
-    A message is seen before all its objects have arrived. Flower then waits a second, which is most
-    of a short round; no setting changes that, and it doubles the wait up to ten seconds as before.
+    A message becomes visible before all its objects have arrived. Flower then waits a second, which
+    is most of a short round, and doubles the wait up to ten seconds. No setting changes the first
+    wait.
 
     Returns:
-        Whether this version of Flower has that wait; another one keeps its own.
+        Whether this version of Flower has that wait; other versions keep their own.
     """
     try:
         module = importlib.import_module(_OBJECTS)
@@ -78,9 +82,9 @@ def retry_soon() -> bool:
 
 
 def _some_of(grid: Grid, ready: Sequence[str]) -> list[Message]:
-    """Return some replies to the messages ``ready``, none if none has come.
+    """Return some replies to the messages ``ready``; empty if none has arrived.
 
-    Flower's grid fetches all that it is asked for at once, and those of many sites are large.
+    Flower's grid fetches everything that it is asked for at once, so few messages are asked for.
     """
     for start in range(0, len(ready), _AT_ONCE):
         if pulled := list(grid.pull_messages(set(ready[start : start + _AT_ONCE]))):
@@ -89,10 +93,10 @@ def _some_of(grid: Grid, ready: Sequence[str]) -> list[Message]:
 
 
 def _missing(grid: Grid, nodes: set[int], away_since: dict[int, float], timeout: float) -> set[int]:
-    """Return the nodes that are disconnected and may still come back, and note since when.
+    """Return the disconnected nodes that may still come back, and note the time of disconnection.
 
-    Asked for the reply of a node that is disconnected, Flower answers with an error in its place
-    and drops what comes later: a cut of a minute would cost a round.
+    If Flower is asked for the reply of a disconnected node, it answers with an error and drops the
+    later reply. So a connection lost for a minute would cost a round.
     """
     now, connected = time.monotonic(), set(grid.get_node_ids())
     for node in nodes:

@@ -1,7 +1,7 @@
-"""Messages between processes of one machine: pickled, with their large parts in shared memory.
+"""Messages between processes of one machine: pickled, with large parts in shared memory.
 
-Only the processes that a command forks for itself exchange them; what comes from other machines is
-never unpickled (``strategies/wire/records.py``).
+Only processes that a command forks for itself exchange them. Data from other machines are never
+unpickled (``strategies/wire/records.py``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fedsilo.models.contract.errors import ProcessError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LARGE = 2**16  # bytes: from here on an object is in shared memory
+_LARGE = 2**16  # bytes; larger objects go to shared memory
 
-Parcel = tuple[bytes, "Tensor | None"]  # a pickled message, and the large objects that it names
+Parcel = tuple[bytes, "Tensor | None"]  # a pickled message, and the large objects that it refers to
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles all but large bytes, which it collects."""
+    """Pickles everything but large bytes objects, which it collects."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
@@ -31,7 +31,7 @@ class _Pickler(pickle.Pickler):
         self._end = 0
 
     def persistent_id(self, obj: Any) -> tuple[int, int] | None:
-        """Return where large bytes will be, and None for anything else."""
+        """Return the future position of a large bytes object; None for anything else."""
         if type(obj) is not bytes or len(obj) < _LARGE:
             return None
         self.large.append(obj)
@@ -40,29 +40,29 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Takes large bytes from shared memory."""
+    """Reads large bytes objects from shared memory."""
 
     def __init__(self, data: bytes, shared: Tensor | None) -> None:
         super().__init__(io.BytesIO(data))
         self._shared = memoryview(b"") if shared is None else shared.numpy().data
 
     def persistent_load(self, pid: tuple[int, int]) -> bytes:
-        """Return a copy of the bytes between two places."""
+        """Return a copy of the bytes at a position."""
         return bytes(self._shared[slice(*pid)])
 
 
 class Packing:
-    """Packs messages for another process; what goes to several sites is shared once."""
+    """Packs messages for another process; data for several sites are shared once."""
 
     def __init__(self) -> None:
         self._before: list[bytes] = []
         self._shared: Tensor | None = None
 
     def pack(self, message: Message) -> Parcel:
-        """Return the message in a form that another process can open.
+        """Pack a message so that another process can open it.
 
         Raises:
-            ProcessError: there is no room in shared memory.
+            ProcessError: shared memory has no room.
         """
         pickler = _Pickler(file := io.BytesIO())
         pickler.dump(message)
@@ -70,19 +70,19 @@ class Packing:
             one is other for one, other in zip(pickler.large, self._before, strict=True)
         )
         if not same:
-            self._shared = _shared(pickler.large) if pickler.large else None
+            self._shared = _share(pickler.large) if pickler.large else None
             self._before = pickler.large
         return file.getvalue(), self._shared
 
 
-def _shared(parts: list[bytes]) -> Tensor:
-    """Return the parts, one after the other, in shared memory.
+def _share(parts: list[bytes]) -> Tensor:
+    """Join the parts in shared memory.
 
     Raises:
-        ProcessError: there is no room for them.
+        ProcessError: shared memory has no room.
     """
     import torch
-    import torch.multiprocessing  # teaches multiprocessing to hand over a tensor's memory
+    import torch.multiprocessing  # lets multiprocessing pass on a tensor's memory
 
     together = bytearray().join(parts)
     try:

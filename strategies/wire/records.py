@@ -1,12 +1,12 @@
-"""Arrays as Flower's records: packed once for all sites, sorted by name, and opened with care.
+"""Arrays as Flower's records: serialised once for all sites, sorted by name, and opened with care.
 
-What came over the wire is opened in one place. Its header is read first, and it says type and
-shape; only if the bytes are as many as those need is there an array, so that nothing received can
-make more memory be taken than it has itself. Pickles, archives and text are not arrays.
+Received bytes are opened only here. The header is read first; it states type and shape. An array is
+made only if the number of bytes fits them, so received data can never take more memory than their
+own size. Pickles, archives and text are refused.
 
-What goes to a real site and back travels as a bundle, one safetensors file a record: Flower's
-SuperLink stores each array of a message as an object of its own, some 10 ms an array for each
-hospital that fetches it (docs/deployment.md). A simulation's messages are sent as they are.
+Records for a real site travel as a bundle, one safetensors file per record. Flower's SuperLink
+stores each array of a message as an object, which costs some 10 ms per array and hospital
+(docs/deployment.md). In a simulation messages are not bundled.
 """
 
 import functools
@@ -27,10 +27,10 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.one_line import one_line
 
 NDArray = npt.NDArray[Any]
-Names = tuple[tuple[str, int], ...]  # of arrays, with their ids
-Packed = dict[int | Names, Any]  # an array with its packed form, or a record
+Names = tuple[tuple[str, int], ...]  # names of arrays, with the ids of the arrays
+Packed = dict[int | Names, Any]  # an array with its serialised form, or a whole record
 
-KINDS = "biuf"  # of numpy's dtypes: truth values, whole numbers and floats
+KINDS = "biuf"  # kinds of numpy dtypes: booleans, integers and floats
 _SERIALISED = "numpy.ndarray"  # flwr.common.constant.SType.NUMPY
 _DIMENSIONS = 32
 _LONGEST_HEADER = 4096  # bytes
@@ -38,27 +38,26 @@ _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 class ArrayError(SiteError):
-    """Bytes received are not an array of numbers."""
+    """Received bytes are not an array of numbers."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What an array's first bytes say of it."""
+    """The header of a serialised array."""
 
-    dtype: np.dtype[Any]  # of the numbers
-    shape: tuple[int, ...]  # lengths, each 0 or more
-    fortran: bool  # whether the first index runs fastest
-    offset: int  # bytes before the numbers
+    dtype: np.dtype[Any]  # the type of the numbers
+    shape: tuple[int, ...]  # the length of each dimension, 0 or more
+    fortran: bool  # whether the first index varies fastest
+    offset: int  # the number of bytes before the numbers
 
 
 def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> ArrayRecord:
-    """Pack arrays for the wire, sorted by name, as Flower does.
+    """Serialise arrays for the wire, sorted by name, in Flower's format.
 
     Args:
-        arrays: what to send.
-        packed: what was packed before; the same array object is not serialised again for each
-            site, nor a record of the same arrays. Keeping the array with its packed form keeps the
-            object's id its own.
+        arrays: the arrays to send, by name.
+        packed: a cache. An array object or a record in it is not serialised again for each site. It
+            holds the array itself too, so that no other object can get the array's id.
     """
     packed = {} if packed is None else packed
     names = tuple((name, id(arrays[name])) for name in sorted(arrays))
@@ -78,7 +77,7 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
 
 @functools.lru_cache(maxsize=4096)
 def _start(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return what numpy writes before the numbers of an array whose last index runs fastest."""
+    """Return numpy's header of an array whose last index varies fastest."""
     start = io.BytesIO()
     described = npy.header_data_from_array_1_0(np.broadcast_to(np.empty((), dtype), shape))
     npy.write_array_header_1_0(start, described | {"fortran_order": False})
@@ -86,34 +85,36 @@ def _start(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def packed_bytes(array: NDArray) -> int:
-    """Return how many bytes an array has when it is packed."""
+    """Return the size of an array in serialised form, in bytes."""
     return len(_start(array.dtype, array.shape)) + array.nbytes
 
 
 def from_record(record: ArrayRecord) -> dict[str, NDArray]:
-    """Unpack arrays.
+    """Return the arrays of a record by name.
 
     Raises:
-        ArrayError: one is none.
+        ArrayError: an entry is not an array of numbers.
     """
     return {name: unpack(array) for name, array in record.items()}
 
 
 def read_header(packed: Array) -> Header:
-    """Return what the bytes of a packed array say of it; they are as many as that needs.
+    """Read the header of a serialised array, and check that the number of bytes fits it.
 
     Raises:
-        ArrayError: they are not an array of numbers, or more or fewer.
+        ArrayError: the bytes are not an array of numbers, or are too many or too few.
     """
     if packed.stype != _SERIALISED:
         raise ArrayError(f"it is of kind '{one_line(packed.stype, 40)}', not '{_SERIALISED}'")
     data, length = packed.data, npy.MAGIC_LEN + 4 + _LONGEST_HEADER
-    if data[npy.MAGIC_LEN - 2 : npy.MAGIC_LEN] == bytes((1, 0)):  # numpy's own: its length follows
+    # Version 1.0, which numpy writes, states the length of its header
+    if data[npy.MAGIC_LEN - 2 : npy.MAGIC_LEN] == bytes((1, 0)):
         own = int.from_bytes(data[npy.MAGIC_LEN : npy.MAGIC_LEN + 2], "little")
         length = min(length, npy.MAGIC_LEN + 2 + own)
-    header = _parsed(data[:length])
+    header = _parse_header(data[:length])
     if header.dtype.kind not in KINDS:
         raise ArrayError(f"it holds {one_line(header.dtype, 40)}, no numbers")
+    # Python's integers do not overflow, so no shape can make this check pass by wrapping around
     needed = header.offset + header.dtype.itemsize * math.prod(header.shape)
     if len(data) != needed:
         raise ArrayError(
@@ -124,28 +125,29 @@ def read_header(packed: Array) -> Header:
 
 
 def unpack(packed: Array) -> NDArray:
-    """Return a packed array, a copy of its own.
+    """Return a serialised array as a copy.
 
     Raises:
-        ArrayError: its bytes are not an array of numbers.
+        ArrayError: the bytes are not an array of numbers.
     """
     header = read_header(packed)
     try:
         flat = np.frombuffer(packed.data, header.dtype, offset=header.offset)
         view: NDArray = flat.reshape(header.shape, order="F" if header.fortran else "C")
-    except (ValueError, TypeError, OverflowError):  # a length of 0 and others beyond memory
+    except (ValueError, TypeError, OverflowError):  # a shape such as (0, 2**61)
         raise ArrayError(f"no array is {one_line(header.shape, 80)}") from None
     return view.copy(order="K")
 
 
-@functools.lru_cache(maxsize=1024)  # of few shapes, each round again; of 4 KB at most
-def _parsed(start: bytes) -> Header:
+# A model has few shapes, but they come back each round; an entry has at most 4 KB
+@functools.lru_cache(maxsize=1024)
+def _parse_header(start: bytes) -> Header:
     file = io.BytesIO(start)
     try:
         version = npy.read_magic(file)
         read = _READERS[version]
         shape, fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
-    except Exception as error:  # numpy's reader fails in any way that bad bytes can make it
+    except Exception as error:  # malformed bytes can make numpy's reader fail in any way
         raise ArrayError(f"it has no array's header ({one_line(error, 120)})") from None
     lengths = all(type(length) is int and 0 <= length < 2**62 for length in shape)
     if not lengths or len(shape) > _DIMENSIONS:
@@ -154,31 +156,31 @@ def _parsed(start: bytes) -> Header:
 
 
 BUNDLE = "safetensors"  # the only name in a bundled record
-_LENGTH = 8  # bytes of the length of a file's header
-_LONGEST_LISTING = 2**22  # bytes: some 40,000 arrays
+_LENGTH = 8  # bytes that state the length of a file's header
+_LONGEST_LISTING = 2**22  # bytes, for some 40,000 arrays
 _LONGEST_NAME = 512  # characters
-_MOST_RECORDS = 16  # of arrays in a message; fedsilo's own have two
+_MOST_RECORDS = 16  # the most array records in a message; fedsilo's own have two
 
 Bundles = dict[tuple[tuple[str, int], ...], tuple[list[Array], Array]]
 
 
 def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
-    """Return ``content`` with each record's arrays in one; a record of one array stays as it is.
+    """Join the arrays of each record into one; a record with a single array is unchanged.
 
     Args:
-        content: of a message.
-        cache: bundles made before: data that goes to several sites is serialised once. The arrays
-            are kept with their bundle, so that the ids of their data stay their own.
+        content: the content of a message.
+        cache: bundles made before, so that data for several sites are serialised once. It holds the
+            arrays too, so that no other object can get the ids of their data.
     """
     cache = {} if cache is None else cache
     bundled = RecordDict(dict(content.items()))
     for name, record in content.array_records.items():
         if len(record) > 1 and all(np.dtype(a.dtype).kind in KINDS for a in record.values()):
-            bundled[name] = ArrayRecord({BUNDLE: _bundled(record, cache)})
+            bundled[name] = ArrayRecord({BUNDLE: _bundle(record, cache)})
     return bundled
 
 
-def _bundled(record: ArrayRecord, cache: Bundles) -> Array:
+def _bundle(record: ArrayRecord, cache: Bundles) -> Array:
     arrays = list(record.values())
     key = tuple((name, id(array.data)) for name, array in record.items())
     if key not in cache:
@@ -188,7 +190,7 @@ def _bundled(record: ArrayRecord, cache: Bundles) -> Array:
 
 
 def unbundle(content: RecordDict) -> RecordDict:
-    """Return ``content`` with what ``bundle`` put together taken apart.
+    """Return ``content`` with its bundles taken apart.
 
     Raises:
         SiteError: a bundle is cut short or altered, or there are too many records.
@@ -203,10 +205,10 @@ def unbundle(content: RecordDict) -> RecordDict:
 
 
 def refuse_many_records(records: Mapping[str, ArrayRecord]) -> None:
-    """Refuse a message with more records of arrays than any of ours has.
+    """Refuse a message with more array records than any of fedsilo's own.
 
     Raises:
-        SiteError: it has.
+        SiteError: it has too many.
     """
     if len(records) > _MOST_RECORDS:
         raise SiteError(
@@ -218,15 +220,17 @@ def opened(name: str, array: Array, most: int | None = None) -> dict[str, NDArra
     """Return the arrays of a bundle, sorted by name; they share the bundle's memory.
 
     Args:
-        name: of the record, for errors.
+        name: the name of the record, for errors.
         array: the bundle.
-        most: bytes that its arrays may have together; None for any number.
+        most: the most bytes that its arrays may have together; None for no limit.
 
     Raises:
-        SiteError: it is cut short, altered, or larger than that.
+        SiteError: the bundle is cut short, altered, or too large.
     """
     try:
         data = unpack(array).reshape(-1)
+        # The sizes are checked before the parser sees the bytes, because it trusts the file's
+        # header
         if data.dtype != np.uint8 or len(data) < _LENGTH:
             raise ArrayError("it is cut short or no bundle")
         if most is not None and data.nbytes > most + _LONGEST_LISTING:

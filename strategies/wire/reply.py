@@ -1,11 +1,11 @@
-"""A site's reply: decoded once from Flower's records, with its form checked then.
+"""A site's reply, decoded once from Flower's records; its form is checked at the same time.
 
-What a reply's numbers may be is in ``strategies.loop.plausible``; whether they fit what was asked
-for is checked where it was asked, in ``strategies.loop.asking``.
+``strategies.loop.plausible`` checks the numbers of a reply, and ``strategies.loop.asking`` whether
+they fit the question.
 
 The replies of a round are as many models as there are sites. So that a server's memory does not
-grow with them, ``Spill`` writes what comes beyond ``IN_MEMORY`` bytes to a file without a name,
-which is gone with the round, and with the process.
+grow with them, ``Spill`` writes everything beyond ``IN_MEMORY`` bytes to a file without a name,
+which disappears with the round or with the process.
 """
 
 import functools
@@ -39,13 +39,13 @@ from fedsilo.strategies.wire.secure_keys import SECURE
 
 Arrays = Mapping[str, NDArray]
 
-_ANY = 2**16  # no array of ours is longer where any length is allowed
-_KEYS = 50_000  # metrics per site and bin are thousands where sites are many
+_ANY = 2**16  # no array of fedsilo's is longer where any length is allowed
+_KEYS = 50_000  # metrics per site and per bin are thousands in a run of many sites
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """What a reply's array must be: its ``dtype``, and its ``shape``, where None is any length."""
+    """The required type and shape of a reply's array; None in a shape allows any length."""
 
     shape: tuple[int | None, ...]
     dtype: str = "float32"
@@ -58,14 +58,14 @@ Specs = Mapping[str, ArraySpec]
 class Reply:
     """A site's reply."""
 
-    site: str  # who sent it
-    arrays: Arrays = field(default_factory=dict)  # by name
-    metrics: Mapping[str, float] = field(default_factory=dict)  # by MetricRecord key
-    examples: int = 1  # training samples that it counts for in a mean
-    # bytes_down, bytes_up: of the message and of the reply
+    site: str  # the name of the site
+    arrays: Arrays = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)  # keys are those of the MetricRecord
+    examples: int = 1  # the number of training samples that it counts for in a mean
+    # bytes_down is the size of the message to the site, bytes_up the size of the reply
     bytes_down: int = 0
     bytes_up: int = 0
-    # What was received for secure aggregation, as it came
+    # The record of secure aggregation, as received
     secure: Mapping[str, Any] = field(default_factory=dict)
 
     def keeps_state(self) -> bool:
@@ -77,10 +77,10 @@ Check = Callable[[Reply], str | None]
 
 
 def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
-    """Return what a reply holds; its arrays have exactly the names, types and shapes expected.
+    """Decode a reply, and check its metrics, and the names, types and shapes of its arrays.
 
     Raises:
-        SiteError: it is no such reply; one line.
+        SiteError: the reply does not have the expected form; one line.
     """
     refuse_many_records(content.array_records)
     metrics = _metrics(content)
@@ -90,7 +90,7 @@ def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
 
 
 def shapes(arrays: Mapping[str, NDArray | ArraySpec]) -> Specs:
-    """Return the specs of float32 arrays shaped as ``arrays`` are; a spec stays as it is."""
+    """Return the specs of float32 arrays with the shapes of ``arrays``; specs stay unchanged."""
     return {
         name: one if isinstance(one, ArraySpec) else ArraySpec(one.shape)
         for name, one in arrays.items()
@@ -100,13 +100,15 @@ def shapes(arrays: Mapping[str, NDArray | ArraySpec]) -> Specs:
 def _metrics(content: RecordDict) -> dict[str, float]:
     if METRICS not in content.metric_records:
         raise SiteError("the reply has no metrics")
-    record = dict(content.metric_records[METRICS])  # Flower gathers the records at each look
+    # Copied once, because Flower gathers the records at each access
+    record = dict(content.metric_records[METRICS])
     if len(record) > _KEYS:
         raise SiteError(f"the reply has {len(record)} metrics, more than {_KEYS}")
     metrics: dict[str, float] = {}
     for key, value in record.items():
         if not is_metric_key(key):
             raise SiteError(f"a metric is called {shown(key, 80)}, but {GRAMMAR}")
+        # A bool is an int in Python, but no metric is a truth value
         if isinstance(value, bool | list) or not isinstance(value, int | float):
             raise SiteError(f"metric '{key}' is not a finite number")
         try:
@@ -138,7 +140,7 @@ def _arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
 
 
 def _array(name: str, spec: ArraySpec, given: Any) -> NDArray:
-    """Return an array that fits; of a packed one the header is read before the numbers are."""
+    """Return an array that fits its spec; of serialised bytes the header is read first."""
     try:
         header = given if isinstance(given, np.ndarray) else read_header(given)
         lengths = zip(spec.shape, header.shape, strict=False)
@@ -160,7 +162,10 @@ def _array(name: str, spec: ArraySpec, given: Any) -> NDArray:
 
 
 def _bytes(content: RecordDict, arrays: Arrays) -> int:
-    """Return the reply's bytes with its arrays apart, as in a simulation, so that both compare."""
+    """Return the size of a reply in bytes, as if its arrays were not bundled.
+
+    So a deployment and a simulation report comparable numbers.
+    """
     record = content.array_records.get(ARRAYS, ArrayRecord())
     if list(record) != [BUNDLE]:
         return record_bytes(content)
@@ -169,20 +174,20 @@ def _bytes(content: RecordDict, arrays: Arrays) -> int:
 
 
 def most_bytes(expected: Specs) -> int:
-    """Return how many bytes the numbers of a reply's arrays may have."""
+    """Return the most bytes that a reply's arrays may have together."""
     lengths = [[_ANY if n is None else n for n in spec.shape] for spec in expected.values()]
     return 4 * sum(map(math.prod, lengths))
 
 
-IN_MEMORY = 2**24  # bytes of a round's replies
+IN_MEMORY = 2**24  # bytes of all replies of a round
 
 
 class Spill:
-    """Keeps the arrays of a round's replies.
+    """Keeps the arrays of a round's replies, in memory or in a file.
 
     Args:
-        folder: where the file may be; empty for the machine's temporary files.
-        in_memory: bytes of all replies together that stay in memory.
+        folder: the folder of the file; empty for the machine's temporary files.
+        in_memory: the bytes of all replies together that stay in memory.
     """
 
     def __init__(self, folder: str = "", in_memory: int = IN_MEMORY) -> None:
@@ -191,7 +196,7 @@ class Spill:
         self._file: IO[bytes] | None = None
 
     def keep(self, arrays: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
-        """Return ``arrays``, or the same to be read from the file one by one.
+        """Return ``arrays``, or a mapping that reads the same arrays from the file one by one.
 
         Raises:
             RunDirectoryError: the disk has no room.
@@ -211,13 +216,13 @@ class Spill:
             ) from None
 
     def close(self) -> None:
-        """Drop the file."""
+        """Delete the file."""
         if self._file:
             self._file.close()
 
 
 class SpilledArrays(Mapping[str, NDArray]):
-    """Arrays that are in a file; each access reads one."""
+    """Arrays in a file; each access reads one array."""
 
     def __init__(self, file: IO[bytes], arrays: Mapping[str, NDArray]) -> None:
         self._file = file
@@ -242,11 +247,11 @@ class SpilledArrays(Mapping[str, NDArray]):
         return len(self._places)
 
 
-@functools.lru_cache(maxsize=8)  # replies of a thousand sites share one table
+@functools.lru_cache(maxsize=8)  # the replies of a thousand sites share one table
 def _places(
     arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...],
 ) -> Mapping[str, tuple[int, int, np.dtype[Any], tuple[int, ...]]]:
-    """Return where each array begins behind the first, its bytes, its type and its shape."""
+    """Return for each array its offset in bytes, its size, its type and its shape."""
     found, place = {}, 0
     for name, dtype, shape in arrays:
         size = dtype.itemsize * math.prod(shape)

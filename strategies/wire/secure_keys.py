@@ -1,9 +1,10 @@
-"""Keys and shares of secure aggregation, by Flower's SecAgg+ arithmetic.
+"""Keys and shares of secure aggregation, with Flower's SecAgg+ arithmetic.
 
-A site has two key pairs a round: by one it agrees on masks with each other site, by the other on
-keys under which shares travel through the server, who cannot open them. What two sites agree on is
-bound to a ``context``: run, round, names and keys of all. A site's secrets are cut into shares
-(Shamir 1979) of which any ``threshold`` give them back.
+A site has two key pairs per round. With the first it agrees on a mask with each other site. With
+the second it agrees on keys that seal its shares, so that the server can pass them on but not open
+them. Every key that two sites agree on is bound to a ``context``: the run, the round, and the names
+and keys of all sites. A site splits its secrets into shares (Shamir 1979); any ``threshold`` of
+them restore the secret.
 """
 
 import base64
@@ -36,24 +37,24 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.strategies.wire.signatures import digest, words
 
 _NO_KEY = (ValueError, TypeError, AttributeError, InvalidKey, UnsupportedAlgorithm)
-SECURE = "secure"  # the record's name, in messages and replies
-# Arrays that are masked with the weights and as they are
-COUNTS = "secure/counts"  # training samples that the site adds, and 1 if it could not answer
-METRICS = "secure/metrics"  # measurements times the samples behind them
-MEASURED = "secure/measured"  # the samples behind each measurement
+SECURE = "secure"  # the name of the record in messages and replies
+# Arrays that travel masked together with the weights
+COUNTS = "secure/counts"  # the site's training samples, and 1 if it could not answer
+METRICS = "secure/metrics"  # metrics times the samples behind them
+MEASURED = "secure/measured"  # the samples behind each metric
 OWN_ARRAYS = (COUNTS, METRICS, MEASURED)
-SENT = (  # keys of replies
+SENT = (
     *("round", "mask-key", "seal-key", "public", "terms", "splits", "samples", "signature"),
     *("to", "sealed", "check", "of", "shares"),
 )
-LONGEST_KEY = 1024  # bytes of a public key as text
-LONGEST_SEALED = 4096  # bytes of two shares, sealed
+LONGEST_KEY = 1024  # bytes of a public key in text form
+LONGEST_SEALED = 4096  # bytes of two sealed shares
 LONGEST_SHARE = 1024  # bytes
 
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A key pair of elliptic curves, as bytes."""
+    """An elliptic-curve key pair, as bytes."""
 
     private: bytes
     public: bytes
@@ -61,23 +62,23 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class Shares:
-    """What a site gives another to keep: a share of its own mask's key, one of its private key."""
+    """The shares that a site gives another: of its own mask's seed and of its private mask key."""
 
     own_mask: bytes
     mask_key: bytes
 
 
 def new_key_pair() -> KeyPair:
-    """Return a key pair that the operating system's randomness made."""
+    """Generate a key pair from the operating system's randomness."""
     private, public = generate_key_pairs()
     return KeyPair(private_key_to_bytes(private), public_key_to_bytes(public))
 
 
 def public_half(private: bytes) -> bytes:
-    """Return the public half of a key pair.
+    """Return the public half of a private key.
 
     Raises:
-        SiteError: it is not a private key.
+        SiteError: the bytes are not a private key.
     """
     try:
         return public_key_to_bytes(bytes_to_private_key(private).public_key())
@@ -86,25 +87,25 @@ def public_half(private: bytes) -> bytes:
 
 
 def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
-    """Return the 32 bytes from which two sites draw the mask between them.
+    """Derive the 32 bytes from which two sites draw the mask between them.
 
     Raises:
-        SiteError: one is not a key.
+        SiteError: one of the two is not a key.
     """
-    return _derived(private, public, words("mask", context))
+    return _derive(private, public, words("mask", context))
 
 
 def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
-    """Return the key, text of 32 bytes, under which one site's shares travel to another.
+    """Derive the key, base64 of 32 bytes, that seals one site's shares for another.
 
     Raises:
-        SiteError: one is not a key.
+        SiteError: one of the two is not a key.
     """
-    return base64.urlsafe_b64encode(_derived(private, public, words("seal", context)))
+    return base64.urlsafe_b64encode(_derive(private, public, words("seal", context)))
 
 
-def _derived(private: bytes, public: bytes, use: bytes) -> bytes:
-    """Return what both holders of a private key derive for one use: HMAC-SHA256 under ECDH."""
+def _derive(private: bytes, public: bytes, use: bytes) -> bytes:
+    """Derive a key for one use from an ECDH agreement, by HMAC-SHA256, 32 bytes."""
     try:
         agreed = generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))
     except _NO_KEY:
@@ -113,29 +114,35 @@ def _derived(private: bytes, public: bytes, use: bytes) -> bytes:
 
 
 def mask_check(own_mask: bytes) -> bytes:
-    """Return by what a server knows a site's own mask key again once it is put together."""
+    """Return the commitment by which the server verifies a reconstructed mask seed."""
     return digest("own mask", own_mask)
 
 
 def refuse_no_key(public: bytes) -> None:
-    """Refuse what is not a public key of the curve that all sites use.
+    """Check that the bytes are a public key on the curve that all sites use.
 
     Raises:
-        SiteError: it is none.
+        SiteError: they are not.
     """
     mask_key(new_key_pair().private, public, b"")
 
 
 def sealed(shares: Shares, key: bytes, way: tuple[int, int]) -> bytes:
-    """Return shares as only ``key`` opens them; ``way``: from which site to which, by place."""
+    """Seal shares so that only ``key`` opens them.
+
+    Args:
+        shares: the shares.
+        key: the key from ``seal_key``.
+        way: the positions of the sending and the receiving site.
+    """
     return encrypt(key, share_keys_plaintext_concat(*way, shares.own_mask, shares.mask_key))
 
 
 def opened(token: bytes, key: bytes, way: tuple[int, int]) -> Shares:
-    """Return what ``sealed`` closed.
+    """Open sealed shares.
 
     Raises:
-        SiteError: it was closed by another key, or for another way.
+        SiteError: they were sealed by another key, or for another pair of sites.
     """
     try:
         source, target, own_mask, mask = share_keys_plaintext_separate(decrypt(key, token))
@@ -147,18 +154,19 @@ def opened(token: bytes, key: bytes, way: tuple[int, int]) -> Shares:
 
 
 def cut(secret: bytes, threshold: int, sites: int) -> list[bytes]:
-    """Return a share for each of ``sites``; any ``threshold`` of them give the secret back."""
+    """Split a secret into one share for each of ``sites`` sites; any ``threshold`` restore it."""
     return create_shares(secret, threshold, sites)
 
 
-def joined(shares: Sequence[bytes]) -> bytes:
-    """Return the secret of which these are shares.
+def join_shares(shares: Sequence[bytes]) -> bytes:
+    """Restore a secret from its shares.
 
     Raises:
-        SiteError: they are not of one secret, or too few.
+        SiteError: the shares belong to different secrets, or are too few.
     """
     lengths = {len(share) for share in shares}
     places = {share[:4] for share in shares}
+    # A share is its place, 4 bytes, and blocks of 16 bytes; Flower's function does not check this
     if len(lengths) != 1 or len(places) != len(shares) or min(lengths) % 16 != 4:
         raise SiteError("received shares are not of one secret")
     try:
@@ -168,10 +176,10 @@ def joined(shares: Sequence[bytes]) -> bytes:
 
 
 def texts(record: Mapping[str, Any], key: str) -> list[str]:
-    """Return a list of names of a record.
+    """Return a record's list of texts.
 
     Raises:
-        SiteError: there is none.
+        SiteError: the record has no such list.
     """
     values = record.get(key)
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
@@ -180,10 +188,10 @@ def texts(record: Mapping[str, Any], key: str) -> list[str]:
 
 
 def tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes]:
-    """Return a list of bytes of a record, each of at most ``longest``.
+    """Return a record's list of bytes, each of 1 to ``longest`` bytes.
 
     Raises:
-        SiteError: there is none, or one is longer.
+        SiteError: the record has no such list, or an entry is empty or longer.
     """
     values = record.get(key)
     if not isinstance(values, list) or not all(
@@ -194,10 +202,10 @@ def tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes]:
 
 
 def token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
-    """Return bytes of a record, at most ``longest`` of them.
+    """Return one bytes value of a record, of 1 to ``longest`` bytes.
 
     Raises:
-        SiteError: there are none, or more.
+        SiteError: the record has no such value, or it is empty or longer.
     """
     return tokens({key: [record.get(key)]}, key, longest)[0]
 
@@ -206,7 +214,7 @@ def whole(record: Mapping[str, Any], key: str) -> int:
     """Return a whole number of a record.
 
     Raises:
-        SiteError: there is none.
+        SiteError: the record has no such number.
     """
     value = record.get(key)
     if type(value) is not int:

@@ -1,9 +1,9 @@
-"""Who says it: signatures by the keys with which hospitals are registered, and what is signed.
+"""Signatures by the keys with which hospitals are registered, and the texts that they sign.
 
 The server knows a hospital by the fingerprint of its SuperNode's public key (OpenSSH form), as
 ``ssh-keygen -l`` prints it. Hospitals know each other by the code of the key that signs in secure
-sums. What is signed or hashed begins with its purpose: a signature for one purpose is none for
-another.
+sums. Every signed or hashed text begins with its purpose, so a signature for one purpose is invalid
+for any other.
 """
 
 import base64
@@ -37,7 +37,13 @@ _KEY_CODE = re.compile(r"[0-9a-f]{4}(-[0-9a-f]{4}){7}")
 
 
 def words(purpose: str, *parts: object) -> bytes:
-    """Return what is signed or hashed for ``purpose``: parts that cannot run into each other."""
+    """Encode parts for signing or hashing, so that different parts never give the same bytes.
+
+    Args:
+        purpose: the purpose, which is the first part.
+        parts: texts, numbers, lists and bytes.
+    """
+    # JSON quotes every part, so no two different lists give the same text
     return json.dumps(["fedsilo secure sum", purpose, *parts], default=bytes.hex).encode()
 
 
@@ -54,7 +60,11 @@ def key_words(
 
 
 def common_splits(said: Iterable[str]) -> list[str]:
-    """Return the splits that all sites measure, of what each has said, sorted."""
+    """Return the splits that all sites measure, sorted.
+
+    Args:
+        said: for each site, its splits joined by commas.
+    """
     measured = [set(filter(None, splits.split(","))) for splits in said]
     return sorted(set.intersection(*measured)) if measured else []
 
@@ -62,7 +72,14 @@ def common_splits(said: Iterable[str]) -> list[str]:
 def context_of(
     run: str, round_: int, keys: Mapping[str, tuple[bytes, bytes]], threshold: int
 ) -> bytes:
-    """Digest all that the sites of a round must share, names and keys among it, to 32 bytes."""
+    """Hash everything that the sites of a round must agree on, to 32 bytes.
+
+    Args:
+        run: the name of the run.
+        round_: the round.
+        keys: each site's two public keys, by name.
+        threshold: the number of shares that restore a secret.
+    """
     listed = [[site, *keys[site]] for site in sorted(keys)]
     return digest("round", run, round_, threshold, listed)
 
@@ -78,14 +95,14 @@ def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
 
 
 def bound_to(context: bytes, received: Mapping[str, NDArray], masked: Iterable[str]) -> bytes:
-    """Return to what the masks between sites are bound, 32 bytes.
+    """Hash the values to which masks between sites are bound, to 32 bytes.
 
-    The masks of sites that are sent other arrays, or mask other ones, do not cancel.
+    If two sites received different arrays, or mask different ones, their masks do not cancel.
 
     Args:
-        context: of the round.
-        received: all arrays that a site is sent, by record and name.
-        masked: names of the arrays and metrics that it masks.
+        context: the context of the round.
+        received: all arrays that a site received, named ``<record>/<array>``.
+        masked: the names of the arrays and metrics that it masks.
     """
     return digest("bound", context, arrays_digest(received), sorted(masked))
 
@@ -99,7 +116,7 @@ def fingerprint(public: bytes) -> str:
     """Return the fingerprint of a public key in OpenSSH's form, as ``ssh-keygen -l`` prints it.
 
     Raises:
-        SiteError: it is no such key.
+        SiteError: the text is not such a key.
     """
     return f"SHA256:{base64.b64encode(_fingerprint_bytes(public)).decode().rstrip('=')}"
 
@@ -112,30 +129,30 @@ def _fingerprint_bytes(public: bytes) -> bytes:
 
 
 def key_code(public: bytes) -> str:
-    """Return the code of a public key, for people to read to one another: 128 bits of its SHA-256.
+    """Return a public key's code, which people can read to each other: 128 bits of its SHA-256.
 
-    It is eight groups of four hexadecimal digits. Capital letters, of which fingerprints have
-    many, would not survive a telephone.
+    It has eight groups of four hexadecimal digits. Fingerprints have many capital letters, which
+    would not survive a telephone call.
 
     Raises:
-        SiteError: it is no key of OpenSSH's form.
+        SiteError: the text is not a key in OpenSSH's form.
     """
     digits = _fingerprint_bytes(public).hex()
     return "-".join(digits[at : at + 4] for at in range(0, 32, 4))
 
 
 def is_key_code(text: str) -> bool:
-    """Tell whether a text has the form of a key's code."""
+    """Tell whether a text has the form of a key code."""
     return bool(_KEY_CODE.fullmatch(text))
 
 
 def signed(private: EllipticCurvePrivateKey, text: bytes) -> bytes:
-    """Return the signature of ``text``, ECDSA with SHA-256."""
+    """Sign ``text`` with ECDSA and SHA-256."""
     return private.sign(text, ECDSA(SHA256()))
 
 
 def is_signed(public: bytes, text: bytes, signature: bytes) -> bool:
-    """Tell whether ``signature`` of ``text`` is by the holder of an OpenSSH public key."""
+    """Tell whether ``signature`` of ``text`` was made with the private half of ``public``."""
     try:
         key = load_ssh_public_key(public)
         if not isinstance(key, EllipticCurvePublicKey):
@@ -147,6 +164,6 @@ def is_signed(public: bytes, text: bytes, signature: bytes) -> bool:
 
 
 def simulated_key(seed: int, site: str) -> EllipticCurvePrivateKey:
-    """Return the key of a simulated site: anybody who knows the seed has it."""
+    """Return the signing key of a simulated site, which anybody can derive from the seed."""
     number = int.from_bytes(digest("simulated key", seed, site)) >> 1 | 1  # below the curve's order
     return derive_private_key(number, SECP256R1())

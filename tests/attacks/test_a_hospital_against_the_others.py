@@ -111,7 +111,7 @@ def test_a_claim_above_the_agreed_count_is_refused_with_both_numbers(
     lying(thousandfold)
     values = tiny("fedavg", rounds=1, min_sites=2) | {"site-weights": str(agreed)}
     directory = inline_run(values)
-    went_on_without(directory, LIAR, "says that it has 36000 training samples, and")
+    went_on_without(directory, LIAR, "says that it has 36000 training samples, but")
     assert list(directory.read_json("silos.json")) == ["s1a", "s2a"]
     assert directory.read_json("silos.json")["s1a"]["agreed"] == 36
 

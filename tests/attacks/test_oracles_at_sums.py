@@ -137,7 +137,7 @@ def test_a_run_cannot_scale_a_site_s_part(changes: Any, federation: Federation) 
     """With another clip each time, as with another bound on samples, 15 runs gave every update."""
     federation.send(VICTIM, "query.hello", resolve(RUN).as_mapping() | changes)
     _, _, reason = federation.seen[-1]
-    assert "adds its part to sums by 5 alone" in reason
+    assert "adds its part to sums only with 5" in reason
 
 
 def test_the_bound_on_samples_is_no_setting_of_a_run(federation: Federation) -> None:
@@ -153,7 +153,7 @@ def test_hospitals_of_different_bounds_do_not_sum(federation: Federation) -> Non
     path.write_text(path.read_text() + "secure-samples: 50\n")
     federation.secure(SECURE_KEYS, resolve(RUN).as_mapping(), round=1, run_name="r")
     federation.secure(SECURE_SHARES, resolve(RUN).as_mapping(), round=1, run_name="r")
-    assert "does not fit its keys" in federation.seen[-1][2]
+    assert "does not match its keys" in federation.seen[-1][2]
 
 
 def refused_again(federation: Federation, config: dict[str, Any], *, without: str = "") -> str:

@@ -91,7 +91,7 @@ def test_a_site_without_a_name_tells_no_file_either(hospital: Make, tmp_path: Pa
     site = hospital(node={"data-dir": str(tmp_path)}, unchecked={"dataset": "arrays"})
     own, run = site.context().node_config, site.context().run_config
     nameless = Context(1, 1001, {k: own[k] for k in own if k != "site"}, RecordDict(), run)
-    with pytest.raises(SiteError, match="names no 'site', and what files are called"):
+    with pytest.raises(SiteError, match="names no 'site', but names of files"):
         site_name(nameless, site_settings(nameless))
 
 

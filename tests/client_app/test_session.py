@@ -113,7 +113,7 @@ def test_a_hospitals_raised_floor_keeps_its_sums_at_home() -> None:
         feature_sums(open_session(heart_node({"site": "switzerland", "sums-min-count": 30})))
         is not None
     )
-    with pytest.raises(SiteError, match="it has 30 training rows and at least 31 are needed"):
+    with pytest.raises(SiteError, match="it has 30 training rows, but at least 31 are needed"):
         feature_sums(open_session(heart_node({"site": "switzerland", "sums-min-count": 31})))
 
 
@@ -122,7 +122,7 @@ def test_a_real_site_has_no_folds_unless_it_allows_them_itself(
     message: Callable[..., Message], folds: dict[str, int], tmp_path: Path
 ) -> None:
     real = {"site": "va", "state-dir": str(tmp_path), "trust": "server"}
-    said = r"of different samples reveals single patients: set 'allow-folds=true'"
+    said = r"over different samples reveal single patients: set 'allow-folds=true'"
     for node in (real, real | {"partition-id": 3}, real | {"allow-folds": False}):
         with pytest.raises(SiteError, match=said):
             open_session(heart_node(node, **folds))
@@ -240,7 +240,7 @@ def test_sums_of_too_few_rows_stay_at_the_site_which_names_feature_and_key() -> 
     told = str(caught.value)
     assert told.startswith("site north sends no sums: 2 training rows have a value of 'pulse'")
     assert "at least 3 are needed ('sums-min-count')" in told
-    with pytest.raises(SiteError, match="sums: it has 3 training rows and at least 4"):
+    with pytest.raises(SiteError, match="sums: it has 3 training rows, but at least 4"):
         feature_sums(session_with(dataclasses.replace(TABLE, sums_min_count=4), table_silo()))
 
 
@@ -286,12 +286,12 @@ def test_declared_figures_are_those_of_the_schema_whatever_the_message_holds() -
     silo = table_silo(FeatureStatistics(np.array([5.0, 70.0]), np.array([4.0, 5.0])))
     ready = ready_silo(silo, declared, figures_message([0.0, 0.0], [1.0, 1.0]))
     assert ready.train.inputs.tolist() == [[-1.0, -2.0], [-0.5, 0.0], [0.0, 2.0]]
-    with pytest.raises(SettingError, match="'standardise' is 'declared', and the schema gives no"):
+    with pytest.raises(SettingError, match="'standardise' is 'declared', but the schema gives no"):
         ready_silo(table_silo(), declared, RecordDict())
 
 
 def test_a_message_without_the_pooled_figures_is_refused() -> None:
-    with pytest.raises(SiteError, match=r"lacks the pooled figures: .*different versions"):
+    with pytest.raises(SiteError, match=r"lacks the pooled mean and std: .*different versions"):
         ready_silo(table_silo(), TABLE, RecordDict())
 
 
@@ -304,7 +304,7 @@ def test_a_method_gets_its_silo_standardised_by_the_message(
 ) -> None:
     node = heart_node({"partition-id": 3, "num-partitions": 4})
     asked = message(TRAIN)
-    with pytest.raises(SiteError, match="lacks the pooled figures"):
+    with pytest.raises(SiteError, match="lacks the pooled mean and std"):
         lab_of(asked, node)
     asked.content[FIGURES] = to_record({"mean": np.full(13, 2.0), "std": np.full(13, 4.0)})
     held = lab_of(asked, node).silo

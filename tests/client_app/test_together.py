@@ -127,7 +127,7 @@ def test_batch_norm_of_padded_rows_is_of_the_real_ones() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"method": "fedprox"}, "does more than train the model"),
+        ({"method": "fedprox"}, "does more than train the received model"),
         ({"optimiser-state": "run"}, "'optimiser-state' is 'run'"),
         ({"optimiser": "lbfgs"}, "'optimiser' is 'lbfgs'"),
         ({"class-weights": "balanced"}, "'class-weights' is 'balanced'"),

@@ -130,7 +130,7 @@ def test_a_stricter_trust_of_the_environment_holds_and_a_laxer_one_does_not(
     hospital(FEDSILO_TRUST="sums")
     rules = (place / "state" / "hospital" / "site.yaml").read_text()
     assert 'trust="server"' in _options(hospital(FEDSILO_TRUST="server"))["--node-config"]
-    refused(hospital(FEDSILO_TRUST="nobody"), "'trust: nobody' and has no 'max-epsilon'")
+    refused(hospital(FEDSILO_TRUST="nobody"), "'trust: nobody', but has no 'max-epsilon'")
     assert (place / "state" / "hospital" / "site.yaml").read_text() == rules
 
 

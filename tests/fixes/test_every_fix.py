@@ -26,12 +26,12 @@ ELSEWHERE = {
     "could answer, and each one's own log": "tests/test_secure_end_to_end.py",
     "summed here before under other settings": "tests/attacks/test_oracles_at_sums.py",
     "were summed here before by": "tests/attacks/test_oracles_at_sums.py",
-    "adds its part to sums by": "tests/attacks/test_oracles_at_sums.py",
-    "optimiser step(s) of the samples that this hospital declares": (
+    "adds its part to sums only with": "tests/attacks/test_oracles_at_sums.py",
+    "optimiser step(s) over the samples that this hospital declares": (
         "tests/attacks/test_oracles_at_sums.py"
     ),
     "of the samples that this hospital declares": "tests/attacks/test_oracles_at_sums.py",
-    "this round's sum was opened before with a different part": (
+    "this round's sum was already unmasked with a different part": (
         "tests/client_app/privacy/test_secure_aggregation.py"
     ),
     "sites weigh themselves by their own samples": "tests/test_secure_end_to_end.py",
@@ -44,7 +44,7 @@ ELSEWHERE = {
     "contains non-finite values, which cannot travel": "tests/strategies/wire/test_compressed.py",
     "samples to compare by": "tests/server_app/studies/compare/test_over_seeds.py",
     "have the same split, as no part": "tests/server_app/studies/compare/test_over_seeds.py",
-    "would decide what leaves, and": "tests/attacks/test_floors.py",
+    "would decide what leaves, but": "tests/attacks/test_floors.py",
     "or $FEDSILO_CACHE to another": "tests/datasets/io/test_sealed_folders.py",
 }
 # A part of the text -> why no test can follow it

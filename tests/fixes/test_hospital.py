@@ -53,7 +53,7 @@ CASES = [
         {**LEAVE_OUT, "set 'sample-clip-norm' and 'noise-multiplier'": PRIVATE},
     ),
     Case(
-        "optimiser step(s) would be behind what leaves",
+        "('minimum-steps-per-reply'): raise 'local-epochs'",
         {"local-steps": 0, "local-epochs": 1, "batch-size": 256},
         {
             **LEAVE_OUT,

@@ -99,7 +99,7 @@ RUN = [
         },
     ),
     Case(
-        " step a round, and fedrep needs one for the head and one for the rest",
+        " step a round, but fedrep needs one for the head and one for the rest",
         {**ONE_ROUND, "method": "fedrep", "network": "mlp", "local-epochs": 1, "batch-size": 256},
         {"raise 'local-epochs'": {"local-epochs": 2}, "or 'local-steps'": {"local-steps": 2}},
     ),

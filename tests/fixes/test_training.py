@@ -35,12 +35,12 @@ def fedavg(**more: object) -> Values:
 
 CASES = [
     Case(
-        "sites are trained as one only where it is",
+        "sites are trained as one only if it is",
         fedavg(vectorised=2, class_weights="balanced"),
-        {"set 'vectorised' to 1": {"vectorised": 1}, "it is none": {"class-weights": "none"}},
+        {"set 'vectorised' to 1": {"vectorised": 1}, "if it is none": {"class-weights": "none"}},
     ),
     Case(
-        "does more than train the model that it is sent: set",
+        "does more than train the received model: set",
         tiny("fedprox", vectorised=2),
         {"set 'vectorised' to 1": {"vectorised": 1}},
     ),
@@ -119,12 +119,12 @@ CASES = [
         {"change 'augmentation'": {"augmentation": "[{RandomRotation: {degrees: 5}}]"}},
     ),
     Case(
-        "is of images, and data set 'heart-synthetic' is a table: remove",
+        "is for images, but data set 'heart-synthetic' is a table: remove",
         {**HEART, "method": "fedavg", "augmentation": "[RandomHorizontalFlip]"},
         {"remove 'augmentation'": {"augmentation": GONE}},
     ),
     Case(
-        "are of the cross-entropy, and the loss is evidential: set",
+        "are for the cross-entropy, but the loss is evidential: set",
         fedavg(class_weights="balanced", loss="evidential"),
         {
             "set 'loss' to 'cross-entropy'": {"loss": "cross-entropy"},

@@ -40,7 +40,7 @@ from fedsilo.strategies.wire.secure_keys import (
     COUNTS,
     MEASURED,
     KeyPair,
-    joined,
+    join_shares,
     private_key_to_bytes,
     public_key_to_bytes,
 )

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedsilo.client_app.summary.suppression import secret_of, suppressed
+from fedsilo.client_app.summary.suppression import secret_of, suppress
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.measures.novelty import Floats
@@ -92,7 +92,7 @@ class ValueTexts:
 
         Others are hidden too where those of fewer patients would follow from the total.
         """
-        shown = suppressed(counts, self.floor, self._secret, column)
+        shown = suppress(counts, self.floor, self._secret, column)
         return ", ".join(
             f"{name} ({count / sum(counts):.0%})"
             for name, count in zip(names, shown, strict=True)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from fedsilo.client_app.summary.suppression import at_least, secret_of, suppressed
+from fedsilo.client_app.summary.suppression import at_least, secret_of, suppress
 from fedsilo.models.contract.metric_names import CLASS, TRAINED_PREFIX, read_metric
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.contract.site_facts import SPLITS
@@ -136,7 +136,7 @@ class ShownRun(FinishedRun):
             secret = secret_of(json.dumps(facts["fingerprints"], sort_keys=True).encode())
             for split, counts in facts["label_counts"].items():
                 enough = sum(counts) >= self.floor
-                shown = suppressed(counts, self.floor, secret, site, split) if enough else None
+                shown = suppress(counts, self.floor, secret, site, split) if enough else None
                 found[site, split] = shown
         return found
 

@@ -137,7 +137,7 @@ def test_a_site_explains_a_row_by_its_truth_and_refuses_one_that_is_not_there(
     assert found.title == f"s1a, test row 3: truth {label}"
     assert list(found.classes) == [str(number) for number in range(10)]
     for row in (-1, 10):
-        with pytest.raises(DataError, match=rf"s1a has 10 test rows.*there is no row {row}"):
+        with pytest.raises(DataError, match=rf"s1a has 10 test rows.*but no row {row}"):
             explain_sample(method, "test", row)
     with pytest.raises(DataError, match="s1a has 4 val rows"):
         explain_sample(method, "val", 4)

@@ -167,7 +167,7 @@ def test_a_site_explains_an_image_by_the_map_of_what_it_says(
     by_hand = grad_cam(network, float_inputs(image), found.answer())[0]
     torch.testing.assert_close(found.saliency.values, by_hand)
     assert (found.beliefs, found.vacuity) == ([], None)
-    with pytest.raises(DataError, match="there is no row 10"):
+    with pytest.raises(DataError, match="but no row 10"):
         explain_sample(method, "test", 10)
 
 

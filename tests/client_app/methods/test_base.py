@@ -81,7 +81,7 @@ def test_a_row_that_a_split_does_not_have_is_refused(silo: Silo, row: int, fits:
     if fits:
         refuse_row(silo, "test", row)
         return
-    with pytest.raises(DataError, match=f"s1a has 10 test rows, .* there is no row {row}"):
+    with pytest.raises(DataError, match=f"s1a has 10 test rows, .* but no row {row}"):
         refuse_row(silo, "test", row)
 
 

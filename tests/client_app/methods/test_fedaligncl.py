@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.adversarial_alignment import (
     Aligner,
-    embedded,
+    mean_embeddings,
 )
-from fedsilo.client_app.methods.fedaligncl import _right
+from fedsilo.client_app.methods.fedaligncl import _right_predictions
 from fedsilo.client_app.session import open_session
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.client_app.training.loop import LocalTraining
@@ -132,7 +132,7 @@ def test_embeddings_are_those_of_training_mode_and_count_no_batch_twice(
     assert all(torch.equal(a, exchanged_arrays(network)[n]) for n, a in before.items())
     with torch.no_grad():
         network.train()
-        first = embedded(network, site.silo.train.inputs[:18])
+        first = mean_embeddings(network, site.silo.train.inputs[:18])
     # Each half of the samples is a batch of 18: their embeddings have training mode's scale
     assert found.std().item() == pytest.approx(first.std().item(), rel=0.2)
 
@@ -150,7 +150,7 @@ def test_forgotten_samples_are_told_and_come_earlier(
     site = _after_a_round(opened, weights, **own)
     local = site.stored["right"].bool()
     network = site.open()  # the initial weights: what was learned is forgotten
-    now = _right(site, network)
+    now = _right_predictions(site, network)
     forgotten = set(torch.nonzero(local & ~now).flatten().tolist())
     assert forgotten
     training = steps_of(site, network)

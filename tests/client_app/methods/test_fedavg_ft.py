@@ -102,7 +102,7 @@ def test_the_final_evaluation_measures_the_personal_model_and_stores_nothing(
 @pytest.mark.parametrize("phase", ["train", "evaluate"])
 def test_a_site_with_neither_own_nor_global_weights_is_told_so(opened: Opened, phase: str) -> None:
     method = opened("fedavg-ft", round=2, phase=phase, returns=False)
-    with pytest.raises(SiteError, match="site s1a has no model of its own yet, and none came"):
+    with pytest.raises(SiteError, match="site s1a has no own model, but the message has none"):
         method.open()
 
 

@@ -109,7 +109,7 @@ def test_from_the_mean_it_goes_on_from_theta_and_says_so_if_that_is_missing(
     start = start_of(opened("fedefm", below("model/", theta) | expert, own=own, **HOME))
     for name, array in theta.items():
         np.testing.assert_array_equal(start[name].numpy(), array)
-    with pytest.raises(SiteError, match="no mean came to site s1a"):
+    with pytest.raises(SiteError, match="site s1a received none"):
         start_of(opened("fedefm", expert, own=own, **HOME))
 
 

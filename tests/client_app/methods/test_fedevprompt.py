@@ -279,7 +279,7 @@ def test_a_map_that_cannot_be_one_is_refused_before_training(
     opened: Opened, buffer: dict[str, Any], received: Any, said: str
 ) -> None:
     method = opened(METHOD, buffer | {"maps/s3a/3": received}, round=2)
-    with pytest.raises(SiteError, match=rf"buffer's entry of site s3a, class 3: {said}"):
+    with pytest.raises(SiteError, match=rf"buffer's entry for site s3a, class 3: {said}"):
         answer(method)
     assert not method.state_files.folder.exists()
 

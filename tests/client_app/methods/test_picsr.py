@@ -258,7 +258,7 @@ def test_a_row_that_is_not_there_cannot_be_explained(
     opened: Opened, routed: dict[str, Any], split: str, row: int, size: int
 ) -> None:
     method = opened("picsr", routed, **stage("router"))
-    with pytest.raises(DataError, match=rf"s1a has {size} {split} rows, .*: there is no row {row}"):
+    with pytest.raises(DataError, match=rf"s1a has {size} {split} rows, .*, but no row {row}"):
         explain_sample(method, split, row)
 
 

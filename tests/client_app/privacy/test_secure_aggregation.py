@@ -39,7 +39,7 @@ def test_masked_looks_like_no_weights_and_differs_with_the_keys(tmp_path: Path) 
 
 def test_masked_refuses_the_same_keys_for_two_updates(ready: Round) -> None:
     ready.masked("a", [0.5, 0.5])
-    with pytest.raises(RefusedError, match=r"left already.* begin the round again"):
+    with pytest.raises(RefusedError, match=r"already left.* begin the round again"):
         ready.masked("a", [0.25, 0.5])
     ready.begin()  # the fix
     assert len(ready.masked("a", [0.25, 0.5])) == 2
@@ -62,18 +62,20 @@ def test_agree_signs_one_list_by_the_keys_of_a_round(ready: Round) -> None:
     ready.all_masked()
     ready.signed("a", THREE)
     ready.signed("a", THREE)
-    with pytest.raises(RefusedError, match="another list of sites is signed already"):
+    with pytest.raises(RefusedError, match="another list of sites is already signed"):
         ready.signed("a", NAMES)
 
 
 def test_unmask_refuses_before_enough_sites_have_signed_the_same_list(ready: Round) -> None:
     ready.all_masked()
-    with pytest.raises(RefusedError, match="no site has agreed yet whose weights came"):
+    with pytest.raises(RefusedError, match="no site has signed yet whose weights arrived"):
         ready.unmask("a", {"signers": [], "signatures": []})
     of_three = {name: ready.signed(name, THREE) for name in ("a", "b")}
     of_four = {name: ready.signed(name, NAMES) for name in ("c", "d")}
     said = {"signers": THREE, "signatures": [*of_three.values(), of_four["c"]]}
-    with pytest.raises(RefusedError, match=r"2 sites have signed the list .* and 3 are needed"):
+    with pytest.raises(
+        RefusedError, match=r"2 sites have signed the same list .* but 3 are needed"
+    ):
         ready.unmask("a", said)
     with pytest.raises(SiteError, match="no sorted list of sites that have answered"):
         ready.unmask("a", {"signers": NAMES, "signatures": [*said["signatures"], of_four["d"]]})
@@ -85,7 +87,7 @@ def test_unmask_refuses_signatures_of_an_earlier_attempt(ready: Round) -> None:
     ready.begin()
     ready.all_masked()
     signatures = [ready.signed("a", THREE), *before.values()]
-    with pytest.raises(RefusedError, match="1 sites have signed the list"):
+    with pytest.raises(RefusedError, match="1 sites have signed the same list"):
         ready.unmask("a", {"signers": THREE, "signatures": signatures})
 
 
@@ -93,14 +95,14 @@ def test_a_round_that_is_begun_again_opens_no_other_sum(ready: Round) -> None:
     ready.all_masked()
     ready.unmask("a", ready.agree(THREE))
     ready.begin()
-    with pytest.raises(RefusedError, match=r"the sum of a, b, c was opened .* same sites answer"):
+    with pytest.raises(RefusedError, match=r"the sum of a, b, c was already .* same sites"):
         ready.masked("a", [0.5, 0.5], sites=["a", "b", "d"])
-    with pytest.raises(RefusedError, match="opened before with a different part of this site"):
+    with pytest.raises(RefusedError, match="already unmasked with a different part"):
         ready.masked("a", [0.5, 0.25])
-    with pytest.raises(RefusedError, match="opened before with a different part of this site"):
+    with pytest.raises(RefusedError, match="already unmasked with a different part"):
         ready.masked("a", [0.5, 0.5], samples=9)
     ready.all_masked()
-    with pytest.raises(RefusedError, match="the sum of a, b, c was opened in this round before"):
+    with pytest.raises(RefusedError, match="the sum of a, b, c was already unmasked in this round"):
         ready.signed("a", NAMES)
     assert ready.unmask("a", ready.agree(THREE))["of"] == NAMES  # the fix
     (ready.folder / "a" / SUMS).write_text("[]")
@@ -116,19 +118,19 @@ def test_opened_sums_remember_the_newest_rounds(tmp_path: Path) -> None:
 
 
 def test_sums_of_few_sites_are_refused(ready: Round) -> None:
-    with pytest.raises(RefusedError, match=r"2 sites share their keys, and 3 are needed"):
+    with pytest.raises(RefusedError, match=r"2 sites share their keys, but 3 are needed"):
         ready.masked("a", [0.5, 0.5], sites=["a", "b"])
     ready.masked("a", [0.5, 0.5], sites=THREE)
-    with pytest.raises(RefusedError, match=r"2 sites have sent their weights, and 3 are needed"):
+    with pytest.raises(RefusedError, match=r"2 sites have sent their weights, but 3 are needed"):
         ready.signed("a", ["a", "b"])
-    with pytest.raises(RefusedError, match="that masks no weights is said to have sent some"):
+    with pytest.raises(RefusedError, match="that did not take part in masking"):
         ready.signed("a", ["a", "b", "d"])
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"threshold": 2}, "threshold 2 is not the one of the run's settings"),
+        ({"threshold": 2}, "threshold 2 does not follow from the run's settings"),
         ({"sites": ["a", "b"]}, "not one key of each kind for each site"),
         ({"sites": ["b", "c", "d", "e"]}, "no sorted list of sites with this one in it"),
         ({"sites": ["b", "a", "c", "d"]}, "no sorted list of sites"),
@@ -139,7 +141,7 @@ def test_sums_of_few_sites_are_refused(ready: Round) -> None:
             {"seal-keys": [b"w", b"x", b"y", b"z"]},
             "the keys under this site's name are not its own",
         ),
-        ({"signatures": [b"x"] * 4}, "the signature of site a does not fit its keys"),
+        ({"signatures": [b"x"] * 4}, "the signature of site a does not match its keys"),
         ({"publics": [b"x"] * 4}, "a received public key is not one of OpenSSH's form"),
     ],
 )
@@ -151,7 +153,7 @@ def test_shared_refuses_keys_that_cannot_be_of_four_sites(
     with pytest.raises(SiteError, match=told):
         round_.site("a", **round_.all_keys(**changes)).answer(SECURE_SHARES)
     assert round_.site("a", **round_.all_keys()).answer(SECURE_SHARES)["to"] == ["b", "c", "d"]
-    with pytest.raises(RefusedError, match="shared already: begin the round again"):
+    with pytest.raises(RefusedError, match="already shared: begin the round again"):
         round_.site("a", **round_.all_keys()).answer(SECURE_SHARES)
 
 
@@ -187,7 +189,7 @@ def test_keys_that_are_gone_or_damaged_are_reported(
 
 def test_keys_are_of_one_round_and_their_file_the_owners_alone(ready: Round) -> None:
     assert (ready.folder / "a" / SECRETS).stat().st_mode & 0o777 == 0o600
-    with pytest.raises(SiteError, match="are of round 3, and round 4 is asked for"):
+    with pytest.raises(SiteError, match="are for round 3, but round 4 is asked for"):
         ready.site("a", 4, sites=NAMES).masked(SENT, CAME, {})
 
 
@@ -199,7 +201,7 @@ def test_keys_of_another_run_or_of_other_settings_are_refused(
     round_.make_keys()
     other = dataclasses.replace(round_, **change)
     round_.keys["b"] = other.site("b").answer(SECURE_KEYS)
-    with pytest.raises(RefusedError, match="the signature of site b does not fit its keys in this"):
+    with pytest.raises(RefusedError, match="signature of site b does not match its keys in this"):
         round_.share()
 
 

@@ -91,7 +91,7 @@ def test_a_signature_of_other_keys_is_refused_and_its_key_not_noted(
     node: dict[str, Value], own: Path
 ) -> None:
     signer = signer_of(False, 0, "north", node)
-    assert "does not fit its keys" in refused(signer, _signed("south", said=b"other keys"))
+    assert "does not match its keys" in refused(signer, _signed("south", said=b"other keys"))
     assert not KnownKeys(own).read()
 
 
@@ -148,4 +148,4 @@ def test_a_forgotten_key_must_be_compared_again(node: dict[str, Value], own: Pat
 def test_signer_of_a_simulated_site_knows_the_others_by_the_seed() -> None:
     signer = signer_of(True, 7, "north", {})
     assert not refused(signer, _signed("south"))
-    assert "not of this run's seed" in refused(signer_of(True, 5, "north", {}), _signed("south"))
+    assert "not from this run's seed" in refused(signer_of(True, 5, "north", {}), _signed("south"))

@@ -171,7 +171,7 @@ def _fill_disk(*_: object) -> int:
 
 def test_a_full_disk_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "write", _fill_disk)
-    with pytest.raises(RefusedError, match=r"\(No space left on device\), and nothing leaves"):
+    with pytest.raises(RefusedError, match=r"\(No space left on device\), but nothing leaves"):
         append_line(tmp_path / "audit.jsonl", {"n": 1})
 
 

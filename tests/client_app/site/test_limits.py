@@ -64,10 +64,10 @@ def test_a_limit_that_cannot_be_is_refused(context: Node, key: str, value: Any, 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"batch_size": 7}, "'batch-size' is 7, and 8 samples at least"),
-        ({"micro_batch": 2}, "'micro-batch' is 2, and 8 samples at least"),
-        ({"rounds": 100}, "100 rounds, and only 100 messages"),
-        ({"rounds": 20, "secure_aggregation": "secagg"}, "20 rounds of 5 messages, and only 100"),
+        ({"batch_size": 7}, "'batch-size' is 7, but this hospital requires at least 8"),
+        ({"micro_batch": 2}, "'micro-batch' is 2, but this hospital requires at least 8"),
+        ({"rounds": 100}, "100 rounds, but only 100 messages"),
+        ({"rounds": 20, "secure_aggregation": "secagg"}, "20 rounds of 5 messages, but only 100"),
     ],
 )
 def test_settings_below_a_floor_are_refused_before_any_work(

@@ -54,14 +54,14 @@ def test_a_plug_of_the_same_bytes_is_taken_from_the_hospitals_own_file(
 def test_a_plug_of_other_bytes_is_refused(node: Callable[..., Context], own_file: Path) -> None:
     pins = _pins(own_file)
     own_file.write_text(_TEXT + "# changed\n")
-    with pytest.raises(RefusedError, match="plug ward_nets is not this hospital's version"):
+    with pytest.raises(RefusedError, match="plugin ward_nets is not this hospital's version"):
         site_settings(node(str(own_file), network="ward_nets:build", plugin_digests=pins))
 
 
 def test_a_run_that_does_not_say_which_bytes_is_refused(
     node: Callable[..., Context], own_file: Path
 ) -> None:
-    with pytest.raises(RefusedError, match="does not say which version of its plugs"):
+    with pytest.raises(RefusedError, match="does not name the version of its plugins"):
         site_settings(node(str(own_file), network="ward_nets:build"))
 
 
@@ -79,14 +79,16 @@ def test_a_module_that_only_the_server_names_is_not_executed(
     node: Callable[..., Context], own_file: Path, run: dict[str, str]
 ) -> None:
     sys.modules.pop("ward_nets", None)
-    with pytest.raises(RefusedError, match=r"'ward_nets.*', which this hospital has not"):
+    with pytest.raises(
+        RefusedError, match=r"'ward_nets.*', but this hospital has not installed it"
+    ):
         site_settings(node("", plugin=str(own_file), **run))
     assert "ward_nets" not in sys.modules
 
 
 @pytest.mark.parametrize("key", ["method", "dataset", "partition"])
 def test_timm_is_a_plug_where_it_is_no_network(node: Callable[..., Context], key: str) -> None:
-    with pytest.raises(RefusedError, match="a plug of 'timm', which this hospital has not"):
+    with pytest.raises(RefusedError, match="needs plugin 'timm', but this hospital has not"):
         site_settings(node("", **{key: "timm:create_model"}))
 
 

@@ -164,7 +164,7 @@ def test_a_site_that_names_no_file_answers_as_before_and_keeps_no_log(
         ({"methods": ["local"]}, "does not allow method 'fedavg'"),
         ({"minimum-train-samples": 10**6}, "'minimum-train-samples' was tightened while the"),
         ({"max-epsilon": 0.1}, "'max-epsilon' was tightened while the message was answered"),
-        ({"site": "s2a"}, "'site' is 's2a', and this is site 's1a'"),
+        ({"site": "s2a"}, "'site' is 's2a', but this is site 's1a'"),
         ("methods: [", "cannot be used"),
         ({"max-runs-per-day": 1}, ""),
     ],
@@ -239,11 +239,11 @@ def test_a_failure_is_logged_as_one_and_not_as_a_refusal(hospital: Hospital, mes
             {},
             "does not allow data set 'digits' ('datasets': heart, mn*)",
         ),
-        ({"max-rounds": 1}, {}, "at most 1 round ('max-rounds') and 2 are asked for"),
+        ({"max-rounds": 1}, {}, "at most 1 round ('max-rounds'), but 2 are asked for"),
         (
             {"secure-aggregation": "required"},
             {},
-            "demands secure aggregation ('secure-aggregation': required) and the run has none: set",
+            "('secure-aggregation': required), but the run has none: set",
         ),
     ],
     ids=str,
@@ -292,7 +292,7 @@ def test_a_round_that_the_run_should_not_have_is_refused(
 ) -> None:
     asked = message(TRAIN)
     asked.content.config_records[CONFIG]["round"] = round_
-    assert "and 3 are asked for" in refusal(hospital({"max-rounds": 2}), asked)
+    assert "but 3 are asked for" in refusal(hospital({"max-rounds": 2}), asked)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_the_floor_of_sums_is_the_highest_of_file_node_and_run(
 
 def test_a_raised_floor_keeps_the_sums_of_a_table_at_home(hospital: Hospital) -> None:
     reason = refusal(table_hospital(hospital, {"sums-min-count": 31}))
-    assert "it has 30 training rows and at least 31 are needed" in reason
+    assert "it has 30 training rows, but at least 31 are needed" in reason
 
 
 @pytest.mark.parametrize(
@@ -525,7 +525,7 @@ def test_a_file_that_is_not_there_refuses_and_its_path_stays_at_the_site(
 
 def test_the_file_of_another_site_is_refused(hospital: Hospital) -> None:
     reason = refusal(hospital({"site": "north"}))
-    assert reason == "site s1a: the site file's 'site' is 'north', and this is site 's1a'"
+    assert reason == "site s1a: the site file's 'site' is 'north', but this is site 's1a'"
 
 
 def test_the_file_is_read_at_each_message_and_never_named_by_the_run(
@@ -548,7 +548,7 @@ def test_a_log_that_cannot_be_opened_is_refused_before_data_are(
 ) -> None:
     reply = app(hello(), hospital({"audit-log": str(tmp_path / "no" / "audit.jsonl")}))
     assert reason_of(reply) == (
-        "site s1a: the site's audit log cannot be written (No such file or directory), and nothing "
+        "site s1a: the site's audit log cannot be written (No such file or directory), but nothing "
         "leaves unlogged: the hospital must see to its 'audit-log'"
     )
 
@@ -572,7 +572,7 @@ def test_on_a_full_disk_a_ready_answer_stays_at_the_site(
     node = hospital()
     monkeypatch.setattr("fedsilo.client_app.site.audit_log.os.write", fill)
     reply = app(message(TRAIN, weights), node)
-    assert "(No space left on device), and nothing leaves unlogged" in reason_of(reply)
+    assert "(No space left on device), but nothing leaves unlogged" in reason_of(reply)
 
 
 def test_an_unforeseen_fault_of_the_log_keeps_the_answer_too(

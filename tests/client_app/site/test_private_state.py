@@ -56,8 +56,8 @@ def test_state_older_than_the_newest_that_the_server_knows_of_is_refused(
     put(state, 1, 2)
     asked = Instruction(4, "train", expects_state=state_key(*told))
     if refused:
-        said = rf"^private state of site s2a, round 4: the site kept one of round {told[0]} and "
-        with pytest.raises(CheckpointError, match=f"{said}.* of round 1: bring .*new run$"):
+        said = rf"^private state of site s2a, round 4: the site kept one from round {told[0]}, but "
+        with pytest.raises(CheckpointError, match=f"{said}.* from round 1: bring .*new run$"):
             state.before(asked)
     else:
         assert state.before(asked) is not None
@@ -75,8 +75,8 @@ def test_a_resumed_run_ends_in_a_line_where_a_site_has_lost_its_newest_state(
     with pytest.raises(SiteError) as refused:
         inline_run(values | {"resume": True})
     said = str(refused.value)
-    assert "site s2a, round 3: the site kept one of round 2 and the newest in" in said
-    assert "is of round 1: bring the newer one back, or start a new run" in said
+    assert "site s2a, round 3: the site kept one from round 2, but the newest in" in said
+    assert "is from round 1: bring the newer one back, or start a new run" in said
     assert "\n" not in said
     states[-1].write_bytes(newest)
     assert (inline_run(values | {"resume": True}).path / "summary.json").is_file()
@@ -161,7 +161,7 @@ def test_a_state_that_was_dropped_by_now_is_an_error_and_not_a_fresh_start(
 ) -> None:
     for round_ in (1, 2, 3, 4):
         put(state, round_)
-    with pytest.raises(CheckpointError, match=r"site s2a: round 3 is .* oldest .* of round 3"):
+    with pytest.raises(CheckpointError, match=r"site s2a: round 3 is .* oldest .* from round 3"):
         state.before(at(3))
     assert got(state, 4) == (3, 0)
 

@@ -46,7 +46,7 @@ def test_a_resumed_run_may_ask_for_its_last_round_again(tmp_path: Path) -> None:
     book = RunBook(tmp_path)
     for round_ in (1, 2, 3, 3, 2):
         book.enter(asked(round_), 5, Limits())
-    with pytest.raises(RefusedError, match="asks for round 1 and was in round 3"):
+    with pytest.raises(RefusedError, match="asks for round 1, but was in round 3"):
         book.enter(asked(1), 5, Limits())
 
 

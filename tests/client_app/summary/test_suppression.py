@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.client_app.summary.suppression import at_least, suppressed
+from fedsilo.client_app.summary.suppression import at_least, suppress
 
 Told = tuple[int | None, ...]
 
@@ -21,11 +21,11 @@ Told = tuple[int | None, ...]
     ],
 )
 def test_by_hand(counts: list[int], told: list[int | None]) -> None:
-    assert suppressed(counts, 10, 7, "t") == told
+    assert suppress(counts, 10, 7, "t") == told
 
 
 def test_a_floor_of_one_suppresses_nothing() -> None:
-    assert suppressed([0, 1, 5], 1, 7, "t") == [0, 1, 5]
+    assert suppress([0, 1, 5], 1, 7, "t") == [0, 1, 5]
     assert (at_least(0, 1), at_least(9, 10), at_least(10, 10)) == (0, None, 10)
 
 
@@ -33,7 +33,7 @@ def test_a_floor_of_one_suppresses_nothing() -> None:
 def test_what_leaves_is_true_large_and_gives_nothing_away(
     counts: list[int], floor: int, secret: int
 ) -> None:
-    told = suppressed(counts, floor, secret, "t")
+    told = suppress(counts, floor, secret, "t")
     hidden = [count for count, shown in zip(counts, told, strict=True) if shown is None]
     for count, shown in zip(counts, told, strict=True):
         assert shown is None or (shown == count and count >= floor)
@@ -58,7 +58,7 @@ def _possible(
     found: dict[Told, list[set[int]]] = {}
     for world in _worlds(cells, total):
         for secret in range(orders):
-            told = tuple(suppressed(world, floor, secret, "t", in_a_row=in_a_row))
+            told = tuple(suppress(world, floor, secret, "t", in_a_row=in_a_row))
             seen = found.setdefault(told, [set() for _ in range(cells)])
             for place, count in enumerate(world):
                 seen[place].add(count)

@@ -53,13 +53,13 @@ def test_a_device_that_is_none_is_refused_with_the_allowed_ones(device: str) -> 
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 def test_a_gpu_that_is_not_there_is_refused(device: str) -> None:
-    with pytest.raises(SettingError, match=rf"'{device}', and this machine has no usable GPU"):
+    with pytest.raises(SettingError, match=rf"'{device}', but this machine has no usable GPU"):
         choose_compute(device, "auto", 1)
 
 
 @pytest.mark.usefixtures("one_gpu")
 def test_a_gpu_of_too_high_a_number_is_refused() -> None:
-    with pytest.raises(SettingError, match="'cuda:1', and this machine has 1 usable GPU"):
+    with pytest.raises(SettingError, match="'cuda:1', but this machine has 1 usable GPU"):
         choose_compute("cuda:1", "auto", 1)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.optimisers import moments_of, restore_moments
-from fedsilo.client_app.training.pacing import open_pacing, shuffled
+from fedsilo.client_app.training.pacing import open_pacing, shuffle_epoch
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
 from tests.support.lab import answer
@@ -28,7 +28,7 @@ def test_an_epochs_rounds_go_through_its_order_in_turn() -> None:
     for round_ in (1, 2, 3, 4):
         pacing = open_pacing(stored, round_, 13, SETTINGS, _counting(13))
         seen.append([batch.tolist() for batch in pacing.batches()])
-        stored = pacing.stored()
+        stored = pacing.next_state()
     assert seen[:3] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]]]
     assert seen[3] == [[12, 0], [1, 2]]  # the next epoch's order begins with another
 
@@ -39,13 +39,13 @@ def test_a_small_site_begins_again_within_its_epoch() -> None:
     for round_ in (1, 2):
         pacing = open_pacing(stored, round_, 3, SETTINGS, _counting(3))
         seen += [batch.tolist() for batch in pacing.batches()]
-        stored = pacing.stored()
+        stored = pacing.next_state()
     assert seen == [[0, 1], [2, 0], [1, 2], [0, 1]]
 
 
 def test_a_site_that_missed_a_round_goes_on_where_it_was_until_the_epoch_ends() -> None:
     first = open_pacing({}, 1, 13, SETTINGS, _counting(13))
-    stored = first.stored()
+    stored = first.next_state()
     third = open_pacing(stored, 3, 13, SETTINGS, _counting(13))
     assert third.batches()[0].tolist() == [4, 5]
     fourth = open_pacing(stored, 4, 13, SETTINGS, _counting(13))
@@ -110,7 +110,7 @@ def test_the_loss_told_is_of_the_rounds_steps(opened: Opened, weights: dict[str,
 
 def test_an_order_of_another_epoch_is_another_one(opened: Opened, weights: dict[str, Any]) -> None:
     common = opened("fedavg", weights, own=PACED).common
-    first, second = (shuffled(36, common, epoch, "s1a") for epoch in (0, 1))
+    first, second = (shuffle_epoch(36, common, epoch, "s1a") for epoch in (0, 1))
     assert sorted(first.tolist()) == list(range(36)) == sorted(second.tolist())
     assert first.tolist() != second.tolist()
-    assert pytest.approx(first.tolist()) == shuffled(36, common, 0, "s1a").tolist()
+    assert pytest.approx(first.tolist()) == shuffle_epoch(36, common, 0, "s1a").tolist()

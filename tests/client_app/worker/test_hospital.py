@@ -38,9 +38,9 @@ def test_both_are_told_of_one_secret_and_the_runtime_apis_place() -> None:
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        (["--isolation", "subprocess"], "--isolation is not for you to give"),
-        (["--superexec-auth-secret-file", "x"], "--superexec-auth-secret-file is not for you"),
-        (["--host", "0.0.0.0"], "the Runtime API answers the worker alone; leave it out"),
+        (["--isolation", "subprocess"], "--isolation is set by fedsilo"),
+        (["--superexec-auth-secret-file", "x"], "--superexec-auth-secret-file is set by fedsilo"),
+        (["--host", "0.0.0.0"], "the Runtime API answers only the worker: remove it"),
         (["--node-config", "site=north"], "--node-config cannot be read"),
     ],
 )
@@ -128,7 +128,7 @@ def test_nothing_starts_where_no_server_answers(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(
-        "fedsilo: error[setting]: --isolation is not for you"
+        "fedsilo: error[setting]: --isolation is set by fedsilo"
     )
 
 

@@ -17,11 +17,11 @@ def test_poll_interval_after_an_arrival_is_short_for_ten_seconds() -> None:
     now = [100.0]
     interval = PollInterval(short=0.1, long=2.0, clock=lambda: now[0])
     assert interval.seconds() == 2.0
-    interval.arrived()
+    interval.note_arrival()
     for passed, wait in ((0.0, 0.1), (9.9, 0.1), (10.0, 2.0), (1e6, 2.0)):
         now[0] = 100.0 + passed
         assert interval.seconds() == wait
-    interval.arrived()
+    interval.note_arrival()
     assert interval.seconds() == 0.1
 
 

@@ -143,7 +143,7 @@ def test_a_site_counts_for_no_more_than_was_agreed() -> None:
     more = AgreedWeights("w.json", {"north": 35}).fault(FACTS)
     assert more is not None
     assert more.startswith(
-        "site north says that it has 36 training samples, and w.json agrees on 35"
+        "site north says that it has 36 training samples, but w.json agrees on 35"
     )
     missing = AgreedWeights("w.json", {"south": 99}).fault(FACTS)
     assert missing is not None

@@ -71,11 +71,11 @@ def test_what_goes_to_several_sites_is_shared_once(sent: Callable[..., Message])
 def test_shared_memory_without_room_is_one_line() -> None:
     code = (
         "import resource\n"
-        "from fedsilo.strategies.wire.parcels import _shared\n"
+        "from fedsilo.strategies.wire.parcels import _share\n"
         "from fedsilo.models.contract.errors import FedsiloError\n"
-        "assert len(_shared([b'x' * 90_000])) == 90_000\n"
+        "assert len(_share([b'x' * 90_000])) == 90_000\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"  # as a full /dev/shm
-        "try:\n    _shared([b'x' * 200_000])\nexcept FedsiloError as error:\n    print(error)\n"
+        "try:\n    _share([b'x' * 200_000])\nexcept FedsiloError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == (

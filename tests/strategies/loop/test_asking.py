@@ -47,7 +47,7 @@ def test_a_reply_owes_what_its_phase_measures_on_what_the_site_holds(
     participants: Participants, phase: str, measures: bool, held: list[str], needed: list[str]
 ) -> None:
     exchange = exchanging(participants, phase, evaluate_every=int(measures))
-    assert list(exchange._needed(held)) == needed
+    assert list(exchange._needed_metrics(held)) == needed
 
 
 @pytest.mark.parametrize(("answered", "failed", "min_sites"), [(3, 0, 0), (2, 1, 2), (1, 0, 3)])

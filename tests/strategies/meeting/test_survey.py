@@ -63,7 +63,7 @@ def test_who_refuses_or_says_what_cannot_be_is_left_out_in_one_line() -> None:
     assert told[1002] == "site south: the hospital has no site file and more"
     assert "cannot be read" in told[1003]
     assert "north" in told[1004]
-    assert "is of data set 'heart', not 'table'" in told[1005]
+    assert "is about data set 'heart', not 'table'" in told[1005]
     assert "has other records" in told[1006]
     assert "bytes, more than" in told[1007]
     assert all("\n" not in line and len(line) < 500 for line in told.values())

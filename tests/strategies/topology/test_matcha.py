@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.strategies.topology.matcha import (
     Matcha,
-    _rounded,
+    _round_probabilities,
     _solve,
     activation_probabilities,
     algebraic_connectivity,
@@ -179,7 +179,10 @@ def test_every_rounds_matrix_and_the_expected_one_are_doubly_stochastic(
     graph: nx.Graph, budget: float
 ) -> None:
     matcha = solve_matcha(graph, budget, seed=5)
-    for matrix in [*(matcha.matrix(matcha.active(round_)) for round_ in (1, 2)), matcha.expected()]:
+    for matrix in [
+        *(matcha.matrix(matcha.active(round_)) for round_ in (1, 2)),
+        matcha.expected_matrix(),
+    ]:
         assert matrix.min() >= 0
         assert matrix.sum(axis=0) == pytest.approx(np.ones(len(graph)))
         assert matrix.sum(axis=1) == pytest.approx(np.ones(len(graph)))
@@ -191,7 +194,7 @@ def test_few_matchings_are_gone_through_in_all_their_subsets() -> None:
         (False, True): 0.75,
         (True, True): 0.25,
     }
-    assert matcha.expected()[0, 1] == pytest.approx(0.25 * 0.5)
+    assert matcha.expected_matrix()[0, 1] == pytest.approx(0.25 * 0.5)
 
 
 def test_of_many_matchings_a_thousand_rounds_stand_for_all() -> None:
@@ -200,14 +203,14 @@ def test_of_many_matchings_a_thousand_rounds_stand_for_all() -> None:
     cases = list(matcha.cases())
     assert len(cases) == 1000
     assert sum(share for share, _ in cases) == pytest.approx(1)
-    assert matcha.expected()[0, 5] == pytest.approx(0.3 * 0.01, rel=0.15)
+    assert matcha.expected_matrix()[0, 5] == pytest.approx(0.3 * 0.01, rel=0.15)
 
 
 def test_rounding_never_goes_over_the_budget() -> None:
-    found = _rounded(np.array([0.1234567, 0.1234567, 0.1234567]), 3 * 0.1234567)
+    found = _round_probabilities(np.array([0.1234567, 0.1234567, 0.1234567]), 3 * 0.1234567)
     assert sum(found) <= 3 * 0.1234567
     assert found == pytest.approx((0.123457,) * 3, abs=2e-6)
-    assert _rounded(np.array([1.00000001, -1e-9]), 1.0) == (1.0, 0.0)
+    assert _round_probabilities(np.array([1.00000001, -1e-9]), 1.0) == (1.0, 0.0)
 
 
 def test_a_budget_that_is_as_good_as_none_is_refused() -> None:

@@ -10,7 +10,7 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.strategies.wire.secure_keys import (
     Shares,
     cut,
-    joined,
+    join_shares,
     mask_check,
     mask_key,
     new_key_pair,
@@ -49,20 +49,20 @@ def test_a_secret_is_known_again_by_its_public_half_or_its_check() -> None:
 def test_any_threshold_of_shares_give_the_secret_and_fewer_do_not() -> None:
     for secret in (os.urandom(32), new_key_pair().private):
         shares = cut(secret, 3, 5)
-        assert all(joined(some) == secret for some in combinations(shares, 3))
+        assert all(join_shares(some) == secret for some in combinations(shares, 3))
         for few in combinations(shares, 2):
             with contextlib.suppress(SiteError):
-                assert joined(few) != secret
+                assert join_shares(few) != secret
 
 
 def test_shares_of_other_secrets_are_told() -> None:
     one, other = cut(os.urandom(32), 2, 3), cut(new_key_pair().private, 2, 3)
     with pytest.raises(SiteError, match="not of one secret"):
-        joined([one[0], other[1]])
+        join_shares([one[0], other[1]])
     with pytest.raises(SiteError, match="not of one secret"):
-        joined([one[0], one[0]])
+        join_shares([one[0], one[0]])
     with pytest.raises(SiteError, match="not of one secret"):
-        joined([b"short", b"other"])
+        join_shares([b"short", b"other"])
 
 
 def test_sealed_shares_open_for_their_receiver_alone() -> None:

@@ -199,7 +199,7 @@ def test_a_new_image_is_explained_by_its_file(
     ("run", "site", "row", "told"),
     [
         ("picsr", "basel", 0, "there is no silo 'basel': 4 silos are cleveland, hungary,"),
-        ("picsr", "va", 45, "site va has 45 test rows, counted from 0: there is no row 45"),
+        ("picsr", "va", 45, "site va has 45 test rows, counted from 0, but no row 45"),
         ("picsr", "va", -1, "there is no row -1"),
         ("nowhere", "va", 0, "summary.json is not there: the run has not ended"),
     ],
@@ -329,7 +329,7 @@ def test_a_state_that_lies_elsewhere_is_named_by_an_option(skin: Path, tmp_path:
 @pytest.mark.parametrize(
     ("site", "row", "split", "told"),
     [
-        ("bcn", 9, "test", "site bcn has 9 test rows, counted from 0: there is no row 9"),
+        ("bcn", 9, "test", "site bcn has 9 test rows, counted from 0, but no row 9"),
         ("bcn", -1, "test", "there is no row -1"),
         ("bcn", 0, "val", "site bcn has 0 val rows"),
         ("basel", 0, "test", "there is no silo 'basel'"),

@@ -118,7 +118,7 @@ def test_an_image_of_a_convolutional_network_is_explained(
     [
         (["vit"], ["--rows", "0"], "of a ViT 'fedsilo attention' draws where it looked"),
         (["ensemble"], ["--rows", "0"], "ensemble: this model mixes 3 networks"),
-        (["fedavg"], ["--rows", "0,15"], "site s2a has 15 test rows, counted from 0: there is no"),
+        (["fedavg"], ["--rows", "0,15"], "site s2a has 15 test rows, counted from 0, but no"),
         (["fedavg"], ["--rows", "x"], "--rows is 'x'; it must be rows counted from 0"),
         (["fedavg"], ["--scenarios", "1"], "name two runs or more"),
         (["fedavg"], ["--scenarios", "0"], "--scenarios is 0; it must be at least 1"),
