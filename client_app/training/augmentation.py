@@ -42,7 +42,7 @@ def augmenter(
 
     def augment(batch: Tensor) -> Tensor:
         with seed_generators(settings.seed, "augmentation", *key, next(numbers), device=device):
-            changed = [_changed(image, transform) for image in batch]
+            changed = [_change(image, transform) for image in batch]
         return torch.stack(changed) if changed else batch  # a private batch may be empty
 
     return augment
@@ -121,7 +121,7 @@ def check_images(settings: CommonSettings, silo: Silo) -> None:
     transform = _transform(settings.augmentation)
     try:
         with seed_generators(settings.seed, "augmentation"):
-            changed = _changed(image, transform)
+            changed = _change(image, transform)
     except (TypeError, ValueError, RuntimeError) as error:
         raise _refusal(settings.augmentation, error) from None
     if (changed.shape, changed.dtype) != (image.shape, image.dtype):

@@ -25,7 +25,7 @@ from fedsilo.models.privacy.secure_sum import (
     quantisation,
     tolerated_colluders,
 )
-from fedsilo.strategies.wire.secure_keys import Shares, joined, mask_key, new_key_pair, opened
+from fedsilo.strategies.wire.secure_keys import Shares, join_shares, mask_key, new_key_pair, opened
 from fedsilo.strategies.wire.signatures import (
     bound_to,
     key_words,

@@ -254,7 +254,9 @@ class Federation:
         for part in came.values():
             total = {name: total[name] + words for name, words in part.items()}
         threshold = needed_sites(resolve(RUN).common, len(came))
-        left = mask_arrays(total, [], [joined(shares[site][:threshold]) for site in sorted(came)])
+        left = mask_arrays(
+            total, [], [join_shares(shares[site][:threshold]) for site in sorted(came)]
+        )
         way = quantisation(resolve(RUN).common, len(came))
         whole = {COUNTS, MEASURED}
         return {
