@@ -16,8 +16,10 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import one_line
 
 _TIMEOUT = 60  # seconds without a byte
-_MEMBER_BYTES = 1024  # of memory and of headers that a tar's member takes besides its content
-_LONGEST_HEADER = 2**20  # bytes of a long name or of a PAX header
+# Bytes of memory and of headers that a tar's member takes besides its content
+_MEMBER_BYTES = 1024
+# Bytes of a long name or of a PAX header
+_LONGEST_HEADER = 2**20
 _HEADERS = (
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),

@@ -123,7 +123,8 @@ def _objects(column: Series) -> npt.NDArray[Any]:
         return column.to_numpy(dtype=object)
     # pandas itself would make a text for each row
     known = np.append(column.cat.categories.to_numpy(dtype=object), [None])
-    values: npt.NDArray[Any] = known[column.cat.codes.to_numpy()]  # -1, the last, is missing
+    # A missing value has the code -1, which is the place of the last
+    values: npt.NDArray[Any] = known[column.cat.codes.to_numpy()]
     return values
 
 

@@ -17,7 +17,8 @@ from fedsilo.datasets.io.unpacked_size import (
 
 _PART = 2**20  # bytes of a sheet that are looked at together
 _TEXTS = "xl/sharedStrings.xml"
-_BYTES = "BYTE_ARRAY"  # Parquet's type of texts and bytes of any length
+# Parquet's type of texts and bytes of any length
+_BYTES = "BYTE_ARRAY"
 _XML_TIMES = 4  # openpyxl's memory for a sheet's XML, at least
 _LETTERS = re.compile(r"[A-Za-z]{1,9}")
 
@@ -48,8 +49,8 @@ def check_parquet(path: Path) -> list[str]:
                 # rows
                 values += chunk.num_values
                 size += chunk.total_uncompressed_size
-                length = about.schema.column(column).length  # of values of a fixed length
-                size += chunk.num_values * length
+                # Of values of a fixed length their length, else 0
+                size += chunk.num_values * about.schema.column(column).length
                 if chunk.physical_type == _BYTES and chunk.path_in_schema in flat:
                     texts.add(chunk.path_in_schema)
                 elif chunk.physical_type == _BYTES:
@@ -82,7 +83,8 @@ class _Cells:
 
     def __init__(self, path: Path, times: int) -> None:
         self.path = path
-        self.times = times  # of its XML that a part takes of memory
+        # How often its XML a part takes of memory
+        self.times = times
         self.most = most_unpacked(path) // CELL_BYTES
         self.row = self.column = self.widest = 0
 

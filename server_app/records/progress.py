@@ -19,7 +19,8 @@ from fedsilo.models.contract.settings_schema import key_of
 FILE, METRICS_FILE = "progress.json", "progress.prom"
 Status = Literal["running", "finished", "failed", "interrupted"]
 
-_Count = Annotated[int, Field(ge=0, le=2**63)]  # a sum of larger ones could not be divided
+# A sum of larger ones could not be divided
+_Count = Annotated[int, Field(ge=0, le=2**63)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
