@@ -53,7 +53,7 @@ CASES = [
         {**LEAVE_OUT, "set 'sample-clip-norm' and 'noise-multiplier'": PRIVATE},
     ),
     Case(
-        "('minimum-steps-per-reply'): raise 'local-epochs'",
+        "optimiser step(s), but at least",
         {"local-steps": 0, "local-epochs": 1, "batch-size": 256},
         {
             **LEAVE_OUT,
