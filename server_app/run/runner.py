@@ -34,11 +34,11 @@ def run(
 ) -> RunDirectory:
     """Run ``settings`` over the sites of ``grid`` and return the run directory.
 
-    ``launch`` has engine and resources for config.toml, so that ``fedsilo resume`` uses the same.
-    The pictures are drawn by whoever starts a run, when it is complete.
+    ``launch`` holds the engine and resources for config.toml, so that ``fedsilo resume`` uses the
+    same. The caller draws the pictures, once the run is complete.
 
     Raises:
-        FedsiloError: nothing is half-written; what was finished before stays and can be resumed.
+        FedsiloError: the run failed. No file is half-written, and finished rounds can be resumed.
     """
     settings = named(settings).pinned()
     common, console = settings.common, make_console()
