@@ -54,7 +54,7 @@ class GrowingCsv:
         self.final = {"bytes": 0, "crc32": 0}
 
     def write(self, final: Sequence[Row], still_open: Sequence[Row] = ()) -> None:
-        """Append final rows, then open rows, which the next writing replaces.
+        """Append final rows, then open rows, which the next call replaces.
 
         Raises:
             RunDirectoryError: the file is gone, shorter than before, or cannot be written.
@@ -174,7 +174,7 @@ class Recorder(Hook):
         self.directory.write_json(SILOS, silos_document(participants))
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Record the bytes and seconds of each reply, and its metrics after training or evaluation."""
+        """Record the traffic of each reply, and its metrics after training or evaluation."""
         described = round_ if phase == EVALUATE else round_ - 1
         measured = phase in TRAINING or phase == EVALUATE
         for site, reply in replies.items():
