@@ -85,7 +85,7 @@ def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
     app = app_folder()
     if folder.is_relative_to(app) and folder != app / "deployment":
         raise SettingError(
-            f"--deployment {folder} is in fedsilo's checkout, but a run sends the checkout to every "
+            f"--deployment {folder} is in fedsilo's checkout, but a run sends that to every "
             f"site: choose a folder outside, or {app / 'deployment'}"
         )
     defaults: dict[str, Value] = {"device": "cpu", "trust": "server"}
@@ -123,7 +123,7 @@ def _silos(request: DeploymentRequest) -> list[str]:
     if count and len(names) != count:
         raise SettingError(
             f"--sites is {count}, but {request.experiment} has the silos "
-            f"{', '.join(names) or 'that the sites name'}: name them by --site, or give their number"
+            f"{', '.join(names) or 'that the sites name'}: name them by --site, or correct --sites"
         )
     return names
 

@@ -72,8 +72,8 @@ def _built_for(index: int) -> str:
         raise Refused(
             f"GPU {index} has capability {in_words}, but PyTorch {torch.__version__} was built for "
             f"{', '.join(built)}",
-            "install a PyTorch build that supports it (pytorch.org/get-started), or set 'device' to "
-            "cpu",
+            "install a PyTorch build that supports it (pytorch.org/get-started), or set 'device' "
+            "to cpu",
         )
     return in_words
 

@@ -122,7 +122,7 @@ def _enough(setup: RunSetup) -> Passed:
     there, needed = len(meeting.sites), meeting.needed
     if there < needed:
         raise Refused(
-            f"{there} of {meeting.asked} sites can take part, but {needed} are needed ('min-sites')",
+            f"{there} of {meeting.asked} sites can take part, but 'min-sites' needs {needed}",
             f"fix the others, or set 'min-sites' to {there}" if there else "fix the sites",
         )
     return Passed(

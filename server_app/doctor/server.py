@@ -194,7 +194,7 @@ _BOTH = "write both registrations and a new kit by 'fedsilo deploy renew {name}'
 
 
 def _nodes(setup: ServerSetup) -> Passed:
-    """Compare the SuperLink's registrations with the deployment, and list the state of each site."""
+    """Compare the SuperLink's registrations with the deployment; list each site's state."""
     reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
     deployment = given(setup.deployment, reason)
     if not healthy(deployment):

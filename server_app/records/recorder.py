@@ -80,8 +80,8 @@ class GrowingCsv:
                     os.fsync(file.fileno())
         except OSError as error:
             raise RunDirectoryError(
-                f"cannot append to {self.path} ({error.strerror}): resume the run once the file can "
-                "be written, or start a new run"
+                f"cannot append to {self.path} ({error.strerror}): resume the run once the file "
+                "can be written, or start a new run"
             ) from None
         crc32 = zlib.crc32(added, self.final["crc32"])
         self.final = {"bytes": size + len(added), "crc32": crc32}
