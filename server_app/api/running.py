@@ -176,7 +176,7 @@ def watch(
         return partial(look_at_run, Path(run_dir))
     if deployment is not None and run_dir is None:
         return partial(look_at_deployment, Path(deployment))
-    raise SettingError("name either a run directory or, with --deployment, a deployment")
+    raise SettingError("name either a run directory, or a deployment by --deployment")
 
 
 def pretrain(

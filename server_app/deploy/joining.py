@@ -88,7 +88,7 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
     write_atomically(deployment.secrets / f"{name}.key", private, mode=0o600)
     deployment.write_registry()
     _end(deployment, name)
-    return f"{name} has a new key: 'fedsilo deploy up' starts it again"
+    return f"{name} has a new key: to start it again, run 'fedsilo deploy up'"
 
 
 def revoke(folder: Path, name: str, say: Say) -> None:

@@ -44,10 +44,10 @@ if TYPE_CHECKING:  # PyTorch comes with it
 
 CONFIG, SUMMARY, SILOS = "config.toml", "summary.json", "silos.json"
 CUT, STANDARDISATION, LOCK = "cut.json", "standardisation.json", ".lock"
-ENDING = ".ending"  # is there while the documents that follow summary.json are written
-MODEL, BEST = "model.safetensors", "best.safetensors"  # of the last round, of the best
+ENDING = ".ending"  # exists while the documents that follow summary.json are written
+MODEL, BEST = "model.safetensors", "best.safetensors"  # models of the last and the best round
 
-# A larger file is not read as text
+# A larger text file is refused, because reading it could use up the memory
 _MOST_BYTES = 2**30
 _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
 

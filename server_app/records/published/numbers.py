@@ -1,10 +1,10 @@
 """A paper's numbers next to a run's, if the run is in the setting that the paper measured.
 
 Each YAML file here holds a paper's tables. ``names`` maps the paper's name of a method to the
-settings that make a run of it. ``conditions`` are what a run must have for a row to be shown; a
-block with ``name`` or ``dataset`` is for those rows only, and a row's own ``settings`` come last.
-A run of the paper's method on its data that does not meet them is shown no number: ``unlike`` says
-in what it differs.
+settings of a run with that method. ``conditions`` lists the settings and sites that a run must have
+for a row to be shown; a block with ``name`` or ``dataset`` applies to those rows only, and a row's
+own ``settings`` override all blocks. A run of the paper's method on its data that does not meet the
+conditions gets no number, and ``unlike`` describes the differences.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,11 +1,11 @@
-"""What each row of a comparison was given and took, and in what rows differ.
+"""The budget of each row in a comparison, and the differences between budgets.
 
-Rows are on equal terms where all were given the same and took the same, so that the method alone
-makes a difference. Given are the rounds, the start (network and initial weights), and the points
-that 'fedsilo tune' tried for the settings. Taken are the rounds that were finished, and the
-optimiser steps and the samples that they saw, over all sites and rounds in the mean over seeds.
-Every step counts, of whatever model: a method that trains a second model (Ditto), or its
-neighbours' (FedEFM), took more. Steps and samples may differ by a tenth, as a last batch is smaller
+Rows are on equal terms if they got the same and used the same, so that only the method makes a
+difference. A row gets rounds, a start (network and initial weights), and a number of points that
+'fedsilo tune' tried for its settings. It uses finished rounds, optimiser steps and samples, summed
+over all sites and rounds, in the mean over seeds.
+Every step counts, so a method that trains a second model (Ditto) or its neighbours' models
+(FedEFM) uses more. Steps and samples may differ by a tenth, because a last batch may be smaller
 at one site than at all sites' pool. Before a run, and where sites do not tell (private runs), the
 settings of a round's training are compared in their place.
 """

@@ -319,8 +319,8 @@ def _refuse_one_split(jobs: Sequence[Job]) -> None:
             cuts = [[load_silo(s, c).fingerprints for s in silo_names(c)] for c in (one, other)]
             if cuts[0] == cuts[1]:
                 raise SettingError(
-                    f"--splits: '{one.run_name}' and '{other.run_name}' have the same split, because "
-                    "'fold-seed' changes no part of it: set 'test-folds', or remove --splits"
+                    f"--splits: '{one.run_name}' and '{other.run_name}' have the same split, which "
+                    "'fold-seed' does not change: set 'test-folds', or remove --splits"
                 )
 
 

@@ -123,7 +123,7 @@ def figure_of(summary: Summary, group: str, metric: str) -> float | None:
 def values_by_seed(
     runs: Mapping[str, Mapping[int, Summary]], metric: str
 ) -> dict[str, dict[int, float]]:
-    """Return a metric's mean over sites: experiment -> seed -> mean; undefined ones are left out."""
+    """Return a metric's mean over sites: experiment -> seed -> mean, if defined."""
     return {
         name: {
             seed: value

@@ -94,7 +94,7 @@ def at_an_edge(
         if lower or (at >= 1 - margin and high < rules[key].maximum):
             yield (
                 f"the best '{key}', {value}, is at the {'lower' if lower else 'upper'} end of "
-                f"{low:g} to {high:g}, so values beyond may be better: widen the grid and tune again"
+                f"{low:g} to {high:g}, so others may be better: widen the grid and tune again"
             )
 
 
