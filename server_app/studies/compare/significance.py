@@ -15,7 +15,6 @@ import pandas as pd
 from rich.table import Table
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import counted
 from fedsilo.server_app.studies.compare.tables import markdown_table, rich_table
 
 _ROUNDING = 1e-12  # relative spread below which values count as equal up to rounding

@@ -71,7 +71,7 @@ def trial_settings(values: Mapping[str, Value]) -> RunSettings:
 FAILED = "failed"  # in place of a summary's content: why there is none
 
 
-_Work = tuple[Trial, Path]  # what a worker process gets: a trial and the file of its summary
+_Work = tuple[Trial, Path]  # a trial and the file of its summary, sent to a worker process
 _Failure = tuple[str, str]  # the code of an error, and what it says
 
 

@@ -1,4 +1,4 @@
-"""``fedsilo finetune``: a run's model on a new task, compared with the same network from scratch.
+"""``fedsilo finetune``: trains a run's model on a new task, beside the same network from scratch.
 
 All networks are trained on the pooled training images of the sites on this machine. Validation
 images choose the epoch; test images are read once, for the metrics of that epoch.
@@ -69,8 +69,8 @@ def _study(request: FinetuneRequest, sources: Sequence[Source]) -> Study:
     labels = [source.label for source in sources]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise SettingError(
-            f"two of --weights are named '{twice[0]}': rename the folder of one, so that their "
-            "lines can be distinguished"
+            f"two of --weights are named '{twice[0]}', so their rows would look alike: rename one "
+            "of the folders"
         )
     network = network_of(request.task, request.network, sources, distil=request.distil_epochs > 0)
     run_models = [source for source in sources if isinstance(source, RunModel)]
@@ -107,12 +107,12 @@ def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
 def start(
     study: Study, source: Source | None, seed: int
 ) -> tuple[nn.Module, TransferReport | DistilReport | None]:
-    """Return a network initialised by ``source`` (None: the seed alone), and what it took from it.
+    """Build a network initialised by ``source`` (None: only by the seed), and report the transfer.
 
-    The seed's own values are the same for every start: starts differ only in what they took.
+    The seed's values are the same for every start, so starts differ only in the transferred arrays.
 
     Raises:
-        SettingError: nothing of the weights fits.
+        SettingError: no array of the weights fits.
     """
     settings = _seeded(study.settings, seed)
     network = study.downstream.build(settings, study.data.task)

@@ -1,4 +1,4 @@
-"""What ``fedsilo finetune`` writes: a table, finetune.json, CSV files, the model and overlays."""
+"""Writes the results of ``fedsilo finetune``: table, finetune.json, CSV files, model, overlays."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 class StartResult:
     """The outcome of one start: a line of the table."""
 
-    label: str  # what it started from
-    method: str  # the run's, or empty if it was not a run
-    transfer: TransferReport | DistilReport | None  # None: from scratch
-    trained: tuple[Trained, ...]  # by seed
+    label: str  # name of the starting point
+    method: str  # the method of the run; empty if the start was no run
+    transfer: TransferReport | DistilReport | None  # None if it started from scratch
+    trained: tuple[Trained, ...]  # one result per seed
 
     def row(self, metric: str) -> Spread | None:
         """Return a test metric over the seeds that have it, or None if none has."""
@@ -52,7 +52,7 @@ class StartResult:
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What fine-tuning returns: the study, and each of its starts."""
+    """The result of fine-tuning: the study, and the result of each start."""
 
     study: Study
     starts: tuple[StartResult, ...]
@@ -157,7 +157,7 @@ def _start_document(result: StartResult) -> dict[str, Any]:
         "taken": asdict(took) if isinstance(took, TransferReport) else None,
         "distilled": asdict(took) if isinstance(took, DistilReport) else None,
         "mean": {metric: row.mean for metric, row in rows.items()},
-        # A single seed has no spread, and 0 would look like one
+        # A single seed has no spread, but 0 would look like one
         "sd": {metric: row.sd for metric, row in rows.items() if row.seeds > 1},
         "seeds": [
             {key: getattr(trained, key) for key in ("seed", "epoch", "val", "test")}
@@ -181,7 +181,10 @@ def spread(origin: Sequence[str], count: int) -> list[int]:
 
 
 def coloured(predicted: Tensor, mask: Tensor) -> Tensor:
-    """Return the overlay (h, w, 4) of a predicted and a true mask (h, w), transparent elsewhere."""
+    """Colour hits, false alarms and misses of a predicted mask (h, w): an overlay (h, w, 4).
+
+    Pixels in neither mask are transparent.
+    """
     marked, true = predicted.bool(), mask.bool()
     layer = torch.zeros(*mask.shape, 4)
     for chosen, colour in ((marked & true, HIT), (marked & ~true, FALSE), (~marked & true, MISSED)):

@@ -41,7 +41,7 @@ class Monitored:
 
     facts: Sequence[tuple[str, str]]  # what was checked against what
     checks: Sequence[Check]
-    missing: Sequence[str]  # what was not checked, and why
+    missing: Sequence[str]  # a line for each check that was not possible, with the reason
 
     @property
     def alarms(self) -> list[Check]:
@@ -58,16 +58,16 @@ class Monitored:
         return f"{len(self.alarms)} of {len(self.checks)} checks are beyond their limit: {names}."
 
     def lines(self) -> list[str]:
-        """Return it for a terminal."""
+        """Return the lines for a terminal: each check, each missing check, and the verdict."""
         missing = [f"not checked: {why}" for why in self.missing]
         return [*(check.line() for check in self.checks), *missing, self.verdict()]
 
     def page(self) -> str:
-        """Return it as a page."""
+        """Return the result as an HTML page."""
         rows = [(c.name, c.value, c.limit, "ALARM" if c.alarm else "ok") for c in self.checks]
         note = (
-            "PSI: population stability index, 0 for the same distribution. Its limit is 0.25, or "
-            "higher where so few cases reach that by chance."
+            "PSI: population stability index, 0 for equal distributions. Its limit is 0.25, or "
+            "higher if there are so few cases that chance alone reaches 0.25."
         )
         verdict = Text([self.verdict()], warning=bool(self.alarms))
         table = Table("New cases", ("check", "found", "limit", ""), rows, note)
@@ -75,7 +75,7 @@ class Monitored:
         if self.missing:
             sections.append(Section("What was not checked", [Items(self.missing)]))
         foot = "Not for clinical use. Written by fedsilo, research software."
-        return page("Is the model still fit for these cases?", sections, foot=foot)
+        return page("Does the model still suit these cases?", sections, foot=foot)
 
 
 def monitor(
@@ -104,8 +104,8 @@ def monitor(
     kept = new.inputs.kept()
     if len(kept) < floor:
         raise DataError(
-            f"{data} has {len(kept)} cases that can be used, and a check takes {floor} "
-            "('sums-min-count'): gather more"
+            f"{data} has {len(kept)} cases that can be used, but a check needs {floor} "
+            "('sums-min-count'): collect more cases"
         )
     labels = new.labels[kept]
     checks = [*_drift(model, new, floor)]
@@ -150,8 +150,8 @@ def _missing(model: SiteModel, drift: Sequence[Check], labelled: int, floor: int
             yield f"the distribution of {listed(others)}: no two cells of {floor} training samples"
     if labelled < floor:
         yield (
-            f"coverage, calibration and accuracy: {labelled} cases have a label, and the floor is "
-            f"{floor}"
+            f"coverage, calibration and accuracy: {labelled} cases have a label, but {floor} are "
+            "needed"
         )
 
 

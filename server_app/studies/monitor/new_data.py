@@ -1,4 +1,4 @@
-"""New cases as a model reads them, with their labels where the file has some."""
+"""Reads new cases for a model, with their labels if the file has some."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def open_new_data(model: SiteModel, data: Path) -> NewData:
 
 
 def _listed(model: SiteModel) -> Mapping[str, Sequence[str]]:
-    """Return the labels of each class of images as their data set declares them."""
+    """Return the labels that the data set declares for each class of images."""
     data, common = data_set(model.common.dataset), model.common
     if isinstance(data, ImageDataSet):
         return data.classes(common, find_places(common.data_dir, common.cache_dir))

@@ -1,4 +1,4 @@
-"""What is predicted: image files read a batch at a time, rows of a table, or a site's split."""
+"""The inputs to predict: image files read batch by batch, rows of a table, or a site's split."""
 
 import os
 from abc import ABC, abstractmethod
@@ -44,12 +44,12 @@ class Inputs(ABC):
 
     key: str  # what an input is called by: file, line or row
     names: Sequence[str]
-    source: Mapping[str, Any]  # where they came from, for the document
+    source: Mapping[str, Any]  # files or split of the inputs, for the document
     # Place among the inputs -> why it could not be read; complete once all were read
     faults: dict[int, str] = field(default_factory=dict)
     truth: Tensor | None = None  # (n,) the classes, if known
     ids: Sequence[str] = ()  # (n,) what the user calls each, if a column of ids is named
-    notes: Sequence[str] = ()  # what a user should know of how they were read, a sentence each
+    notes: Sequence[str] = ()  # remarks for the user on the reading, a sentence each
     read: Tensor | None = None  # (k, features) of a table before it is standardised, with NaN
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Inputs(ABC):
         """Yield the readable inputs (batch, *input_shape) as a silo holds them."""
 
     def watched(self, watch: Watch) -> Iterator[Tensor]:
-        """Yield the batches, and tell ``watch`` after each how many inputs have been read."""
+        """Yield the batches; after each, call ``watch`` with the number of inputs read so far."""
         done, total = 0, len(self.names)
         for batch in self.batches():
             done += len(batch)
@@ -66,7 +66,7 @@ class Inputs(ABC):
         watch(total, total)
 
     def imputed(self, features: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return, of each readable row of a table, the columns whose value is missing."""
+        """Return the columns with a missing value, for each readable row of a table."""
         if self.read is None:
             return []
         names = [name.partition("=")[0] for name in features]
