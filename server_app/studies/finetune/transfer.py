@@ -28,7 +28,7 @@ _HEAD, _BACKBONE = "head.", "encoder.vit."
 
 @dataclass(frozen=True)
 class TransferReport:
-    """What a network took from pretrained weights."""
+    """The report on arrays that a network took from pretrained weights."""
 
     arrays: int  # how many arrays of the encoder it took,
     of: int  # number of all arrays in the encoder

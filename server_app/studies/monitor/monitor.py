@@ -37,9 +37,9 @@ _OF_IMAGES = ("brightness", "contrast")  # features, in place of a table's
 
 @dataclass(frozen=True)
 class Monitored:
-    """What the checks of new cases found."""
+    """The result of all checks of new cases."""
 
-    facts: Sequence[tuple[str, str]]  # what was checked against what
+    facts: Sequence[tuple[str, str]]  # run, method, data and new cases, for the page
     checks: Sequence[Check]
     missing: Sequence[str]  # a line for each check that was not possible, with the reason
 

@@ -40,9 +40,9 @@ _AHEAD = 64  # files that are decoded while the network computes
 
 @dataclass(kw_only=True)
 class Inputs(ABC):
-    """What is predicted, in order."""
+    """The inputs to predict, in order."""
 
-    key: str  # what an input is called by: file, line or row
+    key: str  # the kind of an input's name: file, line or row
     names: Sequence[str]
     source: Mapping[str, Any]  # files or split of the inputs, for the document
     # Place among the inputs -> why it could not be read; complete once all were read

@@ -40,7 +40,7 @@ _DOCUMENT = "finetune.json"
 
 @dataclass(frozen=True)
 class MaskPredictions:
-    """Where masks were written."""
+    """The files of predicted masks."""
 
     folder: Path
     shares: Mapping[str, float]  # file -> share of its pixels on the catheter

@@ -37,8 +37,8 @@ class SiteModel:
     """A site's model after a finished run."""
 
     run: FinishedRun
-    lab: Lab  # what the run's method has at hand at the site, after the last round
-    measured: Measured  # what the final metrics are of, in eval mode, on the device
+    lab: Lab  # the site's lab of the run's method, after the last round
+    measured: Measured  # the measured network in eval mode, on the device
     own: bool  # True if it is this site's alone; else every site has the same
 
     @property

@@ -78,7 +78,7 @@ def predict(request: PredictRequest, watch: Watch = lambda done, total: None) ->
 def _files(
     model: SiteModel, found: Predictions, request: PredictRequest
 ) -> dict[Path, bytes | str]:
-    """Return what is written, all made before the first is."""
+    """Build all files to write, path -> text, before the first is written."""
     files: dict[Path, bytes | str] = {}
     if request.html is not None:
         from fedsilo.server_app.studies.predict.cases import cases_page  # matplotlib, captum
@@ -99,7 +99,7 @@ def predicted(
     answer_all: bool = False,
     watch: Watch = lambda done, total: None,
 ) -> Predictions:
-    """Return what a model predicts, with sets if there are a calibration and a coverage.
+    """Predict inputs by a model, with prediction sets if a calibration and a coverage are given.
 
     Every row of a split, whose classes are known, is answered.
 

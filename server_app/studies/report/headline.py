@@ -30,12 +30,12 @@ _UNTOLD: Mapping[str, str] = {
 
 
 def head_of(run: ReportedRun) -> dict[str, Any]:
-    """Return what the template ``head.html`` says of a run."""
+    """Build the template variables of ``head.html`` for a run."""
     return {"name": run.name, "facts": facts(run), "result": result(run), "limit": limit(run)}
 
 
 def facts(run: ReportedRun) -> list[tuple[str, str]]:
-    """Return what ran: names and values."""
+    """Return the facts of a run, such as its method and rounds, as pairs (name, value)."""
     summary = run.summary
     done, asked = summary["rounds"], run.decisive["rounds"]
     rounds = counted(done, "round") + (f" of at most {asked}" if done != asked else "")
@@ -116,7 +116,7 @@ def _tested(run: ReportedRun, only: str | None) -> dict[str, tuple[int, float]]:
 
 
 def _beside_guessing(run: ReportedRun, sites: Sequence[str]) -> str:
-    """Return what the same class for all would reach at these sites, if their classes are shown."""
+    """Return the accuracy of always predicting one class at these sites, if it may be shown."""
     counts = [run.silos[site]["label_counts"].get("test", []) for site in sites]
     if run.trust == NOBODY or not all(counts) or any(None in row for row in counts):
         return ""

@@ -111,7 +111,7 @@ def is_number(cell: str) -> bool:
 
 @cache
 def environment(folder: str = "report", *, html: bool = True) -> Environment:
-    """Return what renders the templates of a folder of ``studies``, of pages or of other text."""
+    """Build the environment that renders the templates in a folder of ``studies``."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

@@ -119,7 +119,7 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
         capsize=3,
         linewidth=1,
     )
-    for number, one in enumerate(found):  # of near bins two numbers, one above the other
+    for number, one in enumerate(found):  # numbers alternate in height, so near bins do not overlap
         look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": "small"}
         axes.annotate(f"{one.count}", (one.mean, 0.0), (0, 3 + 9 * (number % 2)), **look)
     axes.set_xlim(0, 1)
@@ -153,7 +153,7 @@ def _finished(figure: Figure, axes: Axes, name: str, over: str, *, legend: bool 
 
 
 def _reach(figures: Sequence[Estimate]) -> list[list[float]]:
-    """Return how far each interval reaches down and up from its figure, as error bars want it."""
+    """Return the distances from each value down and up to its interval's ends, for error bars."""
     spans = [figure.interval or Interval(figure.value, figure.value) for figure in figures]
     return [
         [max(0.0, f.value - s.low) for f, s in zip(figures, spans, strict=True)],

@@ -28,7 +28,7 @@ _NAMED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What a report is to be."""
+    """The options of a report."""
 
     reader: Reader = "research"
     audit_log: Path | None = None  # a hospital's own, for ``dpo``
@@ -93,7 +93,7 @@ def write_report(
 
 
 def _data(runs: Sequence[ReportedRun], options: ReportOptions) -> dict[str, Any]:
-    """Return what the reader's template needs."""
+    """Build the variables of the reader's template."""
     if options.reader == "research":
         return research_data(runs)
     prefixes = [""] if len(runs) == 1 else [f"{run.name}: " for run in runs]

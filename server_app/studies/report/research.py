@@ -38,14 +38,14 @@ from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import curves, estimates, scatter
 from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of, taking_part
 
-_PAIRS = 15  # of experiments whose differences are drawn
+_PAIRS = 15  # most pairs of experiments whose differences are drawn
 _NAMED = 6  # lines whose last value the description of a picture has; the table has all
 
 Runs = Sequence[ReportedRun]
 
 
 def research_data(runs: Runs) -> dict[str, Any]:
-    """Return what ``research.html`` says of one run, or of several that are compared."""
+    """Build the template variables of ``research.html`` for one run, or several to compare."""
     split = "test" if any(run.summary["mean"] for run in runs) else "val"
     first, experiments = runs[0], experiments_of(runs)
     seeds = {tuple(sorted(by_seed)) for by_seed in experiments.values()}
@@ -286,7 +286,7 @@ def _result(runs: Runs, split: str) -> str:
 
 
 def _unequal(experiments: Mapping[str, Mapping[int, ReportedRun]]) -> list[str]:
-    """Return by experiment in what it is not on the terms of the first."""
+    """Return, per experiment, how its budget differs from the first one's."""
     budgets = {}
     for name, by_seed in experiments.items():
         runs = list(by_seed.values())

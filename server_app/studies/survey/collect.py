@@ -55,14 +55,14 @@ def _answer(parts: dict[str, Any]) -> Survey:
 
 
 class SurveyDocument(BaseModel):
-    """What a survey found: ``survey.json`` read back."""
+    """The result of a survey, read from ``survey.json``."""
 
     version: Literal[1]
     run: str
     dataset: str
     asked: str  # when
     sites: dict[str, Annotated[Survey, BeforeValidator(_answer)]]  # the answers
-    distances: dict[str, Distances]  # by split
+    distances: dict[str, Distances]  # split -> distances
     refused: tuple[str, ...]  # why others gave no answer
 
 

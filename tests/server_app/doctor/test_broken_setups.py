@@ -181,12 +181,14 @@ SITES = {
         *("authority", "cannot be read", "make a new one"),
     ),
     "another authority": Broken(
-        _of_others("ca.crt"), "server", "is not to be trusted", "ask the server's operator"
+        _of_others("ca.crt"), "server", "cannot be trusted", "ask the server's operator"
     ),
     "another host": Broken(
-        _other_host, "server", "IP address mismatch", "ask the server's operator, send nothing"
+        _other_host, "server", "IP address mismatch", "send nothing, and ask the server's operator"
     ),
-    "server silent": Broken(_silent, "server", "does not answer", "ask whether it runs"),
+    "server silent": Broken(
+        _silent, "server", "does not answer", "ask the operator whether it runs"
+    ),
     "no TLS": Broken(_plain, "server", "does not speak TLS", "the port of its Fleet API"),
     "no port": Broken(
         _options(superlink="fl.example.org"), "server", "address is 'fl.example.org'", "host:port"
@@ -201,7 +203,12 @@ SITES = {
     ),
     "key missing": Broken(_unlink("secrets/north.key"), "key", "is missing", "copy the file"),
     "key world-readable": Broken(
-        *(_mode("north.key", 0o644), "key", "has mode 644, others may read it", "chmod 600"),
+        *(
+            _mode("north.key", 0o644),
+            "key",
+            "has mode 644, so other users may read it",
+            "chmod 600",
+        ),
         _mode("north.key", 0o600),
     ),
     "key of another kind": Broken(
@@ -231,7 +238,7 @@ SITES = {
         _free("memory", available=10**8), "memory", "0.1 GB of memory are free", "raise the"
     ),
     "no memory for a message": Broken(
-        *(_node(max_memory=100), "memory", "gives a message 0.1 GB", "raise it in the site file"),
+        *(_node(max_memory=100), "memory", "allows a message 0.1 GB", "in the site file"),
         _node(max_memory=0),
     ),
     "data folder empty": Broken(_no_data, "data folder", "is empty", "copy the data there"),
@@ -313,7 +320,9 @@ SERVERS = {
     "certificate of another authority": Broken(
         _of_others("server.crt"), "certificate", "was not signed by", "use the pair"
     ),
-    "key of another": Broken(_of_others("server.key"), "key", "is not the key", "mount the pair"),
+    "key of another": Broken(
+        _of_others("server.key"), "key", "is not the key", "mount a key with its"
+    ),
     "key world-readable": Broken(
         *(_mode("server.key", 0o604), "key", "mode 604", "chmod 600"),
         _mode("server.key", 0o600),
@@ -322,7 +331,7 @@ SERVERS = {
         _listening("fleet", "127.0.0.1:{}"), "fleet port", "is taken by process", "another port"
     ),
     "control port open": Broken(
-        *(_options(control="0.0.0.0:8000"), "control port", "anyone there could start", "--host"),
+        *(_options(control="0.0.0.0:8000"), "control port", "where anyone could start", "--host"),
     ),
     "database that is none": Broken(
         _write("superlink.db", "hello, I am a text"), "database", "no SQLite", "another file"
@@ -344,7 +353,7 @@ SERVERS = {
         "deploy renew east",
     ),
     "another key registered": Broken(
-        _copy("south.pub", "north.pub"), "registry", "another key of north", "deploy renew north"
+        _copy("south.pub", "north.pub"), "registry", "the key of north", "deploy renew north"
     ),
     "registry damaged": Broken(
         _write("registry.json", '{"north": 3}'),

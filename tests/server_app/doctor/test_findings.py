@@ -54,7 +54,7 @@ def test_a_check_is_skipped_if_one_that_it_needs_has_not_passed() -> None:
     [
         (Refused("a", "b"), "a", "b"),
         (DataError("a: do b"), "a: do b", ""),
-        (OSError(28, "No space left", "/x"), "/x: No space left", "see that this user"),
+        (OSError(28, "No space left", "/x"), "/x: No space left", "let this user"),
         (ValueError("two\nlines"), "(ValueError: two lines)", "report it to fedsilo's makers"),
     ],
 )

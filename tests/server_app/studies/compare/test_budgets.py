@@ -97,7 +97,7 @@ def test_refusal_names_both_rows_and_all_in_what_they_differ() -> None:
     other = Budget("digits", GIVEN | {"rounds": 2}, 0, (2, 2), 50.0, 1600.0)
     with pytest.raises(
         SettingError,
-        match=r"'b' is not on the terms of 'a': rounds 2, not 4; tuned over 0 points, not 3; "
+        match=r"'b' has another budget than 'a': rounds 2, not 4; tuned over 0 points, not 3; "
         "0.5 times the steps; do this",
     ):
         Budgets({"a": EQUAL, "b": other}).refuse_unequal("do this")

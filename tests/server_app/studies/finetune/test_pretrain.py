@@ -217,8 +217,8 @@ def test_in_fp16_the_loss_is_scaled_and_the_gradients_are_not(
 @pytest.mark.parametrize(
     ("experiment", "more", "said"),
     [
-        ("digits", ["--save-as", "w"], "'digits' is of network 'auto' on data set 'digits': there"),
-        ("digits-vit", ["--save-as", "w"], "is of network 'vit' on data set 'digits': there is no"),
+        ("digits", ["--save-as", "w"], "'digits' has network 'auto' on data set 'digits', but"),
+        ("digits-vit", ["--save-as", "w"], "has network 'vit' on data set 'digits', but"),
         ("all-private", [], "setting 'public-share' is 0"),
         ("skin", ["--set", "backbone-weights=random"], "is 'random', which names no file: set it"),
         ("skin", ["--set", "backbone-weights=timm"], "is 'timm', which names no file"),
@@ -252,7 +252,7 @@ def test_weights_that_are_there_already_are_not_trained_over(
     weights = tmp_path / "w"
     weights.write_text("hours of training")
     assert pretrained("skin", "--save-as", str(weights)) == 1
-    assert f"{weights} exists already: remove it, or give --save-as" in capsys.readouterr().err
+    assert f"{weights} already exists: remove it, or give --save-as" in capsys.readouterr().err
     assert weights.read_text() == "hours of training"
 
 
@@ -336,7 +336,7 @@ def test_a_public_part_of_a_few_images_is_refused(
     out = str(file.parent / "w")
     assert pretrained("skin", "--save-as", out, "--set", "public-share=0.05") == 1
     error = capsys.readouterr().err
-    assert "images and at least 20 are needed: raise 'public-share'" in error
+    assert "images, but at least 20 are needed: raise 'public-share'" in error
     assert not (file.parent / "w").exists()
 
 

@@ -101,11 +101,11 @@ def test_clinic_report_has_groups_and_decisions_of_sites_without_small_classes(
     run, out = hearts / "fedavg-seed0", tmp_path / "page.html"
     report([run], out, reader="clinic", by=["age", "sex", "cp"], decisions=True)
     html = out.read_text()
-    for title in ("By age", "By sex", "By cp", "Whether acting on it does good"):
+    for title in ("By age", "By sex", "By cp", "Benefit of acting on the model"):
         assert title in html
     assert "test patients of cleveland, hungary, va" in html
     assert "were not examined" not in html
-    said = "Its odds say how bad a miss is next to a false alarm"
+    said = "It states how bad a miss is compared with a false alarm"
     assert said in printed_text(html), "not a letter a line"
 
 
@@ -117,14 +117,12 @@ def test_clinic_report_at_trust_nobody_says_that_no_group_is_shown(
     config.write_text(config.read_text().replace('trust = "server"', 'trust = "nobody"'))
     out = tmp_path / "page.html"
     report([run], out, reader="clinic", by=["age"])
-    assert "no figure of single test patients leaves a site" in out.read_text()
+    assert "no metrics of patient groups leave a site" in out.read_text()
     assert "By age" not in out.read_text()
 
 
 def test_unknown_column_is_refused_with_those_there_are(hearts: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        SettingError, match="--by 'weight' is not a column of the table, which has age,"
-    ):
+    with pytest.raises(SettingError, match=r"--by must be a column of the table \(age,"):
         report([hearts / "fedavg-seed0"], tmp_path / "p.html", reader="clinic", by=["weight"])
     with pytest.raises(SettingError, match="belong to a report '--for clinic'"):
         report([hearts / "fedavg-seed0"], tmp_path / "p.html", by=["age"])

@@ -108,7 +108,10 @@ def test_an_unusual_case_is_answered_and_still_marked_if_all_are_asked_for(
     )
     assert held.frame()["predicted"].isna().all()
     assert held.document["novelty"]["not answered"] == 1
-    assert "1 unlike the training samples, not answered: --answer-all does" in held.lines()[1]
+    assert (
+        "1 unlike the training samples, so not answered (to answer: --answer-all)"
+        in held.lines()[1]
+    )
     assert answered.frame()["predicted"].notna().all()
     assert "beyond the training values: age" in answered.frame()["unusual"][0]
     assert answered.frame()["novelty"][0] > 1
@@ -187,4 +190,4 @@ def test_what_is_not_known_of_other_sites_is_said(
 def test_a_mixture_of_networks_says_that_novelty_of_images_is_not_known(finished: Path) -> None:
     found = predict(PredictRequest(finished / "picsr", site="s2a", split="test"))
     assert "mixes" in found.document["novelty"]["not known"]
-    assert "is not known: this model mixes" in "\n".join(found.lines())
+    assert "is unknown: this model mixes" in "\n".join(found.lines())

@@ -281,7 +281,7 @@ def test_a_folder_without_a_finished_run_is_refused(hearts: Path, tmp_path: Path
         report([tmp_path], ReportOptions())
     unfinished = shutil.copytree(hearts / "local-seed0", tmp_path / "run")
     (unfinished / "summary.json").unlink()
-    with pytest.raises(RunDirectoryError, match="has not ended: 'fedsilo resume"):
+    with pytest.raises(RunDirectoryError, match="has not ended: continue it by 'fedsilo resume"):
         report([unfinished], ReportOptions())
 
 
