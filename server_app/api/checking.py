@@ -35,7 +35,7 @@ def site(
     from fedsilo.server_app.deploy.deployment import read_deployment
     from fedsilo.server_app.deploy.kit import read_kit
     from fedsilo.server_app.doctor.findings import examine
-    from fedsilo.server_app.doctor.hospital import opened, setup_of
+    from fedsilo.server_app.doctor.hospital import open_temporarily, setup_of
     from fedsilo.server_app.doctor.site import CHECKS, SiteSetup
     from fedsilo.server_app.run.planning import planned_settings
 
@@ -55,7 +55,7 @@ def site(
         _refuse_both({"--superlink": superlink}, "kit")
         own_kit = read_kit(Path(kit))
         is_open = own_kit.path.is_dir()
-        with nullcontext(own_kit.path.resolve()) if is_open else opened(own_kit) as home:
+        with nullcontext(own_kit.path.resolve()) if is_open else open_temporarily(own_kit) as home:
             setup = setup_of(own_kit, home, node_config, settings)
             yield from examine(CHECKS, setup, setup.name)
         return
@@ -121,7 +121,7 @@ def run(
 
     where = read_deployment(Path(deployment)) if deployment else None
     setup = RunSetup(experiment, run_sources(sources), seed, supernodes, where)
-    setup.planned  # noqa: B018  # an unknown experiment is an error, not a finding
+    setup.plan  # noqa: B018  # an unknown experiment is an error, not a finding
     yield from examine(CHECKS, setup)
 
 

@@ -32,8 +32,10 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
         DataError: the package is missing, the data set cannot be loaded or used, or its folder
             already exists.
     """
-    loaded = _loaded(name)
-    parts = {called: own for called, part in loaded.items() if len(own := _labelled(part, label))}
+    loaded = _load_parts(name)
+    parts = {
+        called: own for called, part in loaded.items() if len(own := _keep_labelled(part, label))
+    }
     if not parts:
         raise DataError(f"data set '{name}' has no sample with a label")
     target = data_dir / name.strip("/").replace("/", "--")
@@ -62,7 +64,7 @@ def _write(folder: Path, parts: dict[str, Any], label: str) -> str:
     return write_silos(folder, {_PARTS[one]: own for one, own in parts.items()}, label, "drop")
 
 
-def _labelled(part: Any, label: str) -> Any:
+def _keep_labelled(part: Any, label: str) -> Any:
     """Keep only the samples that have a label; for named classes, -1 means no label."""
     if label not in part.features:  # the writer of the silo reports a missing column
         return part
@@ -72,7 +74,7 @@ def _labelled(part: Any, label: str) -> Any:
     return part.select(kept) if len(kept) < len(unknown) else part
 
 
-def _loaded(name: str) -> dict[str, Any]:
+def _load_parts(name: str) -> dict[str, Any]:
     """Load the parts of a data set, by name; a data set without parts is all ``train``."""
     library = _library()
     load = library.load_from_disk if Path(name).is_dir() else library.load_dataset

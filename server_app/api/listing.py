@@ -134,11 +134,11 @@ def _section() -> Iterator[str]:
     from fedsilo.models.contract.methods import METHODS, settings_class
     from fedsilo.models.contract.settings import CommonSettings
     from fedsilo.models.contract.settings_schema import defaults, rule_of
-    from fedsilo.server_app.config.settings import grouped, known_defaults
+    from fedsilo.server_app.config.settings import group_settings, known_defaults
 
     classes: list[type] = [CommonSettings, *map(settings_class, METHODS)]
     rules = {key: rule_of(cls, key) for cls in classes for key in defaults(cls)}
-    text = tomli_w.dumps({"tool": {"flwr": {"app": {"config": grouped(known_defaults())}}}})
+    text = tomli_w.dumps({"tool": {"flwr": {"app": {"config": group_settings(known_defaults())}}}})
     group = ""
     for line in text.splitlines():
         if line.startswith("["):

@@ -29,7 +29,7 @@ _LONGEST_NAME = 255  # bytes of a folder's name
 _TAKEN = "a DataFrame, a pair (X, y), a Dataset of PyTorch or one of Hugging Face"
 
 
-def written(silos: object, label: str, missing: str, cache: Path) -> tuple[str, Path]:
+def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tuple[str, Path]:
     """Write silos into the cache; return the data set that reads them, and the data directory.
 
     Args:
@@ -110,13 +110,13 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
                 raise DataError(f"class {shown(name)} is not a folder's name: rename it")
             own = folder / ("" if site == ALONE else site) / name
             own.mkdir(parents=True, exist_ok=True)
-            _upright(picture, f"silo '{site}', sample {number}").save(own / f"{number:06}.png")
+            _make_upright(picture, f"silo '{site}', sample {number}").save(own / f"{number:06}.png")
     if len(classes := {name for pictures in silos.values() for _, name in pictures}) == 1:
         raise DataError(f"silos have one class, {shown(*classes)}: a classifier needs two")
     write_folder_manifests(folder)
 
 
-def _upright(picture: Any, where: str) -> Any:
+def _make_upright(picture: Any, where: str) -> Any:
     """Convert a picture as decoding its file would: upright by its EXIF data, in RGB.
 
     Raises:

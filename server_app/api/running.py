@@ -85,15 +85,15 @@ def simulate(
         sources: changes of the experiment.
     """
     from fedsilo.server_app.records.run_directory import with_free_name
-    from fedsilo.server_app.run.planning import planned, start
+    from fedsilo.server_app.run.planning import plan_run, start
 
     overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
     overrides |= {"run-name": name} if name else {}
     overrides |= {"track": track} if track else {}
     overrides |= {"network": _network_name(network)} if network is not None else {}
     if silos is not None:
-        overrides |= _written(silos, label, missing, sources)
-    settings, resources = planned(
+        overrides |= _write_silos(silos, label, missing, sources)
+    settings, resources = plan_run(
         experiment,
         run_sources(sources),
         supernodes=supernodes,
@@ -132,15 +132,15 @@ def _network_name(network: object) -> str:
     )
 
 
-def _written(silos: object, label: str, missing: str, sources: Sources) -> dict[str, Value]:
+def _write_silos(silos: object, label: str, missing: str, sources: Sources) -> dict[str, Value]:
     """Write the caller's data into the cache, and return the settings that read them."""
     from fedsilo.datasets.io.locations import find_places
-    from fedsilo.server_app.api.own_silos import written
+    from fedsilo.server_app.api.own_silos import write_to_cache
     from fedsilo.server_app.config.settings import parse_assignment
 
     given = dict(map(parse_assignment, texts_of(sources.get("settings"))))
     places = find_places("", str(given.get("cache-dir", "")))
-    dataset, folder = written(silos, label, missing, places.cache.resolve())
+    dataset, folder = write_to_cache(silos, label, missing, places.cache.resolve())
     return {"dataset": dataset, "data-dir": str(folder)}
 
 
@@ -154,10 +154,12 @@ def resume(
     plugin: Plugins = None,
 ) -> Run:
     """Continue an interrupted run."""
-    from fedsilo.server_app.run.planning import replanned, start
+    from fedsilo.server_app.run.planning import plan_resumed_run, start
 
     name_plugins(plugin_texts(plugin))
-    settings, resources, before = replanned(folder_of(run_dir), supernodes=supernodes, track=track)
+    settings, resources, before = plan_resumed_run(
+        folder_of(run_dir), supernodes=supernodes, track=track
+    )
     directory = start(settings, resources, engine or before, ray_address)
     _draw(directory)
     return load_run(directory.path)

@@ -59,7 +59,7 @@ class Command:
         """Add the command to an app."""
         group, _, own = self.name.rpartition(" ")
         function: Callable[..., Any] = getattr(_MODULES.get(group, api), own)
-        show = getattr(results, self.name.replace(" ", "_"), results.shown)
+        show = getattr(results, self.name.replace(" ", "_"), results.print_result)
         summary = (function.__doc__ or "").partition("\n")[0].partition(";")[0].rstrip(".")
         callback = self._callback(function, show)
         epilog = f"Example: fedsilo {self.example}"

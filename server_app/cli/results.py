@@ -42,7 +42,7 @@ def line(text: object) -> None:
     print(terminal_text(str(text)), flush=True)
 
 
-def shown(result: Any) -> None:
+def print_result(result: Any) -> None:
     """Print a text, a path, a table, an object that has ``lines()``, or a sequence of these."""
     if hasattr(result, "lines"):
         result = result.lines()
@@ -50,18 +50,18 @@ def shown(result: Any) -> None:
         line(result)
     elif isinstance(result, Iterable):
         for one in result:
-            shown(one)
+            print_result(one)
     elif hasattr(result, "__rich_console__"):
         from fedsilo.server_app.run.terminal import make_console, print_table
 
         print_table(make_console(), result)
 
 
-def _labelled(label: str) -> Callable[[object], None]:
+def _print_labelled(label: str) -> Callable[[object], None]:
     return lambda result: line(f"{label}: {result}")
 
 
-pretrain, survey, deploy_run = map(_labelled, ("weights", "page", "run directory"))
+pretrain, survey, deploy_run = map(_print_labelled, ("weights", "page", "run directory"))
 
 
 def watch(look: Callable[[], View], *, once: bool = False, port: int | None = None) -> None:
@@ -108,7 +108,7 @@ def compare(
     picture: AnyPath | None = None,
 ) -> None:
     """Print the table and the tests of a comparison; write files and draw a picture if asked."""
-    shown(found.lines(median))
+    print_result(found.lines(median))
     found.write(path_of(csv), path_of(markdown), median)
     if picture is not None:
         found.draw(Path(picture))
@@ -119,7 +119,7 @@ def crossvalidate(
     found: CrossValidation, *, csv: AnyPath | None = None, markdown: AnyPath | None = None
 ) -> None:
     """Print a table for each metric, and write the tables if asked."""
-    shown(found)
+    print_result(found)
     found.write(path_of(csv), path_of(markdown))
 
 
@@ -127,7 +127,7 @@ def finetune(found: FinetuneResult, *, out: AnyPath) -> None:
     """Print a table with a row for each starting point, then the output folder."""
     from fedsilo.server_app.studies.finetune.results import result_table
 
-    shown([result_table(found), str(out)])
+    print_result([result_table(found), str(out)])
 
 
 def predict(
@@ -137,9 +137,9 @@ def predict(
     html: AnyPath | None = None,
 ) -> None:
     """Print a summary and the written files; exit with code 3 if a sample has no prediction."""
-    shown(found)
+    print_result(found)
     if hasattr(found, "inputs"):
-        shown([path for path in (out, html) if path is not None])
+        print_result([path for path in (out, html) if path is not None])
     if found.faults:
         raise typer.Exit(3)
 
@@ -150,7 +150,7 @@ def calibrate(
     """Print a summary of a calibration, then its file."""
     from fedsilo.server_app.studies.predict.calibration import calibration_path
 
-    shown([*found.lines(coverage), out or calibration_path(Path(run_dir), found.site)])
+    print_result([*found.lines(coverage), out or calibration_path(Path(run_dir), found.site)])
 
 
 def monitor(found: Monitored, *, out: AnyPath | None = None, overwrite: bool = False) -> None:
@@ -158,9 +158,9 @@ def monitor(found: Monitored, *, out: AnyPath | None = None, overwrite: bool = F
     from fedsilo.server_app.studies.monitor.monitor import ALARM
     from fedsilo.server_app.studies.report.written import write_page
 
-    shown(found)
+    print_result(found)
     if out is not None:
-        shown(write_page(Path(out), found.page, overwrite=overwrite))
+        print_result(write_page(Path(out), found.page, overwrite=overwrite))
     if found.alarms:
         raise typer.Exit(ALARM)
 
@@ -209,7 +209,7 @@ def _findings(target: str) -> Callable[..., None]:
         for finding in found:
             seen.append(finding)
             if not as_json:
-                shown(lines_of(finding))
+                print_result(lines_of(finding))
         line(json.dumps(document(target, seen), indent=2) if as_json else last_line(seen))
         if code := exit_code(seen):
             raise typer.Exit(code)
@@ -235,7 +235,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*columns)
     for row in rows:
         table.add_row(*row)
-    shown(table)
+    print_result(table)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
         raw,
         lambda sentence: SettingError(f"{path}: experiment {sentence}"),
     )
-    return {name: _based(name, declared, path) for name in declared}
+    return {name: _apply_base(name, declared, path) for name in declared}
 
 
 def find_experiment(path: Path, name: str) -> Experiment:
@@ -111,7 +111,7 @@ def find_experiment(path: Path, name: str) -> Experiment:
     return experiments[name]
 
 
-def _based(
+def _apply_base(
     name: str, declared: Mapping[str, Experiment], path: Path, chain: tuple[str, ...] = ()
 ) -> Experiment:
     """Return an experiment with its base's settings, which its own settings override.
@@ -127,7 +127,7 @@ def _based(
     own = declared[name]
     if "base" not in own.given():
         return own
-    base = _based(own.base, declared, path, (*chain, name))
+    base = _apply_base(own.base, declared, path, (*chain, name))
     update = {part: getattr(base, part) | getattr(own, part) for part in _INHERITED}
     return own.model_copy(update={**update, "trials": own.trials or base.trials})
 

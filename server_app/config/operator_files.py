@@ -61,13 +61,13 @@ def read_registry(path: Path) -> Registry:
         SettingError: the file cannot be read, has unknown keys, or has one node or one key under
             two names.
     """
-    nodes = {site: int(entry.node_id) for site, entry in _registered(path).items()}
+    nodes = {site: int(entry.node_id) for site, entry in _read_entries(path).items()}
     return Registry(str(path), nodes)
 
 
 def registered_keys(path: Path) -> Mapping[str, str]:
     """Return the fingerprint of each site's key; errors as ``read_registry``."""
-    return {site: entry.key for site, entry in _registered(path).items()}
+    return {site: entry.key for site, entry in _read_entries(path).items()}
 
 
 def read_weights(path: Path) -> AgreedWeights:
@@ -79,7 +79,7 @@ def read_weights(path: Path) -> AgreedWeights:
     return AgreedWeights(str(path), _by_site(path, Annotated[int, whole(1, _MOST)]))
 
 
-def _registered(path: Path) -> Mapping[str, _Entry]:
+def _read_entries(path: Path) -> Mapping[str, _Entry]:
     """Read the registry's entries; SettingError if a node or a key has two names."""
     entries: dict[str, _Entry] = _by_site(path, _Entry)
     for part in ("node_id", "key"):

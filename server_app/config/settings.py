@@ -90,9 +90,9 @@ class RunSettings:
         values, own = self.as_mapping(), as_mapping(self.own)
         foreign = {key: own[key] for key in own.keys() - declared_defaults().keys()}
         carried: dict[str, Value] = {"plugin-settings": json.dumps(foreign)} if foreign else {}
-        return grouped({k: v for k, v in values.items() if k not in foreign} | carried)
+        return group_settings({k: v for k, v in values.items() if k not in foreign} | carried)
 
-    def pinned(self) -> "RunSettings":
+    def pin_plugins(self) -> "RunSettings":
         """Return the settings with the SHA-256 of each plugin in 'plugin-digests'.
 
         Raises:
@@ -339,7 +339,7 @@ def flat_values(content: Mapping[str, Any], where: str = "") -> dict[str, Value]
     return flat
 
 
-def grouped(values: Mapping[str, Value]) -> dict[str, Any]:
+def group_settings(values: Mapping[str, Value]) -> dict[str, Any]:
     """Group flat settings: the keys ``group.key`` become a mapping per group, as TOML's tables."""
     tables: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
     for key, value in values.items():

@@ -13,7 +13,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import parse_assignment
 from fedsilo.server_app.deploy.deployment import Deployment, DeploymentError, plan
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.run.processes import app_folder, free_ports
 
 _PORT = "9092"  # Flower's default port of the Fleet API
@@ -118,7 +118,7 @@ def _silos(request: DeploymentRequest) -> list[str]:
     count = request.site_count
     overrides: dict[str, Value] = {"silos": count} if count else {}
     sources = RunSources(file=request.file, out=Path("/"))
-    settings, _ = planned(request.experiment, sources, overrides=overrides)
+    settings, _ = plan_run(request.experiment, sources, overrides=overrides)
     names = silo_names(settings.common)
     if count and len(names) != count:
         raise SettingError(

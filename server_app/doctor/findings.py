@@ -38,7 +38,7 @@ class Skipped(Exception):
     """A check that does not apply; the message is the reason."""
 
 
-def given(value: T | None, otherwise: str) -> T:
+def require(value: T | None, otherwise: str) -> T:
     """Return ``value``; raise ``Skipped`` with the reason ``otherwise`` if it is None or empty."""
     if not value:
         raise Skipped(otherwise)

@@ -92,7 +92,7 @@ def ready(
         os.close(hold(home, kit.card.site))
     rules = _rules_of(request, kit, home)
     state = f"state-dir={json.dumps(str(home / 'state'))}"  # checked on the disk that it will use
-    with opened(kit, rules) as scratch:
+    with open_temporarily(kit, rules) as scratch:
         try:
             certificate(scratch / AUTHORITY)
             setup = setup_of(kit, scratch, (state, *request.node_config))
@@ -191,7 +191,7 @@ def _differences(before: Kit, kit: Kit) -> list[str]:
 
 
 @contextmanager
-def opened(kit: Kit, rules: str = "") -> Iterator[Path]:
+def open_temporarily(kit: Kit, rules: str = "") -> Iterator[Path]:
     """Write the kit's files into a temporary folder, which only the owner can read; yield it.
 
     ``rules`` is the text of the site file; empty for none.

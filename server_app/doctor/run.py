@@ -18,11 +18,11 @@ from fedsilo.server_app.doctor.findings import (
     Refused,
     Skipped,
     Status,
-    given,
+    require,
 )
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.meeting import Meeting, meet_inline
-from fedsilo.server_app.run.planning import planned, planned_settings
+from fedsilo.server_app.run.planning import plan_run, planned_settings
 
 _REFUSED = (
     "fix it at that site, where 'fedsilo doctor site' says more, or lower 'min-sites' and run "
@@ -42,19 +42,19 @@ class RunSetup:
     deployment: Deployment | None = None  # the deployment with the sites; None to simulate them
 
     @cached_property
-    def planned(self) -> tuple[RunSettings, Mapping[str, Value]]:
+    def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
         """The settings, and the resources of a simulation (empty for a deployment)."""
         seed: dict[str, Value] = {} if self.seed is None else {"seed": self.seed}
         if self.deployment:
             return planned_settings(self.experiment, self.sources, seed), {}
-        return planned(self.experiment, self.sources, supernodes=self.supernodes, overrides=seed)
+        return plan_run(self.experiment, self.sources, supernodes=self.supernodes, overrides=seed)
 
     @cached_property
     def meeting(self) -> Meeting:
         """The answers of the sites, which are asked once; errors as ``meet``."""
         if self.deployment:
             return meet(self.experiment, self.deployment, self.sources, self.seed)
-        settings, resources = self.planned
+        settings, resources = self.plan
         return meet_inline(settings, int(resources["num-supernodes"]))
 
     @property
@@ -69,7 +69,7 @@ class RunSetup:
 
 
 def _settings(setup: RunSetup) -> str:
-    common = setup.planned[0].common
+    common = setup.plan[0].common
     rounds = counted(common.rounds, "round")
     clip, noise = common.sample_clip_norm, common.noise_multiplier
     privacy = f"patients' gradients clipped to {clip:g}, noise {noise:g}"
@@ -80,7 +80,7 @@ def _settings(setup: RunSetup) -> str:
 
 
 def _members(setup: RunSetup) -> Passed:
-    deployment = given(setup.deployment, "no deployment is named, so the sites are simulated")
+    deployment = require(setup.deployment, "no deployment is named, so the sites are simulated")
     again = f"fedsilo deploy up --deployment {as_word(deployment.folder)}"
     if not deployment.process(SERVER):
         raise Refused(f"the server of {deployment.folder} is down", again)

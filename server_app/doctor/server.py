@@ -21,7 +21,7 @@ from fedsilo.server_app.deploy.deployment import (
 )
 from fedsilo.server_app.deploy.flower import healthy, node_states, offline, unknown_nodes
 from fedsilo.server_app.doctor import machine
-from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped, given
+from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped, require
 from fedsilo.server_app.doctor.secrets import (
     lasting_certificate,
     matching_key,
@@ -81,12 +81,12 @@ class ServerSetup:
 
 
 def _authority(setup: ServerSetup) -> str:
-    authority = given(setup.authority, "no --ssl-ca-certfile is named")
+    authority = require(setup.authority, "no --ssl-ca-certfile is named")
     return lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _certificate(setup: ServerSetup) -> str:
-    certificate = given(setup.certificate, "no --ssl-certfile is named")
+    certificate = require(setup.certificate, "no --ssl-certfile is named")
     said = lasting_certificate(certificate, setup.now(), _DAYS)
     if setup.authority:
         signed_by(certificate, setup.authority)
@@ -94,7 +94,7 @@ def _certificate(setup: ServerSetup) -> str:
 
 
 def _key(setup: ServerSetup) -> str:
-    key = given(setup.key, "no --ssl-keyfile is named")
+    key = require(setup.key, "no --ssl-keyfile is named")
     assert setup.certificate is not None, "this check runs only after 'certificate' has passed"
     return f"{matching_key(key, setup.certificate)} is the certificate's"
 
@@ -122,7 +122,7 @@ def _answer(setup: ServerSetup) -> str:
 
 def _database(setup: ServerSetup) -> str:
     reason = "no --database is named: runs and hospitals are forgotten at each restart"
-    database = given(setup.database, reason)
+    database = require(setup.database, reason)
     _refuse_damaged(database)
     seconds = commit_seconds(writable_folder(database.parent, "the database's folder"))
     median, slowest = statistics.median(seconds), 1000 * max(seconds)
@@ -166,12 +166,14 @@ def commit_seconds(folder: Path) -> list[float]:
 def _disk(setup: ServerSetup) -> str:
     folders = [setup.runs, setup.database and setup.database.parent]
     found = [machine.nearest(folder) for folder in folders if folder]
-    return machine.room(dict.fromkeys(given(found, "neither --database nor --out is named")), _DISK)
+    return machine.room(
+        dict.fromkeys(require(found, "neither --database nor --out is named")), _DISK
+    )
 
 
 def _registry(setup: ServerSetup) -> Passed:
     """Compare the registry with the named hospitals, and each key with its file."""
-    registry = given(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
+    registry = require(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
     keys = registered_keys(registry)
     for name, public in setup.hospitals:
         if name not in keys:
@@ -196,7 +198,7 @@ _BOTH = "write both registrations and a new kit by 'fedsilo deploy renew {name}'
 def _nodes(setup: ServerSetup) -> Passed:
     """Compare the SuperLink's registrations with the deployment; list each site's state."""
     reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
-    deployment = given(setup.deployment, reason)
+    deployment = require(setup.deployment, reason)
     if not healthy(deployment):
         raise Skipped("the server does not answer; start it by 'fedsilo deploy up'")
     states = node_states(deployment)

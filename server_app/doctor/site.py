@@ -32,7 +32,7 @@ from fedsilo.models.contract.settings_schema import Value, build, keys_with, unk
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.deploy.deployment import Deployment
 from fedsilo.server_app.doctor import machine
-from fedsilo.server_app.doctor.findings import Check, Passed, Refused, given
+from fedsilo.server_app.doctor.findings import Check, Passed, Refused, require
 from fedsilo.server_app.doctor.secrets import (
     OPENSSH_KEY,
     data_folder,
@@ -111,7 +111,7 @@ class SiteSetup:
     def required_settings(self) -> RunSettings:
         """Return the settings of the experiment; Skipped if none is named."""
         reason = "no experiment is named, so its data set and settings cannot be checked"
-        return given(self.settings, reason)
+        return require(self.settings, reason)
 
     def secrets(self) -> tuple[Path, Path]:
         """Return the paths of the authority's certificate and the hospital's key.
@@ -129,7 +129,7 @@ class SiteSetup:
     @property
     def own_folder(self) -> Path:
         """The folder that the hospital keeps over all runs; Skipped without a 'state-dir'."""
-        return given(own_folder_of(self.node_config, self.name), "there is no 'state-dir'")
+        return require(own_folder_of(self.node_config, self.name), "there is no 'state-dir'")
 
     def folder(self, key: str) -> Path | None:
         """Return the folder under a key of the node config; None if the key is missing or empty."""
@@ -174,18 +174,18 @@ def _rules(setup: SiteSetup) -> Passed:
 
 
 def _certificate(setup: SiteSetup) -> str:
-    authority = given(setup.authority, "no --root-certificates are named")
+    authority = require(setup.authority, "no --root-certificates are named")
     return lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _key(setup: SiteSetup) -> str:
-    key = given(setup.key, "no --auth-supernode-private-key is named")
+    key = require(setup.key, "no --auth-supernode-private-key is named")
     return f"only the owner can read {secret(key, OPENSSH_KEY, private=True)}"
 
 
 def _signing(setup: SiteSetup) -> Passed:
     folder = setup.own_folder
-    own = given(own_code(folder), "the signing key is made at the first start")
+    own = require(own_code(folder), "the signing key is made at the first start")
     details = []
     for site, key in sorted(KnownKeys(folder).read().items()):
         if not key.compared:
@@ -201,19 +201,21 @@ def _signing(setup: SiteSetup) -> Passed:
 
 
 def _server(setup: SiteSetup) -> str:
-    address = given(setup.superlink, "no --superlink is named")
-    authority = given(setup.authority, "no --root-certificates are named to check the server with")
+    address = require(setup.superlink, "no --superlink is named")
+    authority = require(
+        setup.authority, "no --root-certificates are named to check the server with"
+    )
     handshake(address, authority)
     return f"{address} answers with a certificate of {authority}"
 
 
 def _clock(setup: SiteSetup) -> str:
-    given(setup.key, "no key is named to ask the server with")
+    require(setup.key, "no key is named to ask the server with")
     return same_clock(setup.superlink, *setup.secrets(), setup.now())
 
 
 def _admission(setup: SiteSetup) -> str:
-    node = given(setup.node, "the node id of this hospital is not known; name its --kit")
+    node = require(setup.node, "the node id of this hospital is not known; name its --kit")
     state = "online" if setup.is_online() else "not connected"
     return f"registered at the SuperLink as node {node}, {state}"
 
@@ -237,7 +239,7 @@ def _memory(setup: SiteSetup) -> str:
 
 def _data_folder(setup: SiteSetup) -> str:
     reason = "the node config names no 'data-dir'; some data sets need none"
-    return f"{data_folder(given(setup.folder('data-dir'), reason))} exists and is not empty"
+    return f"{data_folder(require(setup.folder('data-dir'), reason))} exists and is not empty"
 
 
 def _data(setup: SiteSetup) -> Passed:

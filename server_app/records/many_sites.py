@@ -16,6 +16,6 @@ def worst(values: Mapping[str, float], *, high_is_worse: bool = False) -> list[s
     return sorted(values, key=lambda name: (values[name], name), reverse=high_is_worse)[:_WORST]
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Join names for a sentence; of more than 20, name five and count the rest."""
     return one_line.listed(names, MANY if len(names) <= MANY else _WORST)

@@ -21,7 +21,7 @@ import psutil
 
 from fedsilo.models.contract.one_line import counted, one_line
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.server_app.records.many_sites import listed
+from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress import (
     FILE,
@@ -53,7 +53,7 @@ def _harmless(note: Callable[..., None]) -> Callable[..., None]:
     """Wrap a method for an event, so that it holds the lock and reports errors, but raises none."""
 
     @functools.wraps(note)
-    def noted(self: ProgressHook, *arguments: Any) -> None:
+    def note_safely(self: ProgressHook, *arguments: Any) -> None:
         try:
             with self.lock:
                 note(self, *arguments)
@@ -61,7 +61,7 @@ def _harmless(note: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:  # no failure of this hook may stop the run
             self.report(error)
 
-    return noted
+    return note_safely
 
 
 class ProgressHook(Hook):
@@ -127,7 +127,7 @@ class ProgressHook(Hook):
         """Print the title, the sites and the number of rounds."""
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
-        sites = f"{counted(len(self.sites), 'site')} ({listed(self.sites)})"
+        sites = f"{counted(len(self.sites), 'site')} ({join_names(self.sites)})"
         self.say(f"{self.progress.title}: {sites}, {counted(total_rounds, 'round')}")
         if state.round:
             self.say(f"resuming after round {state.round}")
@@ -138,7 +138,7 @@ class ProgressHook(Hook):
     ) -> None:
         """Print the sites that have joined."""
         self.sites = participants.sites()
-        self.say(f"round {round_}: {listed(joined)} joined")
+        self.say(f"round {round_}: {join_names(joined)} joined")
 
     @_harmless
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:

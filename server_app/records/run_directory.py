@@ -31,7 +31,7 @@ from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.models.contract.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.models.contract.one_line import as_word, one_line, shown
 from fedsilo.models.contract.versions import git_revision
-from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, grouped
+from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, group_settings
 from fedsilo.server_app.records.forms import (
     Content,
     check_columns,
@@ -166,7 +166,7 @@ def runs_folder(out: str) -> Path:
     return folder
 
 
-def named(settings: RunSettings) -> RunSettings:
+def with_run_name(settings: RunSettings) -> RunSettings:
     """Give the settings a run name if they have none: method, data set, seed, time and process."""
     common = settings.common
     if common.run_name:
@@ -227,7 +227,7 @@ def _is_taken(path: Path) -> bool:
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     """Build config.toml: all resolved settings, engine and resources, and the versions."""
-    document: dict[str, Any] = {"format": RUN_FORMAT} | grouped(settings.as_mapping())
+    document: dict[str, Any] = {"format": RUN_FORMAT} | group_settings(settings.as_mapping())
     if launch:
         document["launch"] = dict(launch)
     packages = {}

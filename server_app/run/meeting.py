@@ -18,7 +18,7 @@ from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.records.run_directory import named, runs_folder, silos_document
+from fedsilo.server_app.records.run_directory import runs_folder, silos_document, with_run_name
 from fedsilo.server_app.run.beginning import terms_of
 from fedsilo.server_app.run.notices import what_is_odd, who_is_missing
 from fedsilo.strategies.meeting.participants import hear_sites, needed_sites
@@ -81,7 +81,7 @@ def meet_inline(settings: RunSettings, nodes: int) -> Meeting:
 def write_meeting(grid: Grid, settings: RunSettings) -> None:
     """Meet the sites and write the ``Meeting`` as JSON to ``meeting_file``."""
     written = TypeAdapter(Meeting).dump_json(meet(grid, settings), indent=2)
-    write_atomically(meeting_file(named(settings).common), written)
+    write_atomically(meeting_file(with_run_name(settings).common), written)
 
 
 def meeting_file(common: CommonSettings) -> Path:

@@ -7,7 +7,7 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SPLITS, SiteFacts
-from fedsilo.server_app.records.many_sites import listed
+from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.strategies.meeting.participants import Participants
 
 _NEARLY_ALL = 0.9  # a site with a larger share of all training samples decides every average
@@ -29,7 +29,9 @@ def describe_sites(participants: Participants) -> Iterator[str]:
         if facts.label_counts:
             sizes = facts.sizes()
             samples = ", ".join(f"{sizes.get(split, 0)} {split}" for split in SPLITS)
-            classes = listed(facts.class_names or [str(label) for label in range(facts.classes)])
+            classes = join_names(
+                facts.class_names or [str(label) for label in range(facts.classes)]
+            )
             yield f"site {site}: classes {classes}; samples: {samples}"
 
 
@@ -41,8 +43,8 @@ def who_is_missing(participants: Participants, common: CommonSettings) -> Iterat
     if absent := [site for site in names if site not in participants.facts]:
         yield (
             f"{len(participants.facts)} of {len(names)} silos take part: "
-            f"{listed(participants.sites())}; "
-            f"{'not' if participants.refused else 'no SuperNode for'} {listed(absent)}"
+            f"{join_names(participants.sites())}; "
+            f"{'not' if participants.refused else 'no SuperNode for'} {join_names(absent)}"
         )
 
 

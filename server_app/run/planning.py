@@ -41,8 +41,8 @@ from fedsilo.server_app.records.run_directory import (
     CONFIG,
     SILOS,
     RunDirectory,
-    named,
     open_run_directory,
+    with_run_name,
 )
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import refuse_vectorised, run_inline
@@ -58,7 +58,7 @@ _FEW_STEPS = 20_000  # a step on a table takes about 1 ms, so starting processes
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
 
 
-def planned(
+def plan_run(
     experiment: str,
     sources: RunSources,
     *,
@@ -98,7 +98,7 @@ def planned_settings(
     named_here.update(overrides or {})
     of_file = _read_settings(sources.config, named_here) if sources.config else {}
     values = {**declared, **of_file, **named_here}
-    return named(resolve(_with_paths(values, sources))).pinned()
+    return with_run_name(resolve(_with_paths(values, sources))).pin_plugins()
 
 
 def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Value]:
@@ -154,7 +154,7 @@ def _absolute(key: str, path: str) -> str:
         ) from None
 
 
-def replanned(
+def plan_resumed_run(
     run_dir: Path, *, supernodes: int | None = None, track: str | None = None
 ) -> tuple[RunSettings, Mapping[str, Value], str]:
     """Build settings, resources and engine to resume an interrupted run.

@@ -172,7 +172,7 @@ class ProcessGrid(InlineGrid):
             if self._deaths[key] < _DEATHS:
                 self._waiting = {key: message, **self._waiting}
             else:
-                self._replies[key] = _killed(message)
+                self._replies[key] = _build_killed_reply(message)
             worker.start()
 
     def end(self) -> None:
@@ -181,7 +181,7 @@ class ProcessGrid(InlineGrid):
             worker.end()
 
 
-def _killed(message: Message) -> Message:
+def _build_killed_reply(message: Message) -> Message:
     """Build the error reply of a site whose process died at each try."""
     reason = (
         f"its process was killed {_DEATHS} times while it answered, perhaps for lack of memory: "

@@ -11,9 +11,9 @@ from fedsilo.datasets.registry import silo_count
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import (
     RunDirectory,
-    named,
     only_writer,
     open_run_directory,
+    with_run_name,
 )
 from fedsilo.server_app.run.beginning import (
     assemble,
@@ -40,7 +40,7 @@ def run(
     Raises:
         FedsiloError: the run failed. No file is half-written, and finished rounds can be resumed.
     """
-    settings = named(settings).pinned()
+    settings = with_run_name(settings).pin_plugins()
     common, console = settings.common, make_console()
     say = partial(printer(console), style="yellow")
     directory = open_run_directory(common.out, common.run_name, common.resume)

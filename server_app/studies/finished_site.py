@@ -210,7 +210,7 @@ def chosen_of(sites: list[str], wanted: Sequence[str], where: str) -> list[str]:
     return [site for site in sites if site in wanted] if wanted else sites
 
 
-def opened(
+def open_site(
     run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None, split: str = ""
 ) -> tuple[Lab, SiteNetwork]:
     """Open a site as ``finished_site`` does, at the last round, and open its network."""

@@ -12,7 +12,7 @@ import torch
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from tests.support.data_folders import write_tables
 from tests.support.fixes import refused
 
@@ -110,7 +110,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch, driver: Callable[..., Any], built:
         (_fails, "sm_90", "update its driver, or set 'device' to cpu"),
         (
             *(_works, "sm_75"),
-            "install a PyTorch build that supports it (pytorch.org/get-started), or set 'device' to cpu",
+            "install a PyTorch build that supports it (pytorch.org/get-started)",
         ),
     ],
 )
@@ -148,7 +148,7 @@ def experiment(tmp_path: Path) -> Path:
 
 def _run_of(experiment: Path, *changes: str) -> str:
     """Return why the experiment cannot be run, empty where it has ended."""
-    settings, _ = planned("own", RunSources(file=experiment, changes=changes))
+    settings, _ = plan_run("own", RunSources(file=experiment, changes=changes))
     return refused(lambda: run_inline(settings, 2))
 
 

@@ -147,7 +147,7 @@ def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Pu
     differing = [row.conditions.departures(settings, sites) for row in rows]
     met = [row for row, differs in zip(rows, differing, strict=True) if not differs]
     if met:
-        return Published(met[0].with_means(_joined(met)))
+        return Published(met[0].with_means(_merge_rows(met)))
     return Published(unlike=in_words(min(differing, key=len, default=[])))
 
 
@@ -200,7 +200,7 @@ def _conditions(
     return Conditions(listed, at_least, files, sites)
 
 
-def _joined(rows: Sequence[Row]) -> Numbers:
+def _merge_rows(rows: Sequence[Row]) -> Numbers:
     """Merge rows: the first row's numbers, plus metrics of later rows with the same accuracies."""
     first, *others = (row.printed() for row in rows)
     joined = first

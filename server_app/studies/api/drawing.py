@@ -217,7 +217,7 @@ def report(
 
     name_plugins(plugin_texts(plugin))
 
-    def examined(run: ShownRun) -> Sequence[Section]:
+    def examine_run(run: ShownRun) -> Sequence[Section]:
         from fedsilo.server_app.studies.monitor.examined import examine
 
         return examine(run, several(by), decisions, path_of(data_dir))
@@ -226,7 +226,7 @@ def report(
         reader=reader,
         audit_log=path_of(audit_log),
         site_file=path_of(site_file),
-        examine=examined if by or decisions else None,
+        examine=examine_run if by or decisions else None,
     )
     runs = folders_of(run_dirs)
     return [write_report(runs, Path(out), options, overwrite=overwrite)]

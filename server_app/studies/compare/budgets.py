@@ -61,7 +61,7 @@ class Budget:
     up: float = 0.0
     seconds: float = 0.0  # duration of a run, from the first message to the last
 
-    def taken(self, runs: Sequence[FinishedRun]) -> Budget:
+    def with_costs(self, runs: Sequence[FinishedRun]) -> Budget:
         """Return the budget with the rounds, steps, samples, bytes and seconds of ``runs``.
 
         ``runs`` has one run per seed.
@@ -84,7 +84,7 @@ class Budget:
         for key, mine in self.given.items():
             theirs = other.given.get(key, mine)  # a setting without effect there is no difference
             if mine != theirs and not (known and key in _TRAINING):
-                yield f"{key} {_shown(mine)}, not {_shown(theirs)}"
+                yield f"{key} {_format_value(mine)}, not {_format_value(theirs)}"
         if self.trials != other.trials:
             yield f"tuned over {self.trials} points, not {other.trials}"
         short = any({*one.rounds} != {one.given["rounds"]} for one in (self, other))
@@ -165,7 +165,7 @@ class Budgets:
             records.append(cells | {"differs": "; ".join(unlike.get(name, ()))})
         return pd.DataFrame(records)
 
-    def marked(self, results: pd.DataFrame) -> pd.DataFrame:
+    def mark_unequal(self, results: pd.DataFrame) -> pd.DataFrame:
         """Return tidy results in which ``MARK`` follows the experiments with another budget."""
         names = {name: f"{name}{MARK}" for name in self.unlike()}
         columns = results.columns.intersection(["experiment", "compared_with"])
@@ -239,5 +239,5 @@ def _sum(run: FinishedRun, column: str) -> int:
     return sum(int(row[column]) for row in run.traffic)
 
 
-def _shown(value: Value) -> str:
+def _format_value(value: Value) -> str:
     return "unset" if value == "" else str(value)

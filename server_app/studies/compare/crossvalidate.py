@@ -24,7 +24,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import counted
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.studies.compare.budgets import (
     MARK,
     Budgets,
@@ -56,7 +56,7 @@ class CrossValidation:
 
     def lines(self) -> Iterator[Table | str]:
         """Yield a table per metric, then a line for each experiment with another budget."""
-        marked = self.budgets.marked(self.intervals)
+        marked = self.budgets.mark_unequal(self.intervals)
         yield from (metric_table(marked, metric) for metric in self.metrics)
         yield from (f"{MARK.strip()} {remark}" for remark in self.budgets.remarks())
 
@@ -65,7 +65,7 @@ class CrossValidation:
         if csv:
             write_atomically(csv, csv_text(self.intervals))
         if markdown:
-            text = markdown_text(self.budgets.marked(self.intervals), self.metrics)
+            text = markdown_text(self.budgets.mark_unequal(self.intervals), self.metrics)
             text += "".join(f"\n{MARK.strip()} {remark}\n" for remark in self.budgets.remarks())
             write_atomically(markdown, text)
 
@@ -99,7 +99,7 @@ def crossvalidate(
             failed.
     """
     names = list(dict.fromkeys(experiments))
-    plans = {name: planned(name, sources)[0] for name in names}
+    plans = {name: plan_run(name, sources)[0] for name in names}
     refuse_mixed_optimisers({name: settings.common for name, settings in plans.items()})
     trials = [_trials(settings, folds, repeats) for settings in plans.values()]
     runs = folds * repeats

@@ -32,7 +32,7 @@ from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings, differences
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.run.processes import bound_environment
 from fedsilo.server_app.studies.compare.budgets import (
     Budgets,
@@ -88,7 +88,7 @@ class Comparison:
 
     def lines(self, median: bool = False) -> Iterator[Table | str]:
         """Yield the table for a terminal, then the budgets, each test and the remarks."""
-        yield comparison_table(self.budgets.marked(self.results), self.split, median)
+        yield comparison_table(self.budgets.mark_unequal(self.results), self.split, median)
         yield rich_table(self.budgets.title(), self.budgets.lines())
         yield from lines_of_tests(self.tested, self.split, self.notes)
 
@@ -101,7 +101,7 @@ class Comparison:
 
     def markdown(self, median: bool = False) -> str:
         """Build the table, the budgets and the tests as Markdown."""
-        lines = comparison_lines(self.budgets.marked(self.results), self.split, median)
+        lines = comparison_lines(self.budgets.mark_unequal(self.results), self.split, median)
         text = f"{markdown_table(lines)}\n{self.budgets.title()}\n\n"
         text += markdown_table(self.budgets.lines())
         return text + markdown_tests(self.tested, self.split, self.notes)
@@ -133,7 +133,7 @@ class Job:
         common = self.settings.common
         return FinishedRun(Path(common.out) / common.run_name)
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Tell whether the run is finished; RunDirectoryError if it has other settings or data."""
         run = self.directory
         if not has_begun(run.path):
@@ -239,9 +239,9 @@ def compare(
         budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
     if own_splits:
         _refuse_one_split(all_jobs)
-    _run_all([job for job in all_jobs if not job.finished()], jobs, tell)
+    _run_all([job for job in all_jobs if not job.is_finished()], jobs, tell)
     runs = {name: [job.directory for job in all_jobs if job.experiment == name] for name in names}
-    budgets = Budgets({name: budget.taken(runs[name]) for name, budget in budgets.of.items()})
+    budgets = Budgets({name: budget.with_costs(runs[name]) for name, budget in budgets.of.items()})
     if not unequal:
         budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
     summaries = _summaries(all_jobs, split)
@@ -336,7 +336,7 @@ def _job(
     own_split: dict[str, Value] = {"fold-seed": seed} if own_splits else {}
     name = f"{experiment}-{'split' if own_splits else 'seed'}{seed}"
     overrides = {"seed": seed, **own_split, "run-name": name}
-    settings, resources = planned(experiment, sources, supernodes=supernodes, overrides=overrides)
+    settings, resources = plan_run(experiment, sources, supernodes=supernodes, overrides=overrides)
     command = [sys.executable, "-m", "fedsilo.server_app.cli", "simulate", experiment]
     command += ["--engine", engine, "--seed", str(seed)]
     command += ["--name", name, "--out", settings.common.out]
@@ -360,9 +360,9 @@ def _run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) ->
     tell(f"{counted(len(jobs), 'run')}, {width}")
     names: list[str] = []
 
-    def ended(job: Job, _: None) -> None:
+    def report_end(job: Job, _: None) -> None:
         names.append(job.directory.path.name)
         tell(f"{len(names)}/{len(jobs)} {names[-1]}")
 
     with pool:  # threads are enough, because each only waits for its run's process or job
-        run_missing(pool, Job.run, jobs, ended)
+        run_missing(pool, Job.run, jobs, report_end)

@@ -26,7 +26,7 @@ class Measured:
     accuracy: float
     balanced: float | None
 
-    def right(self) -> tuple[int, int] | None:
+    def count_correct(self) -> tuple[int, int] | None:
         """Solve for the number of correct predictions in each class; None if not determined.
 
         With n samples and r correct ones per class, accuracy is (r0 + r1) / (n0 + n1) and balanced
@@ -49,7 +49,7 @@ def pooled_balanced_accuracy(sites: Iterable[Measured]) -> float | None:
     None if some site has equally many samples of both classes, or all samples are of one class.
     """
     measured = list(sites)
-    found = [site.right() for site in measured]
+    found = [site.count_correct() for site in measured]
     counts = [sum(numbers) for numbers in zip(*(site.counts for site in measured), strict=True)]
     if not counts or not all(counts) or None in found:
         return None

@@ -52,7 +52,8 @@ class Search:
             self._left -= count
             self._asked = [self._study.ask(self._spaces) for _ in range(count)]
             yield [
-                {key: _rounded(trial.params[key]) for key in self._spaces} for trial in self._asked
+                {key: _round_digits(trial.params[key]) for key in self._spaces}
+                for trial in self._asked
             ]
 
     def tell(self, scores: Sequence[float]) -> None:
@@ -138,5 +139,5 @@ def _place(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low)
 
 
-def _rounded(value: Any) -> Value:
+def _round_digits(value: Any) -> Value:
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

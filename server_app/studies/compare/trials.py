@@ -140,7 +140,7 @@ def run_trials(
         task = bar.add_task("runs", total=len(missing))
         failures: dict[Path, str] = {}
 
-        def ended(work: _Work, failure: _Failure | None) -> None:
+        def note_end(work: _Work, failure: _Failure | None) -> None:
             trial, path = work
             if failure:
                 code, failures[path] = failure
@@ -149,7 +149,7 @@ def run_trials(
             bar.advance(task)
 
         # A Slurm job must not end with this command, but a worker process must
-        run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, ended)
+        run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, note_end)
     return [
         {FAILED: failures[path]} if path in failures else _read_summary(path) | {"file": path.name}
         for path in paths

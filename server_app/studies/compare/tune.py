@@ -25,7 +25,7 @@ from fedsilo.models.contract.settings_schema import SettingRule, Value, as_mappi
 from fedsilo.server_app.config.experiments import find_experiment, read_section, simulation_file
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.studies.compare.pooled import POOLED
 from fedsilo.server_app.studies.compare.search import (
     Search,
@@ -126,7 +126,7 @@ def tune(
             is missing.
     """
     plan = _plan(experiment, sources, sampler, {"trials": trials, "folds": folds, "seeds": seeds})
-    ranked, decides = _searched(plan, sampler, metric, jobs, tell)
+    ranked, decides = _run_search(plan, sampler, metric, jobs, tell)
     if ranked[0].failed:
         raise RunFailedError(f"all {len(ranked)} points failed; the first one: {ranked[0].failed}")
     document = chosen_document(plan, ranked, decides, sampler)
@@ -168,8 +168,8 @@ def _plan(
     budget = replace(read_section(file, "tuning", Tuning), **own)
     grid = find_experiment(file, experiment).grid
     refuse_small(grid, sampler, budget.trials, experiment)
-    base, _ = planned(experiment, sources)
-    budget = _folded(budget, base.common.dataset)
+    base, _ = plan_run(experiment, sources)
+    budget = _fit_folds(budget, base.common.dataset)
     if twice := [text for text in sources.changes if text.partition("=")[0].strip() in grid]:
         raise SettingError(
             f"--set {', '.join(twice)}: the grid of this experiment has this setting; remove --set"
@@ -177,7 +177,7 @@ def _plan(
     return Plan(experiment, base, grid, budget)
 
 
-def _folded(budget: Tuning, dataset: str) -> Tuning:
+def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
     """Return the budget with one fold for a data set that has its own validation part."""
     if "val-folds" not in data_set(dataset).settings:
         return replace(budget, folds=1)
@@ -189,7 +189,7 @@ def _folded(budget: Tuning, dataset: str) -> Tuning:
     return budget
 
 
-def _searched(
+def _run_search(
     plan: Plan, sampler: str, metric: str | None, jobs: Jobs, tell: Callable[[str], None]
 ) -> tuple[list[Point], str]:
     """Run the search and write trials.csv; return the points, best first, and their metric."""
@@ -208,7 +208,7 @@ def _searched(
         points, groups, summaries = [*points, *batch], [*groups, *tried], [*summaries, *found]
         decides = metric or deciding_metric(data_set(base.common.dataset).headline, summaries)
         _refuse_unmeasured(decides, summaries)
-        search.tell([point.score for point in _scored(batch, found, decides)])
+        search.tell([point.score for point in _score_points(batch, found, decides)])
         write_atomically(plan.folder / "trials.csv", _csv(groups, summaries, decides))
     return ranking(points, summaries, decides), decides
 
@@ -260,11 +260,11 @@ def ranking(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
     """Sort the points, best first: by score with six decimals, then by loss; failed ones last."""
-    scored = _scored(points, summaries, metric)
+    scored = _score_points(points, summaries, metric)
     return sorted(scored, key=lambda p: (bool(p.failed), -round(p.score, 6), p.loss))
 
 
-def _scored(
+def _score_points(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
     """Return the points with their scores, in the given order."""

@@ -30,7 +30,7 @@ from fedsilo.server_app.studies.finished_site import sites_of
 from fedsilo.server_app.studies.report.clinic import class_outcomes, final_figures
 from fedsilo.server_app.studies.report.headline import facts as facts_of
 from fedsilo.server_app.studies.report.headline import limit, result
-from fedsilo.server_app.studies.report.numbers import NONE, at_most, floored, with_interval
+from fedsilo.server_app.studies.report.numbers import NONE, at_most, hide_small_count, with_interval
 from fedsilo.server_app.studies.report.page import environment
 from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
 
@@ -69,7 +69,7 @@ def card_text(
     (reported,) = reported_runs([run.path])
     run, floor = reported, reported.floor
     sites = [site] if site else list(run.silos)
-    metrics = _shown(run, sites)
+    metrics = _choose_metrics(run, sites)
     guarantee = run.summary["privacy"]["guarantee"]
     data: dict[str, Any] = {
         "front_matter": Markdown(_front_matter(run, sites)),
@@ -87,7 +87,7 @@ def card_text(
                 name,
                 known["distribution"],
                 *(_samples(known, split, floor) for split in _SPLITS),
-                floored(known["dropped"], floor) if reported.trust == SERVER else NONE,
+                hide_small_count(known["dropped"], floor) if reported.trust == SERVER else NONE,
             ]
             for name, known in sorted(run.silos.items(), key=lambda one: -_size(one[1], "train"))
         ],
@@ -124,7 +124,7 @@ def _size(known: Mapping[str, Any], split: str) -> int:
 
 def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
     """Format the number of samples in a split; 'n/a' if the site does not report it."""
-    return floored(known["sizes"][split], floor) if split in known["sizes"] else NONE
+    return hide_small_count(known["sizes"][split], floor) if split in known["sizes"] else NONE
 
 
 def _by_class(run: ReportedRun, site: str) -> Iterator[list[str]]:
@@ -161,7 +161,7 @@ def _front_matter(run: FinishedRun, sites: Sequence[str]) -> str:
             metric_value=summary["sites"][site][metric],
         )
         for site in sites
-        for metric in _shown(run, [site])
+        for metric in _choose_metrics(run, [site])
     ]
     # No licence is filled in, because a person must decide how the weights may be used
     return ModelCardData(
@@ -191,7 +191,7 @@ def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
     return f"ε: **{spent}** at δ {delta:g} ({markdown_text(guarantee['of'])})"
 
 
-def _shown(run: FinishedRun, sites: Sequence[str]) -> list[str]:
+def _choose_metrics(run: FinishedRun, sites: Sequence[str]) -> list[str]:
     measured: set[str] = set().union(*(run.summary["sites"].get(site, {}) for site in sites))
     return [metric for metric in _SHOWN if metric in measured]
 

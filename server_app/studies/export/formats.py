@@ -88,7 +88,7 @@ def open_program(model: SiteModel) -> Program:
     module.requires_grad_(False)
     vectors = made_up_inputs(model)
     # Prepared as by the silo and not by the module, because the answers of the two are compared
-    logits = over_batches(network, _prepared(model, vectors), _CPU, network)
+    logits = over_batches(network, _prepare(model, vectors), _CPU, network)
     return Program(model, module, vectors, torch.softmax(logits, dim=1))
 
 
@@ -107,7 +107,7 @@ def made_up_inputs(model: SiteModel) -> Tensor:
     return 255 * torch.rand(shape, generator=rng)
 
 
-def _prepared(model: SiteModel, vectors: Tensor) -> Tensor:
+def _prepare(model: SiteModel, vectors: Tensor) -> Tensor:
     """Prepare raw inputs as a silo of the run does: standardise a table, or normalise pixels."""
     if figures := model.silo.figures:
         return standardised(vectors, figures)
@@ -126,7 +126,7 @@ def _meaning(vectors: Tensor, pixels: bool) -> str:
     return "pixels 0 to 255, of this size" + ("" if pixels else ", as they are read")
 
 
-def exported(program: Program) -> ExportedProgram:
+def trace_program(program: Program) -> ExportedProgram:
     """Trace the program with torch.export, for batches of any size.
 
     Raises:
@@ -147,7 +147,7 @@ def write_pt2(program: Program, path: Path) -> float:
         ExportError: the program cannot be exported, or the difference is too large.
     """
     with _quiet():
-        torch.export.save(exported(program), path)
+        torch.export.save(trace_program(program), path)
         read: Any = torch.export.load(path).module()
     with torch.no_grad():
         return max(program.difference(read(program.vectors[:n]), n) for n in _SIZES)
@@ -163,7 +163,7 @@ def write_onnx(program: Program, path: Path) -> float:
     with needs_extra("format 'onnx'", "onnx"):
         import onnxruntime
         import onnxscript  # noqa: F401  # torch's ONNX exporter needs it
-    traced = exported(program)
+    traced = trace_program(program)
     try:
         with torch.no_grad(), _quiet():
             torch.onnx.export(

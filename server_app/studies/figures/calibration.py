@@ -46,7 +46,11 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
 
     With more than twenty sites, only the five least accurate have a line.
     """
-    shown = list(sites) if len(sites) <= MANY else worst({s: _right(sites[s]) for s in sites})
+    shown = (
+        list(sites)
+        if len(sites) <= MANY
+        else worst({s: _compute_accuracy(sites[s]) for s in sites})
+    )
     for site, style in line_styles(shown).items():
         filled = [cell for cell in sites[site].values() if cell["count"]]
         axes.plot(
@@ -58,7 +62,7 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
             alpha=0.8,
             **style.options(),
         )
-    _draw_total(axes, _summed(sites))
+    _draw_total(axes, _sum_over_sites(sites))
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(f"{label}; numbers: samples")
@@ -66,13 +70,13 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _right(bins: Mapping[str, Any]) -> float:
+def _compute_accuracy(bins: Mapping[str, Any]) -> float:
     """Return a site's accuracy; 1 if it has no samples."""
     count = sum(cell["count"] for cell in bins.values())
     return sum(cell["right"] for cell in bins.values()) / count if count else 1.0
 
 
-def _summed(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
+def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
     """Sum over sites: bin -> number of samples, correct predictions, sum of certainties."""
     total: dict[str, tuple[float, float, float]] = {}
     for bins in sites.values():

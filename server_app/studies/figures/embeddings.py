@@ -27,7 +27,7 @@ from fedsilo.server_app.studies.figures.panels import panel_grid, run_title
 from fedsilo.server_app.studies.finished_site import (
     finished_settings,
     naming,
-    opened,
+    open_site,
     refuse_shared_state,
     sites_of,
 )
@@ -114,7 +114,7 @@ def embeddings(
             sites = sites_of(run_dir, selection.sites)
             refuse_shared_state(state_dir, run_dirs, len(sites))
             opened_sites = (
-                opened(run_dir, site, data_dir, state_dir, selection.split) for site in sites
+                open_site(run_dir, site, data_dir, state_dir, selection.split) for site in sites
             )
             cloud = gather(opened_sites, selection, tell)
             points = on_plane(cloud.values, selection.seed)
@@ -144,7 +144,7 @@ def gather(
         if not len(split):
             tell(f"site {site} has no {selection.split} samples")
             continue
-        rows = _chosen(len(split), selection.limit, selection.seed, site)
+        rows = _choose_rows(len(split), selection.limit, selection.seed, site)
         probe = split.inputs[:1] if probe is None else probe
         values, of_probe = (
             embed(network, inputs, method.compute, selection.layer)
@@ -164,7 +164,7 @@ def gather(
     return Cloud(list(parts), classes, site_of, row, label, embedded, own_models)
 
 
-def _chosen(count: int, limit: int | None, seed: int, site: str) -> Tensor:
+def _choose_rows(count: int, limit: int | None, seed: int, site: str) -> Tensor:
     """Choose the rows to embed, in order: all, or ``limit`` of them, the same in every run."""
     if limit is None or limit >= count:
         return torch.arange(count)
@@ -209,14 +209,14 @@ def separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
     numbers: dict[str, float | None] = dict.fromkeys(("site accuracy", "largest site", "label AUC"))
     kept = _frequent(cloud.site)
     if kept.any():
-        numbers["site accuracy"] = _validated(
+        numbers["site accuracy"] = _cross_validate(
             cloud.values[kept], cloud.site[kept], "accuracy", seed
         )
         numbers["largest site"] = float(np.bincount(cloud.site[kept]).max() / kept.sum())
     kept = _frequent(cloud.label)
     if kept.any():
         scoring = "roc_auc" if len(np.unique(cloud.label[kept])) == 2 else "roc_auc_ovr"
-        numbers["label AUC"] = _validated(cloud.values[kept], cloud.label[kept], scoring, seed)
+        numbers["label AUC"] = _cross_validate(cloud.values[kept], cloud.label[kept], scoring, seed)
     return numbers
 
 
@@ -226,7 +226,7 @@ def _frequent(targets: Array) -> Array:
     return np.asarray(enough[targets] & (enough.sum() > 1))
 
 
-def _validated(values: Array, targets: Array, scoring: str, seed: int) -> float:
+def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> float:
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.pipeline import make_pipeline

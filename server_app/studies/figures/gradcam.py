@@ -27,7 +27,7 @@ from fedsilo.server_app.studies.figures.panels import new_figure, run_title
 from fedsilo.server_app.studies.finished_site import (
     finished_settings,
     naming,
-    opened,
+    open_site,
     refuse_shared_state,
 )
 
@@ -108,11 +108,13 @@ def gradcam(
     runs: list[tuple[Lab, SiteNetwork]] = []
     for run_dir in run_dirs:
         with naming(run_dir):
-            method, network = opened(run_dir, site, data_dir, state_dir, split)
+            method, network = open_site(run_dir, site, data_dir, state_dir, split)
             runs.append((method, network))
             _refuse_other_images(runs[0][0].silo, method.silo, split)
             last_maps(network)
-    chosen = _chosen(runs, scenarios, split) if scenarios else [(row, "") for row in rows]
+    chosen = (
+        _choose_by_scenario(runs, scenarios, split) if scenarios else [(row, "") for row in rows]
+    )
     columns: list[Column] = []
     for run_dir, title, (method, network) in zip(run_dirs, titles, runs, strict=True):
         with naming(run_dir):
@@ -124,7 +126,7 @@ def gradcam(
     return GradCamSheet(f"{site}: {subject}", columns, truths, reasons)
 
 
-def _chosen(
+def _choose_by_scenario(
     runs: Sequence[tuple[Lab, SiteNetwork]], each: int, split: str
 ) -> list[tuple[int, str]]:
     held = runs[0][0].silo.splits()[split]

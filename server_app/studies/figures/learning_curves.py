@@ -165,7 +165,7 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
         }
         title = "Each site's update, round by round"
         figures["contributions.png"] = _draw_lines(title, updates, _CONTRIBUTIONS["cosine"])
-    return _written(directory, figures)
+    return _write_pictures(directory, figures)
 
 
 def _draw_lines(
@@ -218,10 +218,10 @@ def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
             f"cannot draw {directory.path / name} ({type(error).__name__}): the file has another "
             "form; was it altered, or written by another version of fedsilo?"
         ) from None
-    return _written(directory, figures)
+    return _write_pictures(directory, figures)
 
 
-def _written(directory: RunDirectory, figures: Mapping[str, Figure]) -> list[Path]:
+def _write_pictures(directory: RunDirectory, figures: Mapping[str, Figure]) -> list[Path]:
     """Write pictures, file name -> figure, and return their paths."""
     for name, figure in figures.items():
         write_picture(directory.path / name, figure)

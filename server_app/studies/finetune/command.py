@@ -114,7 +114,7 @@ def start(
     Raises:
         SettingError: no array of the weights fits.
     """
-    settings = _seeded(study.settings, seed)
+    settings = _with_seed(study.settings, seed)
     network = study.downstream.build(settings, study.data.task)
     if source is None:
         return study.compute.place(network), None
@@ -128,7 +128,7 @@ def start(
     return study.compute.place(network), taken
 
 
-def _seeded(settings: CommonSettings, seed: int) -> CommonSettings:
+def _with_seed(settings: CommonSettings, seed: int) -> CommonSettings:
     """Return settings with the seed of weights and batches; the data keep their own."""
     return replace(settings, seed=derive_seed(seed, "finetune") % 2**31)
 
@@ -140,13 +140,13 @@ def train(study: Study, network: nn.Module, seed: int) -> Trained:
         SiteError: training diverged.
     """
     began, task, compute = time.monotonic(), study.downstream, study.compute
-    settings, data = _seeded(study.settings, seed), study.data
+    settings, data = _with_seed(study.settings, seed), study.data
     curves: list[tuple[int, str, str, float]] = []
     best: tuple[tuple[float, float], int, dict[str, float], dict[str, Tensor]] | None = None
     course = (network, task.objective(network), data.train, settings, compute)
     losses = cosine_epochs(*course, epochs=study.epochs, purpose="finetune")
     for epoch, loss in enumerate(losses, start=1):
-        val = task.measured(network, data.val, settings, compute)
+        val = task.measure_split(network, data.val, settings, compute)
         if not math.isfinite(val["loss"]):
             raise SiteError(
                 "training diverged, validation loss is not finite: lower 'learning-rate'"
@@ -161,6 +161,6 @@ def train(study: Study, network: nn.Module, seed: int) -> Trained:
     assert best is not None, "there is at least one epoch"
     _, epoch, val, arrays = best
     network.load_state_dict(arrays)
-    test = task.measured(network, data.test, settings, compute)
+    test = task.measure_split(network, data.test, settings, compute)
     seconds = time.monotonic() - began
     return Trained(seed, epoch, val, test, tuple(curves), arrays, seconds)

@@ -32,7 +32,7 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.experiments import read_section, simulation_file
 from fedsilo.server_app.config.resources import cores
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.studies.finetune.request import refuse_target
 
 _SHAPE = keys_with(CommonSettings, "shape")
@@ -68,7 +68,7 @@ def pretrain(
     Raises:
         FedsiloError: the experiment has no ViT or no public part, or training diverged.
     """
-    common = planned(experiment, sources)[0].common
+    common = plan_run(experiment, sources)[0].common
     recipe = read_section(simulation_file(sources.file), "pretraining", Pretraining)
     if common.network != "vit" or not isinstance(data_set(common.dataset), ImageDataSet):
         raise SettingError(
@@ -187,7 +187,7 @@ class _Trainer:
         loss = 0.0
         shuffled = self.trained[torch.randperm(len(self.trained), generator=self.order)]
         for chosen in torch.split(shuffled, self.recipe.batch_size):
-            images = augmented(self.public.inputs[chosen], self.order)
+            images = augment(self.public.inputs[chosen], self.order)
             loss += self._step(images, self.public.labels[chosen])
             self.schedule.step()
         return loss / self.steps
@@ -235,7 +235,7 @@ def class_weights(labels: Tensor, classes: int) -> Tensor:
     return weights / weights[counts > 0].mean()
 
 
-def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
+def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     """Augment 8-bit images (n, 3, side, side): turn, mirror, crop, and change the light.
 
     A lesion has no upright position, so each image is turned by a multiple of 90 degrees and half

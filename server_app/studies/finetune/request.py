@@ -22,7 +22,7 @@ from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.arguments import refuse_below
 from fedsilo.server_app.studies.finished_site import (
     finished_settings,
-    opened,
+    open_site,
     refuse_other_backbone,
 )
 
@@ -155,7 +155,7 @@ def open_run_model(run_dir: Path, request: FinetuneRequest) -> RunModel:
     label = run_dir.resolve().name
     if request.from_site:
         label = f"{label}, {request.from_site}"
-        network = opened(run_dir, request.from_site, request.data_dir, request.state_dir)[1]
+        network = open_site(run_dir, request.from_site, request.data_dir, request.state_dir)[1]
         state = cast(nn.Module, network).state_dict()
         arrays = {name: array.cpu() for name, array in state.items()}
     else:

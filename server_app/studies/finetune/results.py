@@ -21,7 +21,7 @@ from fedsilo.models.measures.segmentation_metrics import image_dice, overlaps
 from fedsilo.server_app.studies.compare.tables import Spread, rich_table, spread_cell
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
 from fedsilo.server_app.studies.figures.panels import new_figure
-from fedsilo.server_app.studies.finetune.settings import used
+from fedsilo.server_app.studies.finetune.settings import used_settings
 from fedsilo.server_app.studies.finetune.tasks import Segmentation, Study, Trained, predicted_masks
 from fedsilo.server_app.studies.finetune.transfer import DistilReport, TransferReport
 
@@ -82,7 +82,7 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
         "network": study.downstream.network,
         "weights": starts[0].label,
         "seed": best.seed,
-        "settings": used(study.settings),
+        "settings": used_settings(study.settings),
     }
     arrays = {name: tensor.numpy() for name, tensor in best.arrays.items()}
     save_state(folder / "model.safetensors", arrays, facts)
@@ -142,7 +142,7 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
         "epochs": study.epochs,
         "epoch chosen by": f"val {task.headline}",
         "definitions": dict(task.definitions),
-        "settings": used(study.settings),
+        "settings": used_settings(study.settings),
         "lines": [_start_document(result) for result in starts],
     }
 
@@ -180,7 +180,7 @@ def spread(origin: Sequence[str], count: int) -> list[int]:
     return sorted(turns.sort_values(kind="stable").index[:count].tolist())
 
 
-def coloured(predicted: Tensor, mask: Tensor) -> Tensor:
+def colour_masks(predicted: Tensor, mask: Tensor) -> Tensor:
     """Colour hits, false alarms and misses of a predicted mask (h, w): an overlay (h, w, 4).
 
     Pixels in neither mask are transparent.
@@ -214,7 +214,7 @@ def draw_overlays(
         for axes, (label, marked) in zip(others, predicted.items(), strict=True):
             value = float(dice[label][row])
             caption = "(rightly none)" if value != value else f"Dice {value:.2f}"
-            _panel(axes, images[row], coloured(marked[row], masks[row]), caption)
+            _panel(axes, images[row], colour_masks(marked[row], masks[row]), caption)
     for axes, head in zip(panels[0], ["image", "truth", *predicted], strict=True):
         axes.set_title(head, fontsize="small", wrap=True)
     patches = [Patch(color=colour, label=name) for name, colour in _LEGEND.items()]

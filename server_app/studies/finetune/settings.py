@@ -134,7 +134,7 @@ def settings_of(
     cut_again = partition != "own" and of_data >= cut_keys(partition)
     if "val-folds" in of_data and not values.get("val-folds") and not cut_again:
         values["val-folds"] = _VALIDATION_FOLDS
-    settings = build(CommonSettings, _resolved(values | changes, request))
+    settings = build(CommonSettings, _complete_values(values | changes, request))
     check_data_settings(settings)
     if not changes.keys() & {"val-folds", "val-fold"}:
         places = find_places(settings.data_dir, settings.cache_dir)
@@ -148,7 +148,7 @@ def settings_of(
     return settings
 
 
-def _resolved(values: dict[str, Value], request: FinetuneRequest) -> dict[str, Value]:
+def _complete_values(values: dict[str, Value], request: FinetuneRequest) -> dict[str, Value]:
     """Add the request's device and data directory to ``values``, and make paths absolute."""
     if request.device is not None:
         values["device"] = request.device
@@ -169,7 +169,7 @@ def _of_data(dataset: str, partition: str, task: str) -> frozenset[str]:
     return _OF_DATA | own_keys | cut_keys(partition)
 
 
-def used(settings: CommonSettings) -> dict[str, Value]:
+def used_settings(settings: CommonSettings) -> dict[str, Value]:
     """Return the settings that concern data, network or training here."""
     of_data = _of_data(settings.dataset, settings.partition, CLASSIFICATION)
     keys = _OF_NETWORK | _OF_TRAINING | of_data

@@ -165,7 +165,7 @@ class Downstream:
         """Return the loss of a batch."""
         return cast(TokenClassifier, network).loss
 
-    def measured(
+    def measure_split(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
         """Measure the metrics on a split, including ``loss``, without dropout."""
@@ -203,7 +203,7 @@ class Segmentation(Downstream):
         """Return cross-entropy plus soft Dice."""
         return lambda inputs, masks: segmentation_loss(network(inputs), masks)
 
-    def measured(
+    def measure_split(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
         """Measure ``loss`` and the metrics of ``segmentation_metrics`` on a split."""

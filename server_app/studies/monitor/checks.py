@@ -90,7 +90,7 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
         for rows in (old, now)
     ]
     more = [[count] * any(lacking) for count in lacking]
-    return _merged(counts[0].tolist() + more[0], counts[1].tolist() + more[1], floor)
+    return _merge_cells(counts[0].tolist() + more[0], counts[1].tolist() + more[1], floor)
 
 
 def _levels(rows: Array) -> Array:
@@ -99,7 +99,7 @@ def _levels(rows: Array) -> Array:
     return lifted
 
 
-def _merged(old: list[int], now: list[int], floor: int) -> tuple[list[int], list[int]] | None:
+def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int], list[int]] | None:
     """Merge each cell with fewer than ``floor`` training samples with the cell before it.
 
     Returns:

@@ -13,7 +13,7 @@ from fedsilo.server_app.studies.monitor.decisions import decision_section
 from fedsilo.server_app.studies.monitor.groups import Column, Examined, group_section
 from fedsilo.server_app.studies.predict.inputs import open_inputs, table_schema
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model
-from fedsilo.server_app.studies.predict.prediction import predicted
+from fedsilo.server_app.studies.predict.prediction import predict_inputs
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from fedsilo.server_app.studies.report.page import Section, Text
 from fedsilo.server_app.studies.report.shown import ShownRun
@@ -49,7 +49,7 @@ def _together(run: ShownRun, models: Sequence[SiteModel]) -> Examined:
     probabilities, labels, rows = [], [], []
     for model in models:
         inputs = open_inputs(model, PredictRequest(run.path, model.site, split="test"))
-        probabilities.append(predicted(model, inputs).own)
+        probabilities.append(predict_inputs(model, inputs).own)
         labels.append(model.samples("test").labels)
         if (read := inputs.read) is not None:
             rows.append(read)

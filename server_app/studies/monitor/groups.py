@@ -85,7 +85,7 @@ def _both(one: str, other: str) -> str:
     return f"{one} or {other}"
 
 
-def grouped(found: Examined, column: Column) -> list[Group]:
+def group_patients(found: Examined, column: Column) -> list[Group]:
     """Group patients by a column; a group that is too small or empty is merged with the next."""
     assert found.rows is not None, "a column is of a table"
     place_of, names = column.groups(found.rows)
@@ -96,10 +96,10 @@ def grouped(found: Examined, column: Column) -> list[Group]:
         of_class = [inside & (found.labels == label) for label in classes]
         counts = tuple(int(one.sum()) for one in of_class)
         groups.append(Group(name, counts, tuple(int((one & hits).sum()) for one in of_class)))
-    return merged(groups, found.floor)
+    return merge_small_groups(groups, found.floor)
 
 
-def merged(groups: Sequence[Group], floor: int) -> list[Group]:
+def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
     """Merge each group that is too small with the next one, and the last with the one before."""
     kept: list[Group] = []
     for group in groups:
@@ -115,7 +115,7 @@ def merged(groups: Sequence[Group], floor: int) -> list[Group]:
 
 def group_section(found: Examined, column: Column) -> Section:
     """Build the section with the metrics by group of a column."""
-    groups, title = grouped(found, column), f"By {column.name}"
+    groups, title = group_patients(found, column), f"By {column.name}"
     if len(groups) < 2:
         why = f"There are no two groups with {found.floor} patients of each class."
         return Section(title, [Text([why])])

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.contract.versions import FEDSILO
-from fedsilo.server_app.records.many_sites import listed
+from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.server_app.studies.monitor.checks import (
     Check,
     accuracy_check,
@@ -27,7 +27,7 @@ from fedsilo.server_app.studies.predict.calibration import (
     open_calibration,
 )
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model
-from fedsilo.server_app.studies.predict.prediction import predicted
+from fedsilo.server_app.studies.predict.prediction import predict_inputs
 from fedsilo.server_app.studies.report.page import Facts, Items, Section, Table, Text, page
 from fedsilo.server_app.studies.report.shown import ShownRun
 
@@ -100,7 +100,7 @@ def monitor(
         raise DataError(f"{data} does not exist: name new cases by --data")
     model = open_model(run_dir, site, data_dir)
     new, floor = open_new_data(model, data), ShownRun(run_dir).floor
-    found = predicted(model, new.inputs)
+    found = predict_inputs(model, new.inputs)
     kept = new.inputs.kept()
     if len(kept) < floor:
         raise DataError(
@@ -147,7 +147,8 @@ def _missing(model: SiteModel, drift: Sequence[Check], labelled: int, floor: int
         columns = dict.fromkeys(n.partition("=")[0] for n in model.silo.features or _OF_IMAGES)
         checked = {check.name for check in drift}
         if others := [name for name in columns if f"distribution of {name}" not in checked]:
-            yield f"the distribution of {listed(others)}: no two cells of {floor} training samples"
+            said = join_names(others)
+            yield f"the distribution of {said}: no two cells with {floor} training samples"
     if labelled < floor:
         yield (
             f"coverage, calibration and accuracy: {labelled} cases have a label, but {floor} are "
@@ -169,7 +170,7 @@ def _of_labelled(
     coverage: float,
     before: float | None,
 ) -> Iterator[Check]:
-    probabilities = calibration.tempered(own) if calibration else own
+    probabilities = calibration.apply_temperature(own) if calibration else own
     if calibration:
         yield coverage_check(calibration.sets(own, coverage), labels, coverage)
     yield certainty_check(probabilities, labels)

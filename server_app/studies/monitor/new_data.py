@@ -47,12 +47,12 @@ def open_new_data(model: SiteModel, data: Path) -> NewData:
         by_name = dict(_of_table(data, schema, _by_label(schema.classes)))
     else:
         inputs = open_inputs(model, PredictRequest(path, manifest=data))
-        by_name = dict(_of_manifest(data, _by_label(_listed(model))))
+        by_name = dict(_of_manifest(data, _by_label(_read_class_labels(model))))
     labels = [by_name.get(name, -1) for name in inputs.names]
     return NewData(inputs, torch.tensor(labels))
 
 
-def _listed(model: SiteModel) -> Mapping[str, Sequence[str]]:
+def _read_class_labels(model: SiteModel) -> Mapping[str, Sequence[str]]:
     """Return the labels that the data set declares for each class of images."""
     data, common = data_set(model.common.dataset), model.common
     if isinstance(data, ImageDataSet):

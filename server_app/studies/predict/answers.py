@@ -89,7 +89,7 @@ class Predictions:
     def _marks(self) -> dict[str, list[Any]]:
         """Return the columns that say what is imputed and what is unlike the training samples."""
         marks: dict[str, list[Any]] = {}
-        if any(imputed := self.inputs.imputed(self.features)):
+        if any(imputed := self.inputs.imputed_columns(self.features)):
             marks["imputed"] = [", ".join(names) for names in imputed]
         if not isinstance(self.novelty, str):
             marks["novelty"] = self.novelty.scores().tolist()

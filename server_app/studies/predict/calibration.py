@@ -64,7 +64,7 @@ class Calibration:
         """Build the prediction sets, bool (n, classes), from the model's own probabilities."""
         return prediction_sets(probabilities, self.threshold(coverage))
 
-    def tempered(self, probabilities: Tensor) -> Tensor:
+    def apply_temperature(self, probabilities: Tensor) -> Tensor:
         """Apply the temperature to the model's own probabilities (n, classes)."""
         return tempered(probabilities, self.temperature)
 
@@ -113,13 +113,13 @@ def calibrate(
     check_coverage(coverage)
     if out is not None:
         refuse_target(out, "another --out")
-    found = _calibrated(open_model(run_dir, site, data_dir, state_dir), coverage)
+    found = _calibrate_model(open_model(run_dir, site, data_dir, state_dir), coverage)
     content = _FORM.dump_json(found, indent=2).decode() + "\n"
     write_atomically(out or calibration_path(run_dir, site), content, mode=0o600)
     return found
 
 
-def _calibrated(model: SiteModel, coverage: float) -> Calibration:
+def _calibrate_model(model: SiteModel, coverage: float) -> Calibration:
     refuse_other_rows(model, SPLIT)
     own = model.silo.splits()[SPLIT]
     needed = max(_MINIMUM, rows_needed(coverage))

@@ -24,7 +24,7 @@ from fedsilo.server_app.studies.predict.model import SiteModel
 from fedsilo.server_app.studies.predict.reasons import Reasons, reasons_of
 from fedsilo.server_app.studies.predict.values import ValueTexts
 from fedsilo.server_app.studies.report.clinic import TITLE, WARNING, final_figures
-from fedsilo.server_app.studies.report.page import rendered
+from fedsilo.server_app.studies.report.page import render_page
 from fedsilo.server_app.studies.report.shown import ShownRun
 
 MOST = 200  # cases that a page shows
@@ -69,7 +69,7 @@ def cases_page(model: SiteModel, found: Predictions) -> str:
     rest = len(order) - len(shown)
     document = found.document
     summary = model.run.summary
-    return rendered(
+    return render_page(
         "cases.html",
         "Cases and predictions",
         {

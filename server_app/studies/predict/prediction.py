@@ -69,7 +69,7 @@ def predict(request: PredictRequest, watch: Watch = lambda done, total: None) ->
         calibration = open_calibration(model, request.calibration)
     inputs, reference = open_inputs(model, request), reference_of(model, request.site)
     given = calibration, request.coverage, reference, request.answer_all
-    found = predicted(model, inputs, *given, watch=watch)
+    found = predict_inputs(model, inputs, *given, watch=watch)
     for path, content in _files(model, found, request).items():
         write_atomically(path, content, 0o600)
     return found
@@ -90,7 +90,7 @@ def _files(
     return files
 
 
-def predicted(
+def predict_inputs(
     model: SiteModel,
     inputs: Inputs,
     calibration: Calibration | None = None,
@@ -117,7 +117,7 @@ def predicted(
         return said | features
 
     collected = _Collected(of_samples)
-    own = model.probabilities(inputs.watched(watch), split, collected)
+    own = model.probabilities(inputs.watch_batches(watch), split, collected)
     sets = calibration.sets(own, coverage) if calibration and coverage is not None else None
     statistics = collected.columns()
     novelty: CaseNovelty | str
@@ -133,7 +133,7 @@ def predicted(
         inputs,
         model.classes,
         own,
-        calibration.tempered(own) if calibration else own,
+        calibration.apply_temperature(own) if calibration else own,
         statistics,
         sets,
         model.silo.features,

@@ -77,7 +77,7 @@ def result(run: ReportedRun, site: str | None = None) -> str:
 
     It is of the own model of ``site``; without one of all sites' test samples.
     """
-    if tested := _tested(run, site):
+    if tested := _count_tested(run, site):
         samples = sum(n for n, _ in tested.values())
         found = sum(round(accuracy * n) for n, accuracy in tested.values())
         right = min(max(found, 0), samples)
@@ -104,7 +104,7 @@ def _noise(run: ReportedRun) -> str:
     return " It includes the hospitals' noise; the interval does not."
 
 
-def _tested(run: ReportedRun, only: str | None) -> dict[str, tuple[int, float]]:
+def _count_tested(run: ReportedRun, only: str | None) -> dict[str, tuple[int, float]]:
     """Return the number of test samples and the accuracy of each site that shows both."""
     return {
         site: (samples, figures["accuracy"])
@@ -134,7 +134,7 @@ def limit(run: ReportedRun, site: str | None = None) -> str:
         return _UNTOLD[run.trust]
     if not run.whole.summary["sites"]:
         return f"No hospital measured it on test {run.noun(2)}."
-    tested = _tested(run, site)
+    tested = _count_tested(run, site)
     start = "It was measured only at the hospitals that trained it"
     if not tested:
         return f"{start}, on too few {run.noun(2)} to show a figure of one hospital."

@@ -42,7 +42,7 @@ def curves(
         axes.plot(list(line), list(line.values()), label=short_label(title), **look)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(label)
-    return _finished(figure, axes, name, over, legend=len(lines) > 1)
+    return _finish_picture(figure, axes, name, over, legend=len(lines) > 1)
 
 
 def estimates(
@@ -79,7 +79,7 @@ def estimates(
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_yticks(range(len(rows)), [short_label(row) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    return _finished(figure, axes, name, label, legend=len(series) > 1)
+    return _finish_picture(figure, axes, name, label, legend=len(series) > 1)
 
 
 def scatter(
@@ -100,7 +100,7 @@ def scatter(
         label_ = short_label(title)
         axes.plot(x, y, style.marker, color=style.color, markersize=7, label=label_, alpha=0.8)
     axes.set_ylabel(label)
-    return _finished(figure, axes, name, over, legend=True)
+    return _finish_picture(figure, axes, name, over, legend=True)
 
 
 def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) -> str:
@@ -125,7 +125,7 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.03)
     axes.set_ylabel("share of right answers")
-    return _finished(figure, axes, name, label)
+    return _finish_picture(figure, axes, name, label)
 
 
 def short_label(name: str) -> str:
@@ -144,7 +144,9 @@ def _panel(height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _finished(figure: Figure, axes: Axes, name: str, over: str, *, legend: bool = False) -> str:
+def _finish_picture(
+    figure: Figure, axes: Axes, name: str, over: str, *, legend: bool = False
+) -> str:
     """Return a panel as SVG, ``over`` below its axis and a legend below all."""
     axes.set_xlabel(over, loc="right")  # long names of rows leave no room in the middle
     if legend:

@@ -9,7 +9,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.report.clinic import INTERVALS, TITLE, WARNING, clinic_data
 from fedsilo.server_app.studies.report.dpo import dpo_data, site_file_data
 from fedsilo.server_app.studies.report.hospital_files import read_audit_log, read_own_site_file
-from fedsilo.server_app.studies.report.page import Section, rendered
+from fedsilo.server_app.studies.report.page import Section, render_page
 from fedsilo.server_app.studies.report.research import research_data
 from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
 from fedsilo.server_app.studies.report.shown import ShownRun
@@ -65,7 +65,7 @@ def report(folders: Sequence[Path], options: ReportOptions) -> str:
     runs = reported_runs(folders)
     names = [run.name for run in runs]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return rendered(
+    return render_page(
         f"{options.reader}.html",
         _TITLES[options.reader],
         _data(runs, options),

@@ -67,7 +67,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "final": [*_final(runs, split)],
         "published": any(run.summary.get("published") for run in runs),
         "data_sets": [] if alone else data_sets,
-        "compared": [] if alone or len(data_sets) > 1 else [*_compared(runs, split)],
+        "compared": [] if alone or len(data_sets) > 1 else [*_compare_runs(runs, split)],
         "one_seed": max(map(len, seeds)) < 2,
         "paired": len(seeds) == 1,
         "same_split": same_split(runs),
@@ -180,7 +180,7 @@ def _final(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
             }
 
 
-def _compared(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
+def _compare_runs(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
     """Yield each headline metric of which more than one experiment has a value."""
     for metric in data_set(str(runs[0].summary["dataset"])).headline:
         samples = values_by_seed(_summaries(runs, split), metric)
@@ -290,7 +290,7 @@ def _unequal(experiments: Mapping[str, Mapping[int, ReportedRun]]) -> list[str]:
     budgets = {}
     for name, by_seed in experiments.items():
         runs = list(by_seed.values())
-        budgets[name] = budget_of(runs[0].settings).taken(runs)
+        budgets[name] = budget_of(runs[0].settings).with_costs(runs)
     return [f"{name}: {'; '.join(parts)}" for name, parts in Budgets(budgets).unlike().items()]
 
 

@@ -15,7 +15,7 @@ from fedsilo.server_app.studies.compare.experiment_runs import (
     finished_runs,
     read_run,
 )
-from fedsilo.server_app.studies.report.numbers import floored
+from fedsilo.server_app.studies.report.numbers import hide_small_count
 from fedsilo.server_app.studies.report.shown import Counts, ShownRun
 
 _SEEDS = keys_with(CommonSettings, "seed")
@@ -133,15 +133,15 @@ def taking_part(run: ReportedRun) -> dict[str, Any]:
         "sizes": [
             [
                 site,
-                *(floored(facts["sizes"].get(split), floor) for split in splits),
-                *([floored(facts["dropped"], floor)] if told else []),
+                *(hide_small_count(facts["sizes"].get(split), floor) for split in splits),
+                *([hide_small_count(facts["dropped"], floor)] if told else []),
             ]
             for site, facts in silos.items()
             if splits
         ],
         "class_names": names,
         "by_class": [
-            [site, *(floored(count, floor) for count in counts)]
+            [site, *(hide_small_count(count, floor) for count in counts)]
             for site, facts in silos.items()
             if "test" in splits
             and len(names) <= _MANY_CLASSES

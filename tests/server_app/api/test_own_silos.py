@@ -20,7 +20,7 @@ from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.api import Run, checking, hugging_face, predict, resume, simulate, survey
-from fedsilo.server_app.api.own_silos import written
+from fedsilo.server_app.api.own_silos import write_to_cache
 from fedsilo.server_app.records.checkpoints import CheckpointHook
 from tests.support.data_folders import write_sorted
 
@@ -118,7 +118,7 @@ def run_of(folder: Path, silos: object, method: str = "fedavg", **more: Any) -> 
 
 def read(folder: Path, silos: object, label: str = "ill", missing: str = "drop") -> list[Silo]:
     """Return silos as a run has them, without a run."""
-    dataset, data = written(silos, label, missing, folder / "cache")
+    dataset, data = write_to_cache(silos, label, missing, folder / "cache")
     settings = CommonSettings(
         dataset=dataset,
         data_dir=str(data),
@@ -163,7 +163,7 @@ def test_own_data_of_each_form_are_silos_of_the_names_that_they_are_given(
 
 def test_the_same_data_are_written_once_for_their_owner_alone(tmp_path: Path) -> None:
     first, again, other = (
-        written(silos, "ill", "drop", tmp_path)[1]
+        write_to_cache(silos, "ill", "drop", tmp_path)[1]
         for silos in (frames(), frames(), {"north": frame(seed=9), "south": frame()})
     )
     assert first == again != other

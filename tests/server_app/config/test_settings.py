@@ -13,7 +13,7 @@ from fedsilo.server_app.config.settings import (
     RunConfig,
     differences,
     flat_values,
-    grouped,
+    group_settings,
     known_defaults,
     parse_assignment,
     read_run_config,
@@ -144,8 +144,8 @@ def test_groups_are_tables_in_toml(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('method = "uefl"\n[uefl]\ngamma = 0.5\n')
     assert read_toml(file) == {"method": "uefl", "uefl.gamma": 0.5}
-    assert grouped({"rounds": 3, "uefl.gamma": 0.5}) == {"rounds": 3, "uefl": {"gamma": 0.5}}
-    assert flat_values(grouped(known_defaults()), "") == known_defaults()
+    assert group_settings({"rounds": 3, "uefl.gamma": 0.5}) == {"rounds": 3, "uefl": {"gamma": 0.5}}
+    assert flat_values(group_settings(known_defaults()), "") == known_defaults()
 
 
 def test_a_key_without_its_group_is_refused_with_the_whole_key() -> None:

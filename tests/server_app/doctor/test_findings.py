@@ -20,9 +20,9 @@ from fedsilo.server_app.doctor.findings import (
     document,
     examine,
     exit_code,
-    given,
     last_line,
     lines_of,
+    require,
 )
 
 
@@ -74,10 +74,10 @@ def test_what_is_skipped_says_why() -> None:
 
 
 def test_given_nothing_skips_and_something_is_returned() -> None:
-    assert given(Path("key"), "no key is named") == Path("key")
+    assert require(Path("key"), "no key is named") == Path("key")
     for nothing in (None, "", []):
         with pytest.raises(Skipped, match="no key is named"):
-            given(nothing, "no key is named")
+            require(nothing, "no key is named")
 
 
 @pytest.mark.parametrize(

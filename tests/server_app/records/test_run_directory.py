@@ -11,11 +11,11 @@ from fedsilo.server_app.records.recorder import GrowingCsv
 from fedsilo.server_app.records.run_directory import (
     RunDirectory,
     config_document,
-    named,
     only_writer,
     open_run_directory,
     runs_folder,
     with_free_name,
+    with_run_name,
 )
 
 
@@ -110,8 +110,8 @@ def test_a_summary_that_is_not_there_says_that_the_run_has_not_ended(tmp_path: P
 
 def test_named_makes_a_name_of_method_data_and_seed_unless_one_is_given() -> None:
     settings = resolve({"method": "uefl", "dataset": "digits", "seed": 3})
-    assert named(settings).common.run_name.startswith("uefl-digits-seed3-")
-    assert named(resolve({"run-name": "mine"})).common.run_name == "mine"
+    assert with_run_name(settings).common.run_name.startswith("uefl-digits-seed3-")
+    assert with_run_name(resolve({"run-name": "mine"})).common.run_name == "mine"
 
 
 def test_a_damaged_or_missing_file_is_named(tmp_path: Path) -> None:

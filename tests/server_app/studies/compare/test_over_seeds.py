@@ -21,26 +21,26 @@ SILOS = [f"s{distribution}{letter}" for distribution in "123" for letter in "abc
 def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_path: Path) -> None:
     settings = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0})
     job = Job("x", settings, 9, [])
-    assert not job.finished()
+    assert not job.is_finished()
     directory = RunDirectory(tmp_path / "x-seed0")
     directory.path.mkdir()
     (directory.path / "config.toml").write_text(config_document(settings, {}))
     fingerprints = {name: load_silo(name, settings.common).fingerprints for name in SILOS}
     silos = {name: {"fingerprints": found} for name, found in fingerprints.items()}
     directory.write_json("silos.json", silos)
-    assert not job.finished()
+    assert not job.is_finished()
     directory.write_json("summary.json", {})
-    assert job.finished()
+    assert job.is_finished()
     other = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0, "rounds": 31})
     with pytest.raises(RunDirectoryError, match="rounds is 30 there and 31 here"):
-        Job("x", other, 9, []).finished()
+        Job("x", other, 9, []).is_finished()
     with pytest.raises(RunDirectoryError, match="9 sites took part, but 3"):
-        Job("x", settings, 3, []).finished()
+        Job("x", settings, 3, []).is_finished()
     for name in ("s1b", "s3c"):
         silos[name] = {"fingerprints": fingerprints[name] | {"train": "ab"}}
     directory.write_json("silos.json", silos)
     with pytest.raises(RunDirectoryError, match="the data of s1b, s3c have changed; choose"):
-        job.finished()
+        job.is_finished()
 
 
 def _table(folder: Path, **labels: str) -> list[str]:
@@ -112,10 +112,7 @@ def test_a_comparison_by_validation_figures_that_no_site_has_is_refused(
     command = [*_table(tmp_path, one="01" * 20, two="011" * 14), "--split", "val"]
     assert main(command) == 1
     error = capsys.readouterr().err
-    assert (
-        "no site has val samples, so there is nothing to compare: set 'val-folds', or use 'fedsilo tune'"
-        in error
-    )
+    assert "no site has val samples, so there is nothing to compare" in error in error
     assert error.count("\n") == 1
     assert not (tmp_path / "t.csv").exists()
     assert main([*command, "--set", "val-folds=2", "--out", str(tmp_path / "folds")]) == 0

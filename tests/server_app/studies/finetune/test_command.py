@@ -464,7 +464,7 @@ def test_the_arrays_are_those_of_the_best_epoch(monkeypatch: pytest.MonkeyPatch)
         seen.append(cast(Dots, network).weight.item())
         return {"dice": next(order), "loss": 1.0}
 
-    monkeypatch.setattr(Segmentation, "measured", measured)
+    monkeypatch.setattr(Segmentation, "measure_split", measured)
     found = train(study(3), Dots(), 0)
     assert found.epoch == 2
     assert float(found.arrays["weight"]) == seen[1] == seen[3] != seen[2]

@@ -15,7 +15,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.studies.predict.inputs import open_inputs
 from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.predict.novelty import CaseNovelty, Reference, reference_of
-from fedsilo.server_app.studies.predict.prediction import predict, predicted
+from fedsilo.server_app.studies.predict.prediction import predict, predict_inputs
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.server_app.studies.predict.test_data_sets import run_of
 from tests.support.data_folders import write_images
@@ -78,7 +78,7 @@ def test_fifty_odd_patients_are_each_refused_or_marked_and_none_is_answered(
         writer.writeheader()
         writer.writerows([USUAL, *odd])
     request = PredictRequest(hearts, table=tmp_path / "odd.csv")
-    frame = predicted(model, open_inputs(model, request), reference=reference).frame()
+    frame = predict_inputs(model, open_inputs(model, request), reference=reference).frame()
     assert not frame["unusual"][0], "a usual patient"
     assert frame["predicted"][0] in model.classes
     rest = frame.iloc[1:]
@@ -143,7 +143,7 @@ def test_of_the_samples_that_set_the_limit_at_most_5_percent_are_beyond_it_and_a
     marked, total = 0, 0
     for site in reference.sites:
         model = open_model(hearts, site)
-        found = predicted(
+        found = predict_inputs(
             model, open_inputs(model, PredictRequest(hearts, split="val")), reference=reference
         )
         frame = found.frame()
