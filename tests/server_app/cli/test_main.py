@@ -53,7 +53,7 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         (["pretrain", "nothere"], "unknown experiment 'nothere': 'fedsilo experiments' lists"),
         (["fetch", "mnist"], "give --data-dir, or set $FEDSILO_DATA"),
         (["compare", "uefl-digits", "--jobs", "many"], "a number of at least 0, or slurm"),
-        (["crossvalidate", "local-heart", "--folds", "1"], "--folds is 1; it must be at least 2"),
+        (["crossvalidate", "local-heart", "--folds", "1"], "--folds must be at least 2, but is 1"),
         (["crossvalidate", "local-heart", "--repeats", "0"], "--repeats is 0; it must be at"),
         (
             ["crossvalidate", "local-heart", "--jobs", "-1"],

@@ -234,7 +234,7 @@ def test_logs_of_an_unknown_member_name_the_known(
     assert main(["deploy", "logs", "far", "--deployment", str(planned.folder)]) == 1
     assert "far runs on another machine: read its log" in capsys.readouterr().err
     assert main(["deploy", "logs", "--lines", "0", "--deployment", str(planned.folder)]) == 1
-    assert "--lines is 0; it must be at least 1" in capsys.readouterr().err
+    assert "--lines must be at least 1, but is 0" in capsys.readouterr().err
 
 
 def test_a_call_that_fails_as_the_certificate_has_ended_says_so(

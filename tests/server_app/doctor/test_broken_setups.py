@@ -227,10 +227,10 @@ SITES = {
             "state/.own/north/known-keys.json",
             json.dumps({"south": {"compared": "a", "day": "2026-01-02", "received": "b"}}),
         ),
-        *("signing", "south signs by key b, but a was compared", "by telephone"),
+        *("signing", "south signs with key b, but a was compared", "by telephone"),
     ),
     "port taken": Broken(_listening("port", ""), "port", "is taken by process", "another port"),
-    "no disk": Broken(_free("disk", free=10**8), "disk", "has 0.10 GB free", "make room"),
+    "no disk": Broken(_free("disk", free=10**8), "disk", "has 0.10 GB free", "free some space"),
     "no file can be written": Broken(
         _node(state_dir="/proc/fedsilo"), "disk", "/proc", "another disk"
     ),
@@ -305,7 +305,7 @@ SITES = {
         _other_flower, "software", "flwr 1.20.0", "pip install 'flwr[simulation]>=1.39,<1.40'"
     ),
     "key not registered": Broken(
-        _options(node=8), "admission", "no registration of this key at its SuperLink", "newest kit"
+        _options(node=8), "admission", "no registration of this key", "newest kit"
     ),
 }
 SERVERS = {
@@ -343,9 +343,9 @@ SERVERS = {
         lambda one, request: request.getfixturevalue("monkeypatch").setattr(
             "fedsilo.server_app.doctor.server.commit_seconds", lambda _: [0.1, 0.4, 0.9]
         ),
-        *("database", "takes 900 ms", "a disk of its own"),
+        *("database", "takes 900 ms", "on a local disk"),
     ),
-    "no disk": Broken(_free("disk", free=10**9), "disk", "1.00 GB free", "make room"),
+    "no disk": Broken(_free("disk", free=10**9), "disk", "1.00 GB free", "free some space"),
     "hospital not in the registry": Broken(
         _options(hospitals=(("east", None),)),
         "registry",
@@ -427,7 +427,7 @@ def test_a_gpu_that_is_not_there_is_named(hospital: Hospital) -> None:
     hospital.run = None
     (told,) = (finding for finding in hospital.found() if finding.check == "gpu")
     assert told.status is Status.FAILED
-    assert "set it to cpu" in told.fix
+    assert "set 'device' to cpu" in told.fix
 
 
 def test_nothing_is_left_at_the_site_but_its_decoded_data(

@@ -38,10 +38,12 @@ def test_a_name_that_exists_gets_the_next_free_number(
     (tmp_path / "run-2").mkdir()
     assert capsys.readouterr().out == ""
     assert name_of() == "run-3"
-    assert capsys.readouterr().out == f"fedsilo: {tmp_path / 'run'} exists; this run is run-3\n"
+    assert (
+        capsys.readouterr().out == f"fedsilo: {tmp_path / 'run'} exists; this run is named run-3\n"
+    )
     (tmp_path / "run" / "config.toml").touch()
     assert name_of() == "run-3"
-    assert f"'fedsilo resume {tmp_path / 'run'}' continues it" in capsys.readouterr().out
+    assert f"to continue: fedsilo resume {tmp_path / 'run'}" in capsys.readouterr().out
     assert name_of(resume=True) == "run"
     assert name_of(**{"run-name": ".."}) == ".."  # refused when it is opened
 

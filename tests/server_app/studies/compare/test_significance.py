@@ -161,7 +161,7 @@ def test_pairs_need_the_same_seeds() -> None:
 def test_notes_say_what_seeds_vary_and_what_is_corrected_for() -> None:
     tested = significance("auc", THREE, paired=False)
     told = " ".join(notes(tested, 3, paired=False, same_split=True))
-    assert "t-tests over 3 seeds, times 3 pairs (Bonferroni" in told
+    assert "t-tests over 3 seeds, multiplied by the number of pairs, 3 (Bonferroni" in told
     assert "which these tests ignore; '--paired'" in told
     assert "but not the split, so p says nothing about other patients" in told
     told = " ".join(notes(tested, 3, paired=True, same_split=False))

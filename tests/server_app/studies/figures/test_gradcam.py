@@ -123,7 +123,7 @@ def test_an_image_of_a_convolutional_network_is_explained(
         (["fedavg"], ["--rows", "0,15"], "site s2a has 15 test rows, counted from 0: there is no"),
         (["fedavg"], ["--rows", "x"], "--rows must be row numbers counted from 0"),
         (["fedavg"], ["--scenarios", "1"], "name two runs or more"),
-        (["fedavg"], ["--scenarios", "0"], "--scenarios is 0; it must be at least 1"),
+        (["fedavg"], ["--scenarios", "0"], "--scenarios must be at least 1, but is 0"),
         (["fedavg"], ["--scenarios", "1", "--rows", "0"], "either by --rows or by --scenarios"),
         (["fedavg"], [], "choose images either by --rows or by --scenarios"),
         (["fedavg"], ["--rows", "0", "--class", "cat"], "--class must be one of 0, 1,"),
